@@ -1,0 +1,51 @@
+# Every way in. `make` alone lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORES ?= 2
+
+.PHONY: help setup lock check test format lint types layers tidy fast cover
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/ready ## make .venv from the hashed lock file; leaves the program at .venv/bin/tidegate
+
+$(VENV)/ready: requirements/dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Tidegate needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock: setup ## resolve the dependencies again, pinned and hashed, naming no registry
+	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-header \
+	  --python-version 3.11 --all-extras --group dev pyproject.toml --output-file requirements/dev.lock
+
+check: format lint types layers fast ## format, lint, types, layers, tidy and fast tests: under 90 s
+
+format: setup ## fail where the formatter would change something
+	@$(BIN)/ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
+
+lint: setup ## ruff
+	@$(BIN)/ruff check --quiet .
+
+types: setup ## mypy strict, the tests too
+	@$(BIN)/mypy
+
+layers: setup ## imports point downwards only
+	@$(BIN)/lint-imports --no-timings
+
+fast: setup ## the tests that take no more than a moment each
+	@$(BIN)/pytest -q -n $(CORES) -m "not slow"
+
+test: setup format lint types layers cover ## everything
+
+cover: setup ## all tests; core/ and flows/ must be covered branch by branch
+	@rm -f .coverage .coverage.*
+	@$(BIN)/coverage run --parallel-mode -m pytest -q tests/core tests/flows
+	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
+	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup --ignore tests/core --ignore tests/flows

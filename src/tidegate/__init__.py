@@ -1,0 +1,1 @@
+"""Tidegate moves money between systems that cannot share a transaction."""
