@@ -1,0 +1,140 @@
+"""The rule by which an answer becomes a move. Pure, total, and the only one."""
+
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience
+from tidegate.core.transfer import Entry, Move, Transfer, lane_of
+
+EXPIRED = "EXPIRED"
+DOUBLINGS = 20  # 2**20 seconds is past every cap; beyond it a float would only grow.
+
+
+class Terms(NamedTuple):
+    """What a decision depends on besides the table, the transfer and the answer."""
+
+    jitter: float = 0.0  # In [0, 1): spreads retries, so that an outage ends without a stampede.
+    irreversible: AbstractSet[str] = frozenset()  # Systems that cannot undo.
+    actor: str = ""
+
+
+def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    ask = flow.ask(transfer.state)
+    assert ask is not None, f"{transfer.id} rests in {transfer.state}, which asks nothing"
+
+    match answer:
+        case Done():
+            return _go(flow, transfer, answer, ask.done, terms)
+        case Unknown() if transfer.expired:
+            # The verb moves nothing, so that a late yes has nothing to lose.
+            return decide(flow, transfer, Rejected(EXPIRED), terms)
+        case Rejected() if ask.rejected is not None and _undoable(flow, transfer, ask, terms):
+            return _go(flow, transfer, answer, ask.rejected, terms)
+        case Rejected():
+            return _insist(flow, transfer, answer, terms)
+        case Unknown():
+            return _stay(ask, transfer, answer, terms)
+
+
+def _undoable(flow: Flow, transfer: Transfer, ask: Ask, terms: Terms) -> bool:
+    """Whether the «no» leads to an undo that its system can make."""
+    assert ask.rejected is not None
+    after = flow.ask(flow.arrive(ask.rejected)[-1])
+    if after is None or after.verb not in UNDOES:
+        return True
+    return transfer.parties[after.role].system not in terms.irreversible
+
+
+def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: Terms) -> Move:
+    ask = flow.ask(transfer.state)
+    assert ask is not None
+    rest = str(flow.arrive(to)[-1])
+    after = flow.ask(rest)
+    done = isinstance(answer, Done)
+    moved = replace(
+        transfer,
+        state=rest,
+        lane=lane_of(flow, transfer.parties, rest),
+        version=transfer.version + 1,
+        attempts=0,
+        undoes=transfer.version if done and ask.verb in TAKES else transfer.undoes,
+        error=transfer.error if isinstance(answer, Done) else answer.reason,
+        waited_s=0.0,
+        expired=False,
+    )
+    return Move(
+        transfer,
+        moved,
+        (_entry(flow, transfer, answer, to, terms),),
+        rests=after is None or after.rests,
+        deadline_s=None if after is None else after.deadline_s,
+    )
+
+
+def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> Move:
+    """A «no» that is not acceptable: a new question, later, and a human is called."""
+    ask = flow.ask(transfer.state)
+    assert ask is not None
+    asked_again = replace(
+        transfer,
+        version=transfer.version + 1,
+        attempts=0,
+        retries=transfer.retries + 1,
+        paged=True,
+        error=answer.reason,
+    )
+    return Move(
+        transfer,
+        asked_again,
+        (_entry(flow, transfer, answer, transfer.state, terms),),
+        delay_s=backoff(ask.patience, transfer.retries + 1, terms.jitter),
+        attempt=answer.reason,
+        alarm=max(Alarm.PAGE, ask.patience.alarm),
+        rests=True,
+        deadline_s=ask.deadline_s,
+    )
+
+
+def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
+    patience = ask.patience
+    late = patience.page_after_s is not None and transfer.waited_s >= patience.page_after_s
+    often = patience.page_attempts is not None and transfer.attempts >= patience.page_attempts
+    alarm = max(answer.alarm, patience.alarm if late or often else Alarm.NONE)
+    waiting = replace(
+        transfer,
+        retries=transfer.retries + 1,
+        paged=transfer.paged or alarm > Alarm.NONE,
+        error=answer.reason,
+    )
+    return Move(
+        transfer,
+        waiting,
+        delay_s=backoff(patience, max(transfer.attempts, 1), terms.jitter),
+        attempt=answer.reason,
+        alarm=alarm,
+        rests=True,
+    )
+
+
+def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: Terms) -> Entry:
+    ask = flow.ask(transfer.state)
+    assert ask is not None
+    return Entry(
+        transfer.version,
+        tuple(str(state) for state in flow.path(transfer.version, transfer.state, to)),
+        str(ask.verb),
+        "done" if isinstance(answer, Done) else "rejected",
+        "" if isinstance(answer, Done) else answer.reason,
+        answer.evidence,
+        terms.actor,
+    )
+
+
+def backoff(patience: Patience, attempt: int, jitter: float) -> float:
+    """Seconds until the next attempt: doubling up to a cap, the last quarter left to chance."""
+    assert attempt >= 1, "the first attempt is number one"
+    full: float = min(patience.first_s * 2 ** min(attempt - 1, DOUBLINGS), patience.cap_s)
+    return full * (0.75 + 0.25 * jitter)

@@ -1,0 +1,245 @@
+"""A flow is a table: each state says where the money is and whom to ask next.
+
+The table has a column for Done and one for Rejected, and none for Unknown. So a flow cannot
+say «on timeout, refund»: there is nowhere to write it.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum, StrEnum
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from tidegate.core.answers import Alarm
+
+
+class Place(StrEnum):
+    """Where the money is while a transfer rests in a state."""
+
+    SOURCE = "source"
+    HELD = "held"
+    IN_FLIGHT = "in flight"
+    TARGET = "target"
+    SUSPENSE = "suspense"
+
+
+class Verb(StrEnum):
+    """What a system can be asked. Each verb moves money from one place to one other."""
+
+    CHECK = "check"  # Moves nothing: a limit, a policy, a person's approval.
+    HOLD = "hold"
+    CAPTURE = "capture"
+    RELEASE = "release"
+    DEBIT = "debit"
+    CREDIT = "credit"
+    REFUND = "refund"
+
+
+class Action(NamedTuple):
+    """What a verb does: whom it may ask, and between which places it moves money."""
+
+    roles: frozenset[str]
+    before: Place
+    after: frozenset[Place]
+
+
+# A refund must ask the party that was debited, and a capture or a release the one that holds.
+ACTIONS: Mapping[Verb, Action] = {
+    Verb.HOLD: Action(frozenset({"source"}), Place.SOURCE, frozenset({Place.HELD})),
+    Verb.CAPTURE: Action(frozenset({"source"}), Place.HELD, frozenset({Place.TARGET})),
+    Verb.RELEASE: Action(frozenset({"source"}), Place.HELD, frozenset({Place.SOURCE})),
+    Verb.DEBIT: Action(frozenset({"source"}), Place.SOURCE, frozenset({Place.IN_FLIGHT})),
+    Verb.CREDIT: Action(
+        frozenset({"target", "suspense"}),
+        Place.IN_FLIGHT,
+        frozenset({Place.TARGET, Place.SUSPENSE}),
+    ),
+    Verb.REFUND: Action(frozenset({"source"}), Place.IN_FLIGHT, frozenset({Place.SOURCE})),
+}
+TAKES = frozenset({Verb.DEBIT, Verb.HOLD})  # Their key is what an undo names.
+UNDOES = frozenset({Verb.REFUND, Verb.CAPTURE, Verb.RELEASE})  # CAPTURE closes a hold, too.
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long to wait between two attempts, and when a human is called."""
+
+    first_s: float = 1.0
+    cap_s: float = 15.0
+    page_attempts: int | None = 10
+    page_after_s: float | None = 300.0
+    alarm: Alarm = Alarm.PAGE
+
+
+ACCOUNTS = Patience()
+URGENT = Patience(page_after_s=60.0, alarm=Alarm.CRITICAL)
+NEVER_PAGES = Patience(page_attempts=None, page_after_s=None)  # A person is expected to take time.
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Put one question to one system, until it answers Done or Rejected."""
+
+    place: Place
+    role: str  # Who is asked: the transfer names the party that plays this role.
+    verb: Verb
+    done: StrEnum
+    rejected: StrEnum | None = None  # None: a «no» is not acceptable; stay, and page a human.
+    patience: Patience = ACCOUNTS
+    deadline_s: float | None = None  # Past it, Unknown becomes Rejected(EXPIRED).
+    opens: bool = False  # The account asked for is opened if it does not exist.
+    rests: bool = False  # Never asked in the transaction that arrives here: breaks a cycle.
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """A waypoint: written to the history, never rested in."""
+
+    place: Place
+    to: StrEnum
+
+
+class End(msgspec.Struct, frozen=True):
+    place: Place
+
+
+Row: TypeAlias = Ask | Pass | End
+
+
+class Edge(NamedTuple):
+    """One answer that a flow allows: the form in which the history may hold it."""
+
+    first: bool  # The first answer's path begins at birth, with the waypoints before it.
+    path: tuple[str, ...]
+    verb: str
+    answer: str
+
+
+class Flow(msgspec.Struct, frozen=True):
+    name: str
+    first: StrEnum
+    rows: Mapping[StrEnum, Row]
+    codes: Mapping[StrEnum, int] = {}  # External codes of the states. They have no order.
+
+    def __post_init__(self) -> None:
+        if faults := list(_faults(self)):
+            raise TypeError(f"flow {self.name} is unsound:\n  " + "\n  ".join(faults))
+
+    def arrive(self, state: str) -> tuple[str, ...]:
+        """The states walked on entering `state`: its waypoints, then where it rests."""
+        row = self.row(state)
+        return (state, *self.arrive(row.to)) if isinstance(row, Pass) else (state,)
+
+    def row(self, state: str) -> Row:
+        # A StrEnum member hashes and compares as its text, which is what the store holds.
+        return self.rows[state]  # type: ignore[index]
+
+    def ask(self, state: str) -> Ask | None:
+        row = self.row(state)
+        return row if isinstance(row, Ask) else None
+
+    def is_end(self, state: str) -> bool:
+        return isinstance(self.row(state), End)
+
+    def path(self, version: int, asked: str, to: str) -> tuple[str, ...]:
+        """The states that one answer walks: from where it was asked to where it rests."""
+        born = self.arrive(self.first)[:-1] if version == 0 else ()
+        return (*born, asked, *self.arrive(to))
+
+    def edges(self) -> Iterator[tuple[StrEnum, str, StrEnum]]:
+        for state, row in self.rows.items():
+            match row:
+                case Ask():
+                    yield state, f"{row.role}.{row.verb} done", row.done
+                    if row.rejected is not None:
+                        yield state, f"{row.role}.{row.verb} rejected", row.rejected
+                case Pass():
+                    yield state, "", row.to
+                case End():
+                    pass
+
+    def answers(self) -> Iterator[Edge]:
+        """Every answer that the history of this flow may hold."""
+        opening = self.arrive(self.first)[-1]
+        for state, row in self.rows.items():
+            if not isinstance(row, Ask):
+                continue
+            # A Rejected may always stay where it is: a «no» without a column, or one whose undo
+            # the source cannot make.
+            ends = [("done", row.done), ("rejected", row.rejected or state), ("rejected", state)]
+            for answer, to in dict.fromkeys(ends):
+                if state == opening:
+                    yield Edge(
+                        first=True, path=self.path(0, state, to), verb=row.verb, answer=answer
+                    )
+                yield Edge(first=False, path=self.path(1, state, to), verb=row.verb, answer=answer)
+
+    def mermaid(self) -> str:
+        lines = ["stateDiagram-v2", f"    [*] --> {self.first}"]
+        lines += [f"    {a} --> {b}" + f" : {why}" * bool(why) for a, why, b in self.edges()]
+        lines += [f"    {s} --> [*]" for s, row in self.rows.items() if isinstance(row, End)]
+        return "\n".join(lines) + "\n"
+
+
+def _faults(flow: Flow) -> Iterator[str]:
+    """Yield every way in which the table is not a sound movement of money."""
+    named: set[Enum] = set(type(flow.first))
+    declared: set[Enum] = set(flow.rows)
+    edges = [(a, b) for a, _, b in flow.edges()]
+    yield from (f"{state} is named but has no row" for state in sorted(named - declared, key=str))
+    yield from (f"{a} leads to {b}, which is no state here" for a, b in edges if b not in declared)
+    yield from (f"{state} has a code but no row" for state in flow.codes if state not in declared)
+
+    ends = {state for state, row in flow.rows.items() if isinstance(row, End)}
+    onward = _closure({flow.first}, edges)
+    homeward = _closure(ends, [(b, a) for a, b in edges])
+    for state, row in flow.rows.items():
+        if state not in onward:
+            yield f"{state} cannot be reached"
+        if state not in homeward:
+            yield f"{state} cannot reach an end"
+        yield from _row_faults(flow, state, row)
+    yield from _cycle_faults(flow, edges)
+
+
+def _row_faults(flow: Flow, state: StrEnum, row: Row) -> Iterator[str]:
+    place = {state: row.place for state, row in flow.rows.items()}
+    match row:
+        case Pass() if place.get(row.to) is not row.place:
+            yield f"{state}: a waypoint moves no money; {row.to} disagrees"
+        case End() if row.place in (Place.IN_FLIGHT, Place.HELD):
+            yield f"{state}: money cannot stay {row.place} at an end"
+        case Ask():
+            yield from _ask_faults(state, row, place)
+        case _:
+            pass
+
+
+def _ask_faults(state: StrEnum, row: Ask, place: Mapping[StrEnum, Place]) -> Iterator[str]:
+    action = ACTIONS.get(row.verb)
+    after = frozenset({row.place}) if action is None else action.after
+    if action is not None and row.place is not action.before:
+        yield f"{state}: {row.verb} takes money from {action.before}, not {row.place}"
+    if action is not None and row.role not in action.roles:
+        yield f"{state}: {row.verb} asks {' or '.join(sorted(action.roles))}, not {row.role}"
+    if row.done in place and place[row.done] not in after:
+        places = " or ".join(sorted(after))
+        yield f"{state}: {row.verb} leaves money at {places}; {row.done} disagrees"
+    if row.rejected is not None and place.get(row.rejected) is not row.place:
+        yield f"{state}: a rejection moves no money; {row.rejected} disagrees"
+    if row.deadline_s is not None and (action is not None or row.rejected is None):
+        # After a deadline nobody listens any more: a late effect would be nobody's money.
+        yield f"{state}: a deadline needs a verb that moves nothing and a state for its «no»"
+
+
+def _cycle_faults(flow: Flow, edges: list[tuple[StrEnum, StrEnum]]) -> Iterator[str]:
+    """A cycle in which no state rests could turn for ever inside one transaction."""
+    rests = {s for s, row in flow.rows.items() if isinstance(row, Ask) and row.rests}
+    moving = [(a, b) for a, b in edges if a not in rests]
+    for state in flow.rows:
+        if state in _closure({b for a, b in moving if a == state}, moving):
+            yield f"{state} lies on a cycle in which no state rests"
+
+
+def _closure(seeds: set[StrEnum], edges: list[tuple[StrEnum, StrEnum]]) -> set[StrEnum]:
+    seen = set(seeds)
+    while fresh := {b for a, b in edges if a in seen} - seen:
+        seen |= fresh
+    return seen

@@ -1,0 +1,143 @@
+"""What the engine needs from the world: stores that hold transfers, systems that hold money."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from uuid import UUID
+
+from tidegate.core.answers import Answer
+from tidegate.core.transfer import Move, Question, Transfer
+
+
+class Account(NamedTuple):
+    """One balance: the order of these is the order in which they are locked."""
+
+    owner: int
+    book: str
+    asset_id: int
+
+
+class Known(NamedTuple):
+    """What a store knows of a (owner, cid)."""
+
+    fingerprint: bytes
+    transfer: Transfer
+
+
+class Birth(NamedTuple):
+    """A transfer to be inserted, under the caller's key."""
+
+    move: Move
+    cid: str
+    fingerprint: bytes
+
+
+class StoreFault(Exception):
+    """The store could not do it. What was asked may or may not have happened."""
+
+    retryable = False
+
+
+class StoreUnavailable(StoreFault):
+    """Try the same thing again: a deadlock, a timeout, a lost connection, a lost COMMIT."""
+
+    retryable = True
+
+
+class CidTaken(StoreFault):
+    """Another session inserted one of these cids first: roll back and look again."""
+
+
+class Transaction(Protocol):
+    """One open transaction. Its clock stands still; nothing in it is seen until it commits."""
+
+    @property
+    def at_us(self) -> int: ...
+
+    @property
+    def halted(self) -> bool: ...
+
+
+Tx = TypeVar("Tx", bound=Transaction)
+Tx_contra = TypeVar("Tx_contra", bound=Transaction, contravariant=True)
+
+
+class SqlTransaction(Transaction, Protocol):
+    """What a system with tables in our database is given to answer in."""
+
+    async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
+
+
+class Store(Protocol[Tx]):
+    """The engine's tables. Everything takes a batch; a single transfer is a batch of one."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Tx]:
+        """Commit at the end of the block, roll back if it raises."""
+
+    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
+        """Lease what is due in a lane, count the attempt, and commit. Nothing while halted."""
+
+    async def lock(self, tx: Tx, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+        """Lock the rows, in id order; return those still at the version that was asked about."""
+
+    async def record(self, tx: Tx, moves: Sequence[Move], leased: frozenset[UUID]) -> None:
+        """Apply moves of locked rows, with their history. All of them, or a StoreFault."""
+
+    async def insert(self, tx: Tx, births: Sequence[Birth], leased: frozenset[UUID]) -> None:
+        """Insert newborn transfers with their history; CidTaken if one of the keys exists."""
+
+    async def look(
+        self, keys: Sequence[tuple[int, str]]
+    ) -> tuple[int, bool, Sequence[Known | None]]:
+        """The store's time in µs, whether it is halted, and what it knows under each key."""
+
+    async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        """The transfers with these ids, as they stand; unknown ids are left out."""
+
+    async def release(self, transfers: Sequence[Transfer]) -> None:
+        """Make leased rows due now, if they are still at their version."""
+
+    async def halted(self) -> bool: ...
+
+    async def halt(self, reason: str, actor: str) -> None: ...
+
+    async def resume(self, reason: str, actor: str) -> None: ...
+
+
+class System(Protocol):
+    """A system outside. It is asked between two commits, and may be asked anything twice."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reversible(self) -> bool:
+        """Whether it can undo a DEBIT or a HOLD of its own."""
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        """Answer each question, in order. A final answer under a key never changes.
+
+        Raise Unreachable when there was no word at all; whatever else is raised is Unknown, too.
+        """
+
+
+@runtime_checkable
+class Remembering(Protocol[Tx_contra]):
+    """A system of which the store remembers something in the transaction that records answers."""
+
+    async def remember(self, tx: Tx_contra) -> None: ...
+
+
+class LocalSystem(Protocol[Tx_contra]):
+    """A system in our own database. It answers inside the transaction that records the answer."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reversible(self) -> bool: ...
+
+    async def lock(self, tx: Tx_contra, accounts: Iterable[Account]) -> None:
+        """Lock every account that the batch may touch, in one order, before any is read."""
+
+    async def ask(self, tx: Tx_contra, questions: Sequence[Question]) -> Sequence[Answer]: ...

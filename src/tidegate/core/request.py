@@ -1,0 +1,161 @@
+"""From what a caller says to what the engine accepts: checks in a fixed order, all pure."""
+
+import hashlib
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.flow import Flow
+from tidegate.core.money import MAX_AMOUNT, parse_amount
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import NO_DETAIL, Detail, Parties, Party, Transfer, born
+
+MAX_CID_CHARS = 64
+MAX_OWNER = 2**63 - 1
+
+
+class Asset(msgspec.Struct, frozen=True):
+    id: int
+    code: str
+    decimals: int
+    status: str = "ACTIVE"
+    internal_transfer_enabled: bool = True
+    min_transfer_amount: int = 1
+    max_transfer_amount: int | None = None
+
+
+class Account(msgspec.Struct, frozen=True):
+    """An account type that callers may name: which book of which system it is."""
+
+    system: str
+    book: str
+    supported: bool = True
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a caller asks for, as text and not yet believed."""
+
+    source: str
+    target: str
+    asset: str
+    amount: str
+    cid: str | None = None
+    user_id: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the engine accepts: a transfer to be born."""
+
+    owner: int
+    flow: str
+    parties: Parties
+    asset_id: int
+    amount: int
+    cid: str | None = None  # None: the transfer's own id serves.
+    detail: Detail = NO_DETAIL
+    parent: UUID | None = None
+    trace: str | None = None
+
+    def fingerprint(self) -> bytes:
+        """What must be equal for the same cid to mean the same request."""
+        parties = sorted(self.parties.items())
+        body = (self.flow, parties, self.asset_id, str(self.amount), sorted(self.detail.items()))
+        return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
+
+
+def internal_transfer(
+    wish: Wish,
+    caller: int,
+    accounts: Mapping[str, Account],
+    assets: Mapping[str, Asset],
+) -> Request | Refusal:
+    """Check a wish in the order that the callers rely on; the first «no» is the answer."""
+    if wish.user_id is not None and wish.user_id != caller:
+        return Refusal.FORBIDDEN
+    if wish.cid is not None and not well_formed_cid(wish.cid):
+        return Refusal.INVALID_REQUEST
+    if refusal := _account_refusal(wish, accounts):
+        return refusal
+    asset = assets.get(wish.asset)
+    if asset is None:
+        return Refusal.INVALID_ASSET
+    if refusal := asset_refusal(asset):
+        return refusal
+    amount = parse_amount(wish.amount, asset.decimals)
+    if isinstance(amount, Refusal):
+        return amount
+    if refusal := _range_refusal(amount, asset):
+        return refusal
+    source, target = accounts[wish.source], accounts[wish.target]
+    parties = {
+        "source": Party(source.system, source.book, caller),
+        "target": Party(target.system, target.book, caller),
+    }
+    return Request(caller, "internal_transfer", parties, asset.id, amount, wish.cid)
+
+
+def well_formed_cid(cid: str) -> bool:
+    return 0 < len(cid) <= MAX_CID_CHARS and cid.isascii() and cid.isprintable()
+
+
+def _account_refusal(wish: Wish, accounts: Mapping[str, Account]) -> Refusal | None:
+    if wish.source not in accounts or wish.target not in accounts:
+        return Refusal.INVALID_ACCOUNT_TYPE
+    if wish.source == wish.target:
+        return Refusal.SAME_ACCOUNT
+    if not (accounts[wish.source].supported and accounts[wish.target].supported):
+        return Refusal.UNSUPPORTED_ACCOUNT_TYPE
+    return None
+
+
+def asset_refusal(asset: Asset) -> Refusal | None:
+    if asset.status != "ACTIVE":
+        return Refusal.ASSET_SUSPENDED
+    if not asset.internal_transfer_enabled:
+        return Refusal.TRANSFER_NOT_ALLOWED
+    return None
+
+
+def _range_refusal(amount: int, asset: Asset) -> Refusal | None:
+    if amount < asset.min_transfer_amount:
+        return Refusal.AMOUNT_TOO_SMALL
+    if asset.max_transfer_amount is not None and amount > asset.max_transfer_amount:
+        return Refusal.AMOUNT_TOO_LARGE
+    return None
+
+
+def recheck(request: Request) -> Refusal | None:
+    """What must hold of any request, whoever made it: the engine does not trust its callers."""
+    if not 0 < request.owner <= MAX_OWNER:
+        return Refusal.INVALID_REQUEST
+    if not 0 < request.amount <= MAX_AMOUNT:
+        return Refusal.INVALID_AMOUNT
+    if request.asset_id <= 0:
+        return Refusal.INVALID_ASSET
+    if request.cid is not None and not well_formed_cid(request.cid):
+        return Refusal.INVALID_REQUEST
+    parties = list(request.parties.values())
+    if len(set(parties)) != len(parties):
+        return Refusal.SAME_ACCOUNT
+    return None
+
+
+def transfer_of(request: Request, flow: Flow, id_: UUID) -> Transfer:
+    """The transfer that a request becomes, at its first state that asks something."""
+    return born(
+        flow,
+        Transfer(
+            id_,
+            request.owner,
+            request.flow,
+            str(flow.first),
+            None,
+            request.parties,
+            request.asset_id,
+            request.amount,
+            detail=request.detail,
+            parent=request.parent,
+            trace=request.trace,
+        ),
+    )

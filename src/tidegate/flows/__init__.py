@@ -1,0 +1,12 @@
+"""Pure: one table per flow. To learn what Tidegate does, read these."""
+
+from collections.abc import Mapping
+
+from tidegate.core.flow import Flow
+from tidegate.flows.deposit import DEPOSIT
+from tidegate.flows.external_withdrawal import EXTERNAL_WITHDRAWAL
+from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
+
+FLOWS: Mapping[str, Flow] = {
+    flow.name: flow for flow in (INTERNAL_TRANSFER, DEPOSIT, EXTERNAL_WITHDRAWAL)
+}
