@@ -1,7 +1,8 @@
 """What the engine needs from the world: stores that hold transfers, systems that hold money."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
@@ -15,6 +16,14 @@ class Account(NamedTuple):
     owner: int
     book: str
     asset_id: int
+
+
+class Opening(Enum):
+    """Whether an account that a batch may touch is opened if it does not exist."""
+
+    NEVER = "never"
+    LAZY = "lazy"  # It may be credited: the system's own rule for the book decides.
+    ALWAYS = "always"
 
 
 class Known(NamedTuple):
@@ -68,8 +77,25 @@ class SqlTransaction(Transaction, Protocol):
     async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
 
 
+class MemoryTransaction(Transaction, Protocol):
+    """What the twin of a local system is given to answer in: tables of rows by key."""
+
+    def get(self, table: str, key: Hashable) -> Any: ...
+
+    def put(self, table: str, key: Hashable, row: object) -> None: ...
+
+    async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
+        """Wait for each row in turn, and hold it until the transaction ends."""
+
+    async def pause(self) -> None:
+        """Where a statement would go to the server: others may run meanwhile."""
+
+
 class Store(Protocol[Tx]):
     """The engine's tables. Everything takes a batch; a single transfer is a batch of one."""
+
+    @property
+    def lease_s(self) -> float: ...
 
     def transaction(self) -> AbstractAsyncContextManager[Tx]:
         """Commit at the end of the block, roll back if it raises."""
@@ -80,10 +106,14 @@ class Store(Protocol[Tx]):
     async def lock(self, tx: Tx, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
         """Lock the rows, in id order; return those still at the version that was asked about."""
 
-    async def record(self, tx: Tx, moves: Sequence[Move], leased: frozenset[UUID]) -> None:
+    async def record(
+        self, tx: Tx, moves: Sequence[Move], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
         """Apply moves of locked rows, with their history. All of them, or a StoreFault."""
 
-    async def insert(self, tx: Tx, births: Sequence[Birth], leased: frozenset[UUID]) -> None:
+    async def insert(
+        self, tx: Tx, births: Sequence[Birth], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
         """Insert newborn transfers with their history; CidTaken if one of the keys exists."""
 
     async def look(
@@ -137,7 +167,7 @@ class LocalSystem(Protocol[Tx_contra]):
     @property
     def reversible(self) -> bool: ...
 
-    async def lock(self, tx: Tx_contra, accounts: Iterable[Account]) -> None:
+    async def lock(self, tx: Tx_contra, accounts: Mapping[Account, Opening]) -> None:
         """Lock every account that the batch may touch, in one order, before any is read."""
 
     async def ask(self, tx: Tx_contra, questions: Sequence[Question]) -> Sequence[Answer]: ...

@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     DAILY_LIMIT_EXCEEDED = "DAILY_LIMIT_EXCEEDED"
     DAILY_AMOUNT_EXCEEDED = "DAILY_AMOUNT_EXCEEDED"
     HALTED = "HALTED"
+    TOO_LATE = "TOO_LATE"  # It waited for the database so long that it may no longer be born.
     OVERLOADED = "OVERLOADED"  # The queue of requests is full: nothing was accepted.
 
 

@@ -155,6 +155,7 @@ def transfer_of(request: Request, flow: Flow, id_: UUID) -> Transfer:
             request.asset_id,
             request.amount,
             detail=request.detail,
+            cid=request.cid,
             parent=request.parent,
             trace=request.trace,
         ),

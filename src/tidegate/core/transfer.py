@@ -45,6 +45,7 @@ class Transfer(msgspec.Struct, frozen=True):
     undoes: int | None = None  # The version whose DEBIT or HOLD is Done: what an undo names.
     parent: UUID | None = None
     detail: Detail = NO_DETAIL
+    cid: str | None = None  # The caller's key, if the caller gave one.
     head_hash: bytes = GENESIS
     error: str | None = None
     trace: str | None = None

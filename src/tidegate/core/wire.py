@@ -1,0 +1,308 @@
+"""What travels between the trading core and its clients, byte by byte.
+
+A frame is a head (length, CRC, kind, request id) and a body. Bodies with money in them are
+arrays of fixed structs, big-endian; amounts are 16 bytes. The rest is MessagePack.
+"""
+
+import asyncio
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+import msgspec
+
+PROTOCOL = 1
+MAX_OPERATIONS = 8_192  # In one request.
+MAX_BODY = 2**20
+MAX_NAME = 64
+
+HEAD = struct.Struct(">IIBI")  # Length of the body, CRC, kind, request id.
+STAMP = struct.Struct(">QQI")  # Epoch, position and chain CRC at the moment of the reply.
+OPERATION = struct.Struct(">20sBBI13s16s")  # Key, verb, expect_done, undoes, account, amount.
+RECORD = struct.Struct(">20sBBI13s16sB16s16s")  # The same, then outcome, delta, balance after.
+ANSWER = struct.Struct(">BQ")  # Outcome, position of the record that stores it.
+EVENT = struct.Struct(f">Q{RECORD.size}s")
+KEY = struct.Struct(">16sI")
+ACCOUNT = struct.Struct(">BIQ")  # Book, asset, owner: a prefix of it is the group of a total.
+STATUS = struct.Struct(">13sB")
+BALANCE = struct.Struct(">B16s")
+TOTAL = struct.Struct(">BI32s")
+FLOOR = struct.Struct(">16s")
+AFTER = struct.Struct(">Q")
+
+MAX_U32 = 2**32 - 1
+MAX_U64 = 2**64 - 1
+MAX_U128 = 2**128 - 1
+
+
+class Kind(IntEnum):
+    """What a frame is. A request and its reply stand side by side."""
+
+    HELLO, WELCOME, REFUSED = 1, 2, 3
+    ASK, ANSWERS = 10, 11
+    QUERY, FOUND = 12, 13
+    BALANCES, BALANCED = 14, 15
+    TOTALS, SUMMED = 16, 17
+    SET_STATUS, RETIRE, SNAPSHOT, RECORDED = 18, 19, 20, 21
+    EVENTS, APPLIED = 22, 23
+    BUSY = 30  # The queue was full: definitely not executed.
+
+
+class Verb(IntEnum):
+    DEBIT = 1
+    CREDIT = 2
+    REFUND = 3
+
+
+class Book(IntEnum):
+    SPOT = 1
+    FUTURE = 2
+    MARGIN = 3
+
+
+class Status(IntEnum):
+    ABSENT = 0  # Never credited, nor set by an administrator.
+    ACTIVE = 1
+    FROZEN = 2
+    DISABLED = 3
+
+
+class Outcome(IntEnum):
+    """What became of an operation. Below 32 it is stored under its key; above, nothing is."""
+
+    NOTHING = 0
+    DONE = 1
+    EMPTY = 2  # An undo with nothing (more) to undo: done, with no effect.
+    TOMBSTONE = 3  # The same, of a key never seen, which is refused from now on.
+    INVALID_AMOUNT = 8
+    SOURCE_ACCOUNT_NOT_FOUND = 9
+    ACCOUNT_FROZEN = 10
+    ACCOUNT_DISABLED = 11
+    INSUFFICIENT_BALANCE = 12
+    BALANCE_OVERFLOW = 13
+    UNDONE = 14
+    BUSY = 32
+    KEY_REUSED = 33
+    RETIRED = 34
+    UNDO_UNFOUNDED = 35
+    MALFORMED = 36
+
+
+class Refused(IntEnum):
+    """Why a core will not serve a client."""
+
+    PROTOCOL = 1
+    OTHER_CORE = 2  # Another uuid: an empty or a foreign data directory.
+    BEHIND = 3  # It has lost what the client knows to be durable.
+    FORKED = 4  # Its history differs at the position that the client remembers.
+    TOO_OLD = 5  # It no longer remembers the CRC at that position.
+    STALE_EPOCH = 6  # The client has seen a later start of this core.
+    CROWDED = 7
+    EVENTS_GONE = 8  # The log no longer reaches back to the position asked for.
+    MALFORMED = 9
+
+
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+U64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A place in one core's history, and the CRC that identifies all of it up to there."""
+
+    uuid: UUID
+    position: U64
+    crc: U64
+    epoch: U64
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    protocol: int
+    store: Name  # Empty: an administrator, who is not registered as a store.
+    process: Name
+    mark: Mark | None  # The newest that the client's database remembers.
+    epoch: U64 = 0  # The highest that the client has seen.
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True):
+    mark: Mark
+    floor: bytes  # Ids below it are retired.
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    code: int
+    message: str
+
+
+class Frame(NamedTuple):
+    kind: int
+    request: int
+    body: bytes
+
+
+class Stamp(NamedTuple):
+    epoch: int
+    position: int
+    crc: int
+
+
+class Operation(NamedTuple):
+    """One question as the core is asked it."""
+
+    transfer_id: bytes
+    version: int
+    verb: int
+    account: bytes
+    amount: int
+    undoes: int = 0
+    expect_done: bool = False
+
+
+class Event(NamedTuple):
+    """One operation as the core has decided it. Refused ones have no delta."""
+
+    position: int
+    transfer_id: UUID
+    version: int
+    verb: Verb
+    book: Book
+    owner: int
+    asset_id: int
+    amount: int
+    undoes: int
+    outcome: Outcome
+    delta: int
+    balance: int
+
+
+class Malformed(Exception):
+    """The other side does not speak this protocol: the connection ends."""
+
+
+class ByteReader(Protocol):
+    async def readexactly(self, n: int, /) -> bytes: ...
+
+
+class ByteWriter(Protocol):
+    def write(self, chunk: bytes, /) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+Streams: TypeAlias = tuple[ByteReader, ByteWriter]
+
+_M = TypeVar("_M", Hello, Welcome, Refusal)
+
+# What can go wrong with a connection, and says nothing about the operation.
+LOST = (OSError, EOFError, Malformed)
+assert issubclass(asyncio.IncompleteReadError, LOST)
+
+
+def frame(kind: int, request: int, body: bytes = b"") -> bytes:
+    assert len(body) <= MAX_BODY, f"a body of {len(body)} bytes is too long"
+    head = HEAD.pack(len(body), 0, kind, request)
+    return HEAD.pack(len(body), zlib.crc32(body, zlib.crc32(head)), kind, request) + body
+
+
+async def receive(reader: ByteReader) -> Frame:
+    """The next frame. The length is judged before anything of that length is read."""
+    length, crc, kind, request = HEAD.unpack(await reader.readexactly(HEAD.size))
+    if length > MAX_BODY:
+        raise Malformed(f"a frame claims {length} bytes; {MAX_BODY} are allowed")
+    body = await reader.readexactly(length)
+    if zlib.crc32(body, zlib.crc32(HEAD.pack(length, 0, kind, request))) != crc:
+        raise Malformed("the CRC of a frame is wrong")
+    return Frame(kind, request, body)
+
+
+def pack(message: Hello | Welcome | Refusal) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def unpack_hello(body: bytes) -> Hello:
+    return _unpack(body, Hello)
+
+
+def unpack_welcome(body: bytes) -> Welcome:
+    return _unpack(body, Welcome)
+
+
+def unpack_refusal(body: bytes) -> Refusal:
+    return _unpack(body, Refusal)
+
+
+def account(book: int, asset_id: int, owner: int) -> bytes:
+    return ACCOUNT.pack(book, asset_id, owner)
+
+
+def pack_operations(operations: Iterable[Operation]) -> bytes:
+    return b"".join(
+        OPERATION.pack(
+            KEY.pack(o.transfer_id, o.version),
+            o.verb,
+            o.expect_done,
+            o.undoes,
+            o.account,
+            o.amount.to_bytes(16),
+        )
+        for o in operations
+    )
+
+
+def pack_keys(keys: Iterable[tuple[UUID, int]]) -> bytes:
+    return b"".join(KEY.pack(transfer_id.bytes, version) for transfer_id, version in keys)
+
+
+def unpack_stamp(body: bytes) -> Stamp:
+    if len(body) < STAMP.size:
+        raise Malformed("a reply has no stamp")
+    return Stamp(*STAMP.unpack_from(body))
+
+
+def unpack_answers(body: bytes, count: int) -> Sequence[tuple[int, int]]:
+    """Outcome and position of each, and as many as were asked for."""
+    answers = list(rows(ANSWER, body[STAMP.size :]))
+    if len(answers) != count:
+        raise Malformed(f"{count} questions got {len(answers)} answers")
+    return answers
+
+
+def unpack_events(body: bytes) -> Iterator[Event]:
+    for position, record in rows(EVENT, body[STAMP.size :]):
+        key, verb, _, undoes, party, amount, outcome, delta, balance = RECORD.unpack(record)
+        transfer_id, version = KEY.unpack(key)
+        book, asset_id, owner = ACCOUNT.unpack(party)
+        yield Event(
+            position,
+            UUID(bytes=transfer_id),
+            version,
+            Verb(verb),
+            Book(book),
+            owner,
+            asset_id,
+            int.from_bytes(amount),
+            undoes,
+            Outcome(outcome),
+            int.from_bytes(delta, signed=True),
+            int.from_bytes(balance),
+        )
+
+
+def rows(form: struct.Struct, body: bytes) -> Iterator[tuple[Any, ...]]:
+    """The structs of which a body consists, wholly."""
+    if len(body) % form.size:
+        raise Malformed(f"{len(body)} bytes are no whole number of {form.size}-byte rows")
+    return form.iter_unpack(body)
+
+
+def _unpack(body: bytes, form: type[_M]) -> _M:
+    try:
+        return msgspec.msgpack.decode(body, type=form)
+    except msgspec.MsgspecError as broken:
+        raise Malformed(f"a {form.__name__} does not parse: {broken}") from broken

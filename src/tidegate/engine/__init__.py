@@ -1,0 +1,1 @@
+"""The engine: claim what is due, ask, decide, record. The same for every flow."""

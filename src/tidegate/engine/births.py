@@ -1,0 +1,232 @@
+"""Births: concurrent requests become transfers together, each exactly once."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.answers import Alarm
+from tidegate.core.ports import Birth, CidTaken, Known, StoreFault, StoreUnavailable, Tx
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request, recheck, transfer_of
+from tidegate.core.transfer import Move, Transfer
+from tidegate.engine.alerts import Alert
+from tidegate.engine.rings import Slots
+from tidegate.engine.step import Means, announce, pause_s, settle
+
+MAX_WAITING = 10_000
+MAX_BATCH = 1024
+IN_FLIGHT = 2
+HORIZON_S = 24 * 3600  # For how long systems remember operations, at the least.
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The transfer that a request became, now or the first time it was made."""
+
+    transfer: Transfer
+    duplicate: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Newborn:
+    """One request on its way. Its id is fixed before the first try, and the same in all later."""
+
+    request: Request
+    answer: "asyncio.Future[Receipt | Refusal]"
+    fingerprint: bytes
+    id: UUID | None = None
+    followers: list["Newborn"] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.request.owner, self.request.cid or str(self.id)
+
+
+class Births(Generic[Tx]):
+    def __init__(self, means: Means[Tx]) -> None:
+        self._means = means
+        self._waiting: deque[Newborn] = deque()
+        self._arrived = asyncio.Event()
+        self._stopping = False
+
+    async def submit(self, request: Request) -> Receipt | Refusal:
+        """Answered when the transfer is durable, wherever it rests then."""
+        if refusal := self._refusal(request):
+            return refusal
+        answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Newborn(request, answer, request.fingerprint()))
+        self._arrived.set()
+        return await answer
+
+    def _refusal(self, request: Request) -> Refusal | None:
+        means = self._means
+        if self._stopping or len(self._waiting) >= MAX_WAITING:
+            return Refusal.OVERLOADED
+        if request.flow not in means.flows:
+            return Refusal.INVALID_REQUEST
+        if any(
+            party.system not in means.outside and party.system not in means.local
+            for party in request.parties.values()
+        ):
+            return Refusal.UNSUPPORTED_ACCOUNT_TYPE
+        return recheck(request)
+
+    async def run(self) -> None:
+        """Take whatever arrived while the batch before was on its way; no timer."""
+        while not (self._stopping and not self._waiting):
+            if not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            count = min(len(self._waiting), MAX_BATCH)
+            await self._deliver([self._waiting.popleft() for _ in range(count)])
+
+    def stop(self) -> None:
+        """Accept no more; what was accepted is still brought into the world."""
+        self._stopping = True
+        self._arrived.set()
+
+    async def _deliver(self, batch: Sequence[Newborn]) -> None:
+        try:
+            await self._bring(gathered(batch))
+        except StoreFault as fault:
+            for newborn in batch:
+                answer(newborn, fault)
+
+    async def _bring(self, batch: Sequence[Newborn]) -> None:
+        """Try until every newborn is answered. Once a COMMIT may have happened, never give up."""
+        open_, tries, maybe = list(batch), 0, False
+        while open_:
+            try:
+                open_ = await self._look(open_, maybe=maybe)
+                if open_:
+                    await self._insert(open_)
+                    return
+            except CidTaken:
+                maybe = True
+            except StoreUnavailable:
+                if not maybe and open_[0].id is None:
+                    raise  # Nothing was ever sent that could have been kept.
+                maybe = True
+                await asyncio.sleep(pause_s(tries, self._means.dice))
+                tries += 1
+            except StoreFault as fault:
+                if len(open_) == 1:
+                    self._fail(open_[0], fault)
+                    return
+                half = len(open_) // 2
+                await self._bring(open_[:half])
+                open_ = open_[half:]
+
+    def _fail(self, newborn: Newborn, fault: StoreFault) -> None:
+        """The database refused this one itself, and has rolled it back: nothing was accepted."""
+        self._means.alert(Alert(Alarm.PAGE, f"cannot be born: {fault}", None, newborn.id))
+        answer(newborn, fault)
+
+    async def _look(self, batch: list[Newborn], *, maybe: bool) -> list[Newborn]:
+        """Answer the ones already known; give the others their ids, and return them."""
+        asked = [n for n in batch if n.request.cid is not None or n.id is not None]
+        at_us, halted, found = await self._means.store.look([n.key for n in asked] or [(0, "")])
+        known = dict(zip(map(id, asked), found, strict=False))
+        open_ = []
+        for newborn in batch:
+            if match := known.get(id(newborn)):
+                answer(newborn, replayed(newborn, match))
+            elif halted and not maybe:
+                answer(newborn, Refusal.HALTED)
+            elif newborn.id is not None and too_old(newborn.id, at_us):
+                answer(newborn, Refusal.TOO_LATE)
+            else:
+                open_.append(newborn)
+        self._name(open_, at_us)
+        return open_
+
+    def _name(self, newborns: Sequence[Newborn], at_us: int) -> None:
+        """Ids take their time from the database's clock, so that all processes agree on it."""
+        chance = self._means.dice.getrandbits(60) << 20
+        for place, newborn in enumerate(newborns):
+            if newborn.id is None:
+                newborn.id = UUID(int=(at_us // 1000) << 80 | chance | place)
+
+    async def _insert(self, newborns: Sequence[Newborn]) -> None:
+        means = self._means
+        slots = Slots(means.rings, means.clock() + means.store.lease_s)
+        try:
+            moves, rows = await self._transact(newborns, slots)
+        except BaseException:
+            slots.free()
+            raise
+        for newborn, row in zip(newborns, rows, strict=True):
+            answer(newborn, Receipt(row))
+        means.woken(slots.fill(rows))
+        await announce(means, moves, rows)
+
+    async def _transact(
+        self, newborns: Sequence[Newborn], slots: Slots
+    ) -> tuple[Sequence[Move], Sequence[Transfer]]:
+        means = self._means
+        rows: Sequence[Transfer] = ()
+        moves = [self._first_move(newborn) for newborn in newborns]
+        async with means.store.transaction() as tx:
+            moves = await settle(means, tx, moves)
+            slots.reserve(() if tx.halted else moves)
+            births = [
+                Birth(move, n.key[1], n.fingerprint)
+                for n, move in zip(newborns, moves, strict=True)
+            ]
+            rows = await means.store.insert(tx, births, slots.leased)
+        return moves, rows
+
+    def _first_move(self, newborn: Newborn) -> Move:
+        assert newborn.id is not None
+        flow = self._means.flows[newborn.request.flow]
+        transfer = transfer_of(newborn.request, flow, newborn.id)
+        asked = flow.ask(transfer.state)
+        assert asked is not None
+        return Move(transfer, transfer, rests=asked.rests, deadline_s=asked.deadline_s)
+
+
+def gathered(batch: Sequence[Newborn]) -> list[Newborn]:
+    """One newborn per key: the same request again follows the first, another body is refused."""
+    first: dict[tuple[int, str], Newborn] = {}
+    alone = []
+    for newborn in batch:
+        if newborn.request.cid is None:
+            alone.append(newborn)
+            continue
+        leader = first.setdefault(newborn.key, newborn)
+        if leader is newborn:
+            continue
+        if leader.fingerprint == newborn.fingerprint:
+            leader.followers.append(newborn)
+        else:
+            answer(newborn, Refusal.IDEMPOTENCY_MISMATCH)
+    return [*first.values(), *alone]
+
+
+def replayed(newborn: Newborn, known: Known) -> Receipt | Refusal:
+    if known.fingerprint != newborn.fingerprint:
+        return Refusal.IDEMPOTENCY_MISMATCH
+    return Receipt(known.transfer, duplicate=known.transfer.id != newborn.id)
+
+
+def answer(newborn: Newborn, said: "Receipt | Refusal | StoreFault") -> None:
+    """Tell whoever waits; those who made the same request meanwhile get the same transfer."""
+    for each in (newborn, *newborn.followers):
+        if each.answer.done():
+            continue  # The caller has gone.
+        if isinstance(said, StoreFault):
+            each.answer.set_exception(said)
+        elif isinstance(said, Receipt) and each is not newborn:
+            each.answer.set_result(Receipt(said.transfer, duplicate=True))
+        else:
+            each.answer.set_result(said)
+
+
+def too_old(id_: UUID, at_us: int) -> bool:
+    """Past half the horizon, a system might forget an operation while it is still being asked."""
+    return at_us // 1000 - (id_.int >> 80) > HORIZON_S * 1000 // 2

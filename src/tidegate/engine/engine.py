@@ -1,0 +1,136 @@
+"""The engine as a whole: its lanes, its births, and those who wait for an end."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Self
+from uuid import UUID
+
+from tidegate.core.flow import Flow
+from tidegate.core.ports import LocalSystem, Remembering, Store, System, Tx
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Transfer
+from tidegate.engine.alerts import Alert
+from tidegate.engine.births import IN_FLIGHT, Births, Receipt
+from tidegate.engine.lanes import Lane
+from tidegate.engine.rings import RING_SIZE, Ring
+from tidegate.engine.step import Means, openings_of
+
+FIRST_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Generic[Tx]):
+    """What an engine is put together from."""
+
+    store: Store[Tx]
+    flows: Mapping[str, Flow]
+    outside: Iterable[System]
+    local: Iterable[LocalSystem[Tx]]
+    clock: Callable[[], float]
+    dice: random.Random
+    alert: Callable[[Alert], None]
+    scan_s: float = 1.0
+    ring_size: int = RING_SIZE
+    loops_per_lane: int = 2
+
+
+class Engine(Generic[Tx]):
+    """`async with Engine(parts) as engine`, then `await engine.transfer(request)`."""
+
+    def __init__(self, parts: Parts[Tx]) -> None:
+        outside = {system.name: system for system in parts.outside}
+        local = {system.name: system for system in parts.local}
+        assert not outside.keys() & local.keys(), "two systems have the same name"
+        self.parts = parts
+        self.means = Means(
+            store=parts.store,
+            flows=parts.flows,
+            outside=outside,
+            local=local,
+            remembering=_remembering(outside),
+            clock=parts.clock,
+            dice=parts.dice,
+            alert=parts.alert,
+            ended=self._ended,
+            woken=self._woken,
+            rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
+            irreversible=frozenset(
+                [s.name for s in outside.values() if not s.reversible]
+                + [s.name for s in local.values() if not s.reversible]
+            ),
+            openings={name: openings_of(flow) for name, flow in parts.flows.items()},
+        )
+        self.births = Births(self.means)
+        self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
+        self._watched: dict[UUID, list[asyncio.Future[Transfer]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        loops = [self.births.run() for _ in range(IN_FLIGHT)]
+        for lane in self.lanes.values():
+            loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Finish what is being done, begin nothing, and give leases back."""
+        self.births.stop()
+        for lane in self.lanes.values():
+            lane.stop()
+        await asyncio.gather(*self._tasks)
+        for lane in self.lanes.values():
+            await lane.drain()
+
+    async def submit(self, request: Request) -> Receipt | Refusal:
+        """Make a transfer of a request, once. Answered as soon as it is durable."""
+        return await self.births.submit(request)
+
+    async def transfer(self, request: Request, wait_s: float = 0.5) -> Receipt | Refusal:
+        """Make a transfer and wait a while for its end; after that it goes on by itself."""
+        receipt = await self.submit(request)
+        if isinstance(receipt, Refusal) or receipt.transfer.lane is None:
+            return receipt
+        return Receipt(await self.wait(receipt.transfer, wait_s), receipt.duplicate)
+
+    async def wait(self, transfer: Transfer, wait_s: float) -> Transfer:
+        """The transfer at its end, or as it stands when the time is over."""
+        end: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
+        watchers = self._watched.setdefault(transfer.id, [])
+        watchers.append(end)
+        until_s = self.means.clock() + wait_s
+        poll_s = FIRST_POLL_S
+        try:
+            while (left_s := until_s - self.means.clock()) > 0:
+                done, _ = await asyncio.wait([end], timeout=min(left_s, poll_s))
+                if done:
+                    return end.result()
+                # It may have ended before we watched, or in another process.
+                found = await self.means.store.find([transfer.id])
+                transfer = found[0] if found else transfer
+                if transfer.lane is None:
+                    return transfer
+                poll_s *= 2
+            return transfer
+        finally:
+            watchers.remove(end)
+            if not watchers:
+                self._watched.pop(transfer.id, None)
+
+    def _ended(self, transfer: Transfer) -> None:
+        for end in self._watched.get(transfer.id, ()):
+            if not end.done():
+                end.set_result(transfer)
+
+    def _woken(self, lanes: Iterable[str]) -> None:
+        for name in lanes:
+            self.lanes[name].wake()
+
+
+def _remembering(systems: Mapping[str, object]) -> dict[str, Remembering[Tx]]:
+    return {name: s for name, s in systems.items() if isinstance(s, Remembering)}

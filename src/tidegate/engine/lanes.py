@@ -1,0 +1,132 @@
+"""Lanes: one loop per system, so that a slow one never delays another."""
+
+import asyncio
+from typing import Generic
+
+from tidegate.core.answers import Alarm, Unreachable
+from tidegate.core.ports import StoreUnavailable, Tx
+from tidegate.core.transfer import Transfer
+from tidegate.engine.alerts import Alert
+from tidegate.engine.step import Means, pause_s, step
+
+MAX_BATCH = 1024
+PROBE_FIRST_S = 0.5
+PROBE_CAP_S = 15.0
+
+
+class Lane(Generic[Tx]):
+    """The way of one system: a ring for what was just recorded, a scan for what is due."""
+
+    def __init__(self, name: str, means: Means[Tx], scan_s: float) -> None:
+        self.name = name
+        self.means = means
+        self.scan_s = scan_s
+        self.ring = means.rings[name]
+        self.failures = (
+            0  # Calls in a row that brought no word at all; the lane is closed while > 0.
+        )
+        self.raised = False  # The last ask raised something; the system may be down or one row bad.
+        self._next_scan_s = 0.0
+        self._probing = False
+        self._work = asyncio.Event()
+        self._stopping = False
+
+    @property
+    def closed(self) -> bool:
+        return self.failures > 0
+
+    def wake(self) -> None:
+        self._work.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._work.set()
+
+    async def run(self) -> None:
+        """For ever: take a batch, step. A crash at any point leaves rows that are simply due."""
+        tries = 0
+        while not self._stopping:
+            try:
+                await self._turn()
+                tries = 0
+            except StoreUnavailable as fault:
+                self.means.alert(Alert(Alarm.NONE, f"store unavailable: {fault}", self.name))
+                await self._rest(pause_s(tries, self.means.dice))
+                tries += 1
+
+    async def drain(self) -> None:
+        """A clean stop leaves no lease behind."""
+        while left := self.ring.pop(MAX_BATCH, self.means.clock()):
+            await self.means.store.release(left)
+
+    async def _turn(self) -> None:
+        if self.closed:
+            await self._probe()
+            return
+        batch = await self._batch()
+        if batch:
+            await self._step(batch)
+        else:
+            await self._rest(max(self._next_scan_s - self.means.clock(), 0.0))
+
+    async def _batch(self) -> list[Transfer]:
+        """From the ring, and from the table at least once per scan interval."""
+        now_s = self.means.clock()
+        if now_s < self._next_scan_s:
+            return await self._popped(now_s)
+        claimed = list(await self.means.store.claim(self.name, MAX_BATCH))
+        if len(claimed) < MAX_BATCH:
+            self._next_scan_s = self.means.clock() + self.scan_s
+        return claimed or await self._popped(self.means.clock())
+
+    async def _popped(self, now_s: float) -> list[Transfer]:
+        batch = self.ring.pop(MAX_BATCH, now_s)
+        if batch and await self.means.store.halted():
+            await self.means.store.release(batch)
+            return []
+        return batch
+
+    async def _step(self, batch: list[Transfer]) -> None:
+        try:
+            await step(self.means, self.name, batch, split=not self.raised)
+        except Unreachable as fault:
+            self._close(str(fault))
+            return
+        self.failures = 0
+        self.ring.open = True
+
+    def _close(self, reason: str) -> None:
+        """No claims and no attempts until one probe is answered; one page for the whole lane."""
+        if not self.closed:
+            self.means.alert(Alert(Alarm.PAGE, f"unreachable: {reason}", self.name))
+        self.failures += 1
+        self.ring.open = False
+
+    async def _probe(self) -> None:
+        """One row at a time, until the system says anything; then all that is due goes on."""
+        if self._probing:
+            await self._rest(PROBE_FIRST_S)
+            return
+        self._probing = True
+        try:
+            delay = min(PROBE_FIRST_S * 2 ** min(self.failures - 1, 10), PROBE_CAP_S)
+            await self._rest(delay * (0.75 + self.means.dice.random() / 4))
+            batch = [] if self._stopping else await self.means.store.claim(self.name, 1)
+            if batch:
+                await self._step(list(batch))
+        finally:
+            self._probing = False
+        if not self.closed:
+            self.means.alert(Alert(Alarm.NONE, "reachable again", self.name))
+            self._next_scan_s = 0.0
+
+    async def _rest(self, seconds: float) -> None:
+        """Until there is work, or the time is over."""
+        self._work.clear()
+        if self._stopping:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._work.wait()
+        except TimeoutError:
+            pass

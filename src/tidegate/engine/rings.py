@@ -1,0 +1,79 @@
+"""Hand-over inside a process: the happy path never waits for a scan of the table."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from tidegate.core.transfer import Move, Transfer
+
+RING_SIZE = 10_000
+
+
+class Ring:
+    """Leased transfers on their way into one lane, at most RING_SIZE with what is reserved."""
+
+    def __init__(self, size: int = RING_SIZE) -> None:
+        self.size = size
+        self.open = True
+        self.reserved = 0
+        self._entries: deque[tuple[float, Transfer]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def reserve(self) -> bool:
+        """Take a slot before the row is leased; without one the row is left due for a scan."""
+        if not self.open or len(self._entries) + self.reserved >= self.size:
+            return False
+        self.reserved += 1
+        return True
+
+    def free(self) -> None:
+        assert self.reserved > 0, "a slot was freed twice"
+        self.reserved -= 1
+
+    def put(self, transfer: Transfer, expires_s: float) -> None:
+        self.free()
+        self._entries.append((expires_s, transfer))
+
+    def pop(self, limit: int, now_s: float) -> list[Transfer]:
+        """The oldest entries whose lease still holds; the others belong to whoever claims them."""
+        popped: list[Transfer] = []
+        while self._entries and len(popped) < limit:
+            expires_s, transfer = self._entries.popleft()
+            if expires_s > now_s:
+                popped.append(transfer)
+        return popped
+
+
+class Slots:
+    """The slots that one transaction has reserved, to be filled when it has committed."""
+
+    def __init__(self, rings: Mapping[str, Ring], expires_s: float) -> None:
+        self._rings = rings
+        self._expires_s = expires_s
+        self._lanes: dict[UUID, str] = {}
+
+    def reserve(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            lane = move.after.lane
+            if lane is None or lane not in self._rings or move.delay_s > 0:
+                continue
+            if self._rings[lane].reserve():
+                self._lanes[move.after.id] = lane
+
+    @property
+    def leased(self) -> frozenset[UUID]:
+        return frozenset(self._lanes)
+
+    def fill(self, rows: Sequence[Transfer]) -> frozenset[str]:
+        """Hand the committed rows over; return the lanes that have work now."""
+        for row in rows:
+            if row.id in self._lanes:
+                self._rings[self._lanes[row.id]].put(row, self._expires_s)
+        return frozenset(self._lanes.values())
+
+    def free(self) -> None:
+        for lane in self._lanes.values():
+            self._rings[lane].free()
+        self._lanes = {}

@@ -1,0 +1,224 @@
+"""One step of the engine over a batch: ask, decide, record. Safe to kill at any line."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+from uuid import UUID
+
+from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
+from tidegate.core.decide import Terms, decide
+from tidegate.core.flow import Flow, Verb
+from tidegate.core.ports import (
+    Account,
+    LocalSystem,
+    Opening,
+    Remembering,
+    Store,
+    StoreFault,
+    System,
+    Tx,
+)
+from tidegate.core.transfer import Move, Question, Transfer, question_of
+from tidegate.engine.alerts import Alert
+from tidegate.engine.rings import Ring, Slots
+
+RECORD_TRIES = 8
+RETRY_FIRST_S = 0.02
+RETRY_CAP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Means(Generic[Tx]):
+    """All that a step needs. Nothing in the engine reads a clock or throws dice of its own."""
+
+    store: Store[Tx]
+    flows: Mapping[str, Flow]
+    outside: Mapping[str, System]
+    local: Mapping[str, LocalSystem[Tx]]
+    remembering: Mapping[str, Remembering[Tx]]
+    clock: Callable[[], float]
+    dice: random.Random
+    alert: Callable[[Alert], None]
+    ended: Callable[[Transfer], None]
+    woken: Callable[[Iterable[str]], None]
+    rings: Mapping[str, Ring]
+    irreversible: frozenset[str]
+    openings: Mapping[str, Mapping[str, Opening]]  # Flow, then role.
+
+    def terms(self) -> Terms:
+        return Terms(self.dice.random(), self.irreversible)
+
+
+async def step(means: Means[Tx], lane: str, batch: Sequence[Transfer], *, split: bool) -> None:
+    """Move a batch of one lane by one outside answer each, and on through local systems."""
+    if lane in means.local:
+        await conclude(means, lane, batch, None)
+        return
+    questions = [question_of(means.flows[t.flow], t) for t in batch]
+    answers = await ask(means.outside[lane], questions, split=split)
+    await conclude(means, lane, batch, answers)
+
+
+async def ask(system: System, questions: Sequence[Question], *, split: bool) -> list[Answer]:
+    """The one place where an exception becomes an answer, and that answer is never «no»."""
+    try:
+        answers = list(await system.ask(questions))
+        assert len(answers) == len(questions), f"{system.name} left questions without an answer"
+    except Unreachable:
+        raise
+    except Exception as fault:  # noqa: BLE001  Whatever it was, the effect is unknown.
+        if split and len(questions) > 1:
+            # Others get answers, so that one of these is to blame: it is found by halving.
+            half = len(questions) // 2
+            return [
+                *await ask(system, questions[:half], split=True),
+                *await ask(system, questions[half:], split=True),
+            ]
+        return [Unknown(f"{type(fault).__name__}: {fault}")] * len(questions)
+    return answers
+
+
+async def conclude(
+    means: Means[Tx], lane: str, batch: Sequence[Transfer], answers: Sequence[Answer] | None
+) -> None:
+    """Record what was answered. A row that cannot be recorded is found by halving, and stays."""
+    for attempt in range(RECORD_TRIES):
+        try:
+            return await _record(means, lane, batch, answers)
+        except Exception as fault:
+            if isinstance(fault, StoreFault) and fault.retryable:
+                if attempt == RECORD_TRIES - 1:
+                    raise
+                await asyncio.sleep(pause_s(attempt, means.dice))
+            elif len(batch) == 1:
+                _blame(means, lane, batch[0], fault)
+                return None
+            else:
+                break
+    half = len(batch) // 2
+    for part in (slice(half), slice(half, None)):
+        await conclude(means, lane, batch[part], None if answers is None else answers[part])
+    return None
+
+
+def pause_s(attempt: int, dice: random.Random) -> float:
+    """Between two tries of a transaction that the database could not take."""
+    return float(min(RETRY_FIRST_S * 2**attempt, RETRY_CAP_S)) * (0.5 + dice.random() / 2)
+
+
+def _blame(means: Means[Tx], lane: str, transfer: Transfer, fault: Exception) -> None:
+    cause = f"cannot be recorded: {fault}"
+    means.alert(Alert(Alarm.PAGE, cause, lane, transfer.id, transfer.state))
+
+
+async def _record(
+    means: Means[Tx], lane: str, batch: Sequence[Transfer], answers: Sequence[Answer] | None
+) -> None:
+    replies: dict[UUID, Answer] = {}
+    if answers is not None:
+        replies = {t.id: answer for t, answer in zip(batch, answers, strict=True)}
+    slots = Slots(means.rings, means.clock() + means.store.lease_s)
+    try:
+        moves, rows = await _transact(means, lane, (batch, replies), slots)
+    except BaseException:
+        slots.free()
+        raise
+    means.woken(slots.fill(rows))
+    await announce(means, moves, rows)
+
+
+async def _transact(
+    means: Means[Tx],
+    lane: str,
+    work: tuple[Sequence[Transfer], Mapping[UUID, Answer]],
+    slots: Slots,
+) -> tuple[Sequence[Move], Sequence[Transfer]]:
+    batch, replies = work
+    moves: Sequence[Move] = ()
+    rows: Sequence[Transfer] = ()
+    async with means.store.transaction() as tx:
+        fresh = await means.store.lock(tx, batch)
+        if fresh:
+            moves = await settle(means, tx, [_first_move(means, t, replies) for t in fresh])
+            slots.reserve(() if tx.halted else moves)
+            rows = await means.store.record(tx, moves, slots.leased)
+        if lane in means.remembering:
+            await means.remembering[lane].remember(tx)
+    return moves, rows
+
+
+def _first_move(means: Means[Tx], transfer: Transfer, replies: Mapping[UUID, Answer]) -> Move:
+    if transfer.id not in replies:
+        return Move(transfer, transfer)  # Of a local lane: settle asks.
+    return decide(means.flows[transfer.flow], transfer, replies[transfer.id], means.terms())
+
+
+async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:
+    """Go on inside this transaction as long as a local system is to be asked next.
+
+    Only for rows that are locked and still at their version: a stale answer must not move money
+    on its way to being ignored.
+    """
+    settled = {move.before.id: move for move in moves}
+    waiting = [] if tx.halted else _asking_locally(means, moves)
+    await _lock_accounts(means, tx, waiting)
+    while waiting:
+        for name in sorted({str(move.after.lane) for move in waiting}):
+            group = [move for move in waiting if move.after.lane == name]
+            questions = [question_of(means.flows[m.after.flow], m.after) for m in group]
+            answers = await means.local[name].ask(tx, questions)
+            for move, answer in zip(group, answers, strict=True):
+                flow = means.flows[move.after.flow]
+                later = decide(flow, move.after, answer, means.terms())
+                settled[move.before.id] = move.then(later)
+        waiting = _asking_locally(means, [settled[move.before.id] for move in waiting])
+    return list(settled.values())
+
+
+def _asking_locally(means: Means[Tx], moves: Iterable[Move]) -> list[Move]:
+    return [move for move in moves if not move.rests and move.after.lane in means.local]
+
+
+async def _lock_accounts(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> None:
+    """Every account that any role of the batch names, whichever of them will be asked."""
+    wanted: dict[str, dict[Account, Opening]] = {}
+    for move in moves:
+        transfer = move.after
+        openings = means.openings[transfer.flow]
+        for role, party in transfer.parties.items():
+            if party.system in means.local:
+                account = Account(party.owner, party.book, transfer.asset_id)
+                accounts = wanted.setdefault(party.system, {})
+                opening = openings.get(role, Opening.NEVER)
+                accounts[account] = _widest(accounts.get(account, Opening.NEVER), opening)
+    for name in sorted(wanted):
+        await means.local[name].lock(tx, wanted[name])
+
+
+def openings_of(flow: Flow) -> dict[str, Opening]:
+    """By role: whether the flow may open the account that plays it."""
+    openings: dict[str, Opening] = {}
+    for state in flow.rows:
+        if asked := flow.ask(state):
+            opening = Opening.LAZY if asked.verb is Verb.CREDIT else Opening.NEVER
+            opening = Opening.ALWAYS if asked.opens else opening
+            openings[asked.role] = _widest(openings.get(asked.role, Opening.NEVER), opening)
+    return openings
+
+
+def _widest(one: Opening, other: Opening) -> Opening:
+    return next(o for o in (Opening.ALWAYS, Opening.LAZY, Opening.NEVER) if o in (one, other))
+
+
+async def announce(means: Means[Tx], moves: Sequence[Move], rows: Sequence[Transfer]) -> None:
+    """After the commit: tell who waits for an end, call a human, pull the brake."""
+    for move, row in zip(moves, rows, strict=True):
+        if row.lane is None:
+            means.ended(row)
+        if move.alarm > Alarm.NONE and (move.entries or not move.before.paged):
+            cause = row.error or ""
+            means.alert(Alert(move.alarm, cause, row.lane, row.id, row.state))
+        if move.alarm is Alarm.HALT:
+            await means.store.halt(f"{row.id}: {row.error}", "engine")

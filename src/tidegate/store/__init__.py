@@ -1,0 +1,1 @@
+"""The engine's tables. Every statement that the engine runs is in queries.sql."""

@@ -1,0 +1,232 @@
+"""The store's twin for simulation: the same contract over tables in memory."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from tidegate.core.ports import Birth, CidTaken, Known, StoreFault, StoreUnavailable
+from tidegate.core.transfer import Entry, Move, Transfer
+from tidegate.store.rows import ATTEMPTS_KEPT, written
+
+TRANSFERS, CIDS, HISTORY, ATTEMPTS = "transfers", "cids", "history", "attempts"
+
+
+class Row(NamedTuple):
+    """A transfer with the columns that only the store needs."""
+
+    transfer: Transfer
+    due_s: float
+    deadline_s: float | None
+
+
+class Answered(NamedTuple):
+    entry: Entry
+    at_us: int
+    hash: bytes
+
+
+class Tables:
+    """What survives a worker: committed rows, and which transaction holds which row."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[Hashable, Any]] = defaultdict(dict)
+        self.holders: dict[tuple[str, Hashable], Twin] = {}
+        self.waiting: dict[tuple[str, Hashable], list[asyncio.Future[None]]] = defaultdict(list)
+        self.halt: tuple[str, str] | None = None
+
+
+class Twin:
+    """A transaction: its writes are its own until it commits, its locks until it ends."""
+
+    def __init__(self, tables: Tables, at_us: int, lock_s: float) -> None:
+        self.tables = tables
+        self.at_us = at_us
+        self.halted = tables.halt is not None
+        self.lock_s = lock_s
+        self.written: dict[tuple[str, Hashable], object] = {}
+        self.held: set[tuple[str, Hashable]] = set()
+
+    def get(self, table: str, key: Hashable) -> Any:
+        return self.written.get((table, key), self.tables.rows[table].get(key))
+
+    def put(self, table: str, key: Hashable, row: object) -> None:
+        self.written[table, key] = row
+
+    async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
+        await self.pause()
+        for key in keys:
+            while self.tables.holders.get((table, key), self) is not self:
+                free = asyncio.get_running_loop().create_future()
+                self.tables.waiting[table, key].append(free)
+                try:
+                    await asyncio.wait_for(free, self.lock_s)
+                except TimeoutError as fault:
+                    raise StoreUnavailable(f"waited too long for {table} {key}") from fault
+            self.tables.holders[table, key] = self
+            self.held.add((table, key))
+
+    async def pause(self) -> None:
+        await asyncio.sleep(0)
+
+    def commit(self) -> None:
+        for (table, key), row in self.written.items():
+            self.tables.rows[table][key] = row
+
+    def end(self) -> None:
+        """Let go of every row, as the server does when a session ends, however it ends."""
+        for name in sorted(self.held, key=repr):
+            del self.tables.holders[name]
+            for free in self.tables.waiting.pop(name, ()):
+                if not free.done():
+                    free.set_result(None)
+        self.held.clear()
+
+
+class MemoryStore:
+    def __init__(
+        self, clock: Callable[[], float], tables: Tables | None = None, lease_s: float = 10.0
+    ) -> None:
+        self.clock = clock
+        self.tables = Tables() if tables is None else tables
+        self.lease_s = lease_s
+        self.lock_s = 5.0
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Twin]:
+        await asyncio.sleep(0)
+        tx = Twin(self.tables, self._now_us(), self.lock_s)
+        try:
+            yield tx
+            await self._commit(tx)
+        finally:
+            tx.end()
+
+    async def _commit(self, tx: Twin) -> None:
+        await tx.pause()
+        tx.commit()
+
+    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
+        await asyncio.sleep(0)
+        if self.tables.halt is not None:
+            return []
+        now = self.clock()
+        rows = self.tables.rows[TRANSFERS]
+        due = [
+            (row.due_s, key)
+            for key, row in rows.items()
+            if row.transfer.lane == lane
+            and row.due_s <= now
+            and (TRANSFERS, key) not in self.tables.holders
+        ]
+        claimed = []
+        for _, key in sorted(due)[:limit]:
+            row = rows[key]
+            counted = replace(row.transfer, attempts=row.transfer.attempts + 1)
+            rows[key] = Row(counted, now + self.lease_s, row.deadline_s)
+            claimed.append(self._given(rows[key]))
+        return claimed
+
+    async def lock(self, tx: Twin, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+        await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
+        rows = {t.id: tx.get(TRANSFERS, t.id) for t in transfers}
+        return [t for t in transfers if rows[t.id] and rows[t.id].transfer.version == t.version]
+
+    async def record(
+        self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
+        await tx.pause()
+        rows = []
+        for move in moves:
+            row = tx.get(TRANSFERS, move.before.id)
+            if row.transfer.version != move.before.version:
+                raise StoreFault(f"{move.before.id} was locked and has moved")
+            after, hashes = written(move, leased, tx.at_us, move.before.created_us)
+            deadline = self._after(move.deadline_s) if move.entries else row.deadline_s
+            self._write(tx, move, hashes, self._row(move, after, leased, deadline))
+            rows.append(after)
+        return rows
+
+    async def insert(
+        self, tx: Twin, births: Sequence[Birth], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
+        ordered = sorted(births, key=lambda b: (b.move.after.owner, b.cid))
+        await tx.lock(CIDS, [(b.move.after.owner, b.cid) for b in ordered])
+        for owner, cid in ((b.move.after.owner, b.cid) for b in ordered):
+            if tx.get(CIDS, (owner, cid)) is not None:
+                raise CidTaken("one of these requests is already known")
+        rows = []
+        for move, cid, fingerprint in births:
+            after, hashes = written(move, leased, tx.at_us, tx.at_us)
+            tx.put(CIDS, (after.owner, cid), (fingerprint, after.id))
+            deadline = self._after(move.deadline_s)
+            self._write(tx, move, hashes, self._row(move, after, leased, deadline))
+            rows.append(after)
+        return rows
+
+    def _row(
+        self, move: Move, after: Transfer, leased: frozenset[UUID], deadline: float | None
+    ) -> Row:
+        due = self.clock() + (self.lease_s if after.id in leased else move.delay_s)
+        return Row(after, due if deadline is None else min(due, deadline), deadline)
+
+    def _write(self, tx: Twin, move: Move, hashes: list[bytes], row: Row) -> None:
+        id_ = row.transfer.id
+        tx.put(TRANSFERS, id_, row)
+        fresh = [Answered(e, tx.at_us, h) for e, h in zip(move.entries, hashes, strict=True)]
+        if fresh:
+            tx.put(HISTORY, id_, (*(tx.get(HISTORY, id_) or ()), *fresh))
+        if move.attempt:
+            kept = (*(tx.get(ATTEMPTS, id_) or ()), (move.before.version, move.attempt))
+            tx.put(ATTEMPTS, id_, kept[-ATTEMPTS_KEPT:])
+
+    async def look(
+        self, keys: Sequence[tuple[int, str]]
+    ) -> tuple[int, bool, Sequence[Known | None]]:
+        await asyncio.sleep(0)
+        cids, rows = self.tables.rows[CIDS], self.tables.rows[TRANSFERS]
+        found = [cids.get(key) for key in keys]
+        known = [None if f is None else Known(f[0], self._given(rows[f[1]])) for f in found]
+        return self._now_us(), self.tables.halt is not None, known
+
+    async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        await asyncio.sleep(0)
+        rows = self.tables.rows[TRANSFERS]
+        return [self._given(rows[id_]) for id_ in ids if id_ in rows]
+
+    async def release(self, transfers: Sequence[Transfer]) -> None:
+        await asyncio.sleep(0)
+        rows = self.tables.rows[TRANSFERS]
+        for transfer in transfers:
+            row = rows.get(transfer.id)
+            if row and row.transfer.version == transfer.version and row.transfer.lane:
+                rows[transfer.id] = row._replace(due_s=self.clock())
+
+    async def halted(self) -> bool:
+        await asyncio.sleep(0)
+        return self.tables.halt is not None
+
+    async def halt(self, reason: str, actor: str) -> None:
+        await asyncio.sleep(0)
+        self.tables.halt = self.tables.halt or (reason, actor)
+
+    async def resume(self, reason: str, actor: str) -> None:
+        assert reason, "a halt is ended with a reason"
+        assert actor, "a halt is ended by somebody"
+        await asyncio.sleep(0)
+        self.tables.halt = None
+
+    def _now_us(self) -> int:
+        return int(self.clock() * 1_000_000)
+
+    def _after(self, seconds: float | None) -> float | None:
+        return None if seconds is None else self.clock() + seconds
+
+    def _given(self, row: Row) -> Transfer:
+        waited = self.clock() - row.transfer.updated_us / 1_000_000
+        expired = row.deadline_s is not None and row.deadline_s <= self.clock()
+        return replace(row.transfer, waited_s=waited, expired=expired)

@@ -1,0 +1,145 @@
+"""Migrations: numbered files, each applied once, in a transaction of its own."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from typing import NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from tidegate.core.flow import End, Flow
+from tidegate.store.flow_checks import checksum, history_check, state_check
+from tidegate.store.postgres import ENGINE_ROLE, SHARED_SCHEMA
+
+ROLES = (ENGINE_ROLE, "tidegate_auditor", "tidegate_migrator")
+LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
+
+
+class MigrationRefused(Exception):
+    """The database is not what these files made, or not what this program needs."""
+
+
+class Migration(NamedTuple):
+    number: int
+    name: str
+    statements: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.statements.encode()).hexdigest()
+
+
+def migrations(folder: str) -> list[Migration]:
+    found = files("tidegate.store").joinpath("migrations", folder).iterdir()
+    named = sorted(
+        (f.name, f.read_text(encoding="utf-8")) for f in found if f.name.endswith(".sql")
+    )
+    return [Migration(int(name[:4]), name.removesuffix(".sql"), text) for name, text in named]
+
+
+def migrate(conninfo: str, schema: str, flows: Iterable[Flow]) -> list[str]:
+    """Bring a store up to date and install the flows; return the names of what was applied."""
+    applied = []
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        _create_roles(connection)
+        for folder, name in (("shared", SHARED_SCHEMA), ("store", schema)):
+            applied += [f"{name}: {done}" for done in _migrate_schema(connection, folder, name)]
+        with connection.transaction():
+            _set_path(connection, schema)
+            for flow in flows:
+                if _install(connection, flow):
+                    applied.append(f"{schema}: flow {flow.name}")
+    return applied
+
+
+def _create_roles(connection: psycopg.Connection) -> None:
+    for role in ROLES:
+        known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+        if known is None:
+            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
+
+
+def _migrate_schema(connection: psycopg.Connection, folder: str, schema: str) -> Iterator[str]:
+    name = sql.Identifier(schema)
+    with connection.transaction():
+        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+        _set_path(connection, schema)
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
+            " checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now())"
+        )
+        rows = connection.execute("SELECT number, checksum FROM migrations").fetchall()
+    known: Mapping[int, str] = dict(rows)
+    ours = migrations(folder)
+    for ahead in sorted(set(known) - {migration.number for migration in ours}):
+        raise MigrationRefused(
+            f"schema {schema} has migration {ahead}, which this version does not know:"
+            " run a newer tidegate"
+        )
+    for migration in ours:
+        if migration.number not in known:
+            _apply(connection, schema, migration)
+            yield migration.name
+        elif known[migration.number] != migration.checksum:
+            raise MigrationRefused(f"migration {migration.name} was changed after it was applied")
+
+
+def _apply(connection: psycopg.Connection, schema: str, migration: Migration) -> None:
+    name = sql.Identifier(schema)
+    with connection.transaction():
+        _set_path(connection, schema)
+        connection.execute(migration.statements)
+        readers = sql.SQL("tidegate_engine, tidegate_auditor")
+        for grant in (
+            "GRANT USAGE ON SCHEMA {} TO {}",
+            "GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}",
+        ):
+            connection.execute(sql.SQL(grant).format(name, readers))
+        connection.execute(
+            "INSERT INTO migrations (number, name, checksum) VALUES (%s, %s, %s)",
+            (migration.number, migration.name, migration.checksum),
+        )
+
+
+def _set_path(connection: psycopg.Connection, schema: str) -> None:
+    path = sql.SQL("SET LOCAL search_path TO {}, {}")
+    connection.execute(path.format(sql.Identifier(schema), sql.Identifier(SHARED_SCHEMA)))
+
+
+def _install(connection: psycopg.Connection, flow: Flow) -> bool:
+    """Install a flow's constraints; False if they are there already."""
+    wanted = checksum(flow)
+    row = connection.execute(
+        "SELECT checksum FROM flow_tables WHERE flow = %s", (flow.name,)
+    ).fetchone()
+    there = connection.execute(
+        "SELECT FROM pg_constraint WHERE conrelid = to_regclass('history') AND conname = %s",
+        (f"flow_{flow.name}",),
+    ).fetchone()
+    if row == (wanted,) and there is not None:
+        return False
+    for table, check in (("history", history_check(flow)), ("transfers", state_check(flow))):
+        name = sql.Identifier(f"flow_{flow.name}")
+        target = sql.Identifier(table)
+        drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(target, name)
+        add = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
+            target, name, sql.SQL(check)
+        )
+        connection.execute(drop)
+        connection.execute(add)
+    connection.execute("DELETE FROM flow_tables WHERE flow = %s", (flow.name,))
+    connection.execute("INSERT INTO flow_tables VALUES (%s, %s)", (flow.name, wanted))
+    for state, place in flow.rows.items():
+        connection.execute(
+            "INSERT INTO flow_states (flow, state, place, is_end, code)"
+            " VALUES (%s, %s, %s, %s, %s)",
+            (flow.name, state, place.place, isinstance(place, End), flow.codes.get(state)),
+        )
+    return True
+
+
+def differing(installed: Mapping[str, str], flows: Iterable[Flow]) -> list[str]:
+    """The flows whose table in the database is not the one of this program."""
+    return [flow.name for flow in flows if installed.get(flow.name) != checksum(flow)]

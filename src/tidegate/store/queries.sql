@@ -1,0 +1,222 @@
+-- begin: the transaction's one time, and whether the brake is on; nothing is locked yet.
+SELECT (extract(epoch FROM now()) * 1000000)::bigint,
+       EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
+
+-- halted: read before each ask of what no claim has just given out.
+SELECT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
+
+-- halt: the one halt in force stays the first one; a second cause does not replace it.
+INSERT INTO halts (reason, actor)
+VALUES (%(reason)s, %(actor)s)
+ON CONFLICT DO NOTHING;
+
+-- resume: ends the halt in force, and says who did and why.
+UPDATE halts
+   SET resumed_at = now(),
+       resumed_reason = %(reason)s,
+       resumed_by = %(actor)s
+ WHERE resumed_at IS NULL;
+
+-- claim: lease what is due. SKIP LOCKED keeps workers apart; correctness is the version's.
+WITH due AS MATERIALIZED (
+    SELECT id
+      FROM transfers
+     WHERE lane = %(lane)s
+       AND due_at <= now()
+       AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
+     ORDER BY due_at
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE transfers AS t
+   SET due_at = now() + %(lease_s)s * interval '1 second',
+       attempts = t.attempts + 1
+  FROM due
+ WHERE t.id = due.id
+RETURNING {transfer};
+
+-- lock: a statement of its own, so that the statements after it see what its waiting was for.
+SELECT id, version
+  FROM transfers
+ WHERE id = ANY(%(ids)s::uuid[])
+ ORDER BY id
+   FOR NO KEY UPDATE;
+
+-- record: compare-and-set on the version, with one history row per answer, in one statement.
+WITH move AS MATERIALIZED (
+    SELECT m.*
+      FROM unnest(
+               %(ids)s::uuid[], %(versions)s::integer[], %(states)s::text[], %(lanes)s::text[],
+               %(delays)s::float8[], %(new_versions)s::integer[], %(attempts)s::integer[],
+               %(retries)s::integer[], %(pageds)s::boolean[], %(undoes)s::integer[],
+               %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[]
+           ) AS m (id, version, state, lane, delay_s, new_version, attempts, retries, paged,
+                   undoes, error, hash, deadline_s)
+),
+locked AS MATERIALIZED (
+    SELECT t.id
+      FROM transfers AS t
+     WHERE t.id = ANY(%(ids)s::uuid[])
+     ORDER BY t.id
+       FOR NO KEY UPDATE
+),
+moved AS (
+    UPDATE transfers AS t
+       SET state = m.state,
+           lane = m.lane,
+           -- A row that waits under a deadline is due at the deadline at the latest.
+           due_at = least(
+               now() + m.delay_s * interval '1 second',
+               CASE WHEN m.new_version = m.version THEN t.deadline_at
+                    ELSE now() + m.deadline_s * interval '1 second' END),
+           version = m.new_version,
+           attempts = m.attempts,
+           retries = m.retries,
+           paged = m.paged,
+           undoes = m.undoes,
+           error = m.error,
+           head_hash = m.hash,
+           deadline_at = CASE WHEN m.new_version = m.version THEN t.deadline_at
+                              ELSE now() + m.deadline_s * interval '1 second' END,
+           updated_at = CASE WHEN m.new_version = m.version THEN t.updated_at ELSE now() END
+      FROM move AS m
+      JOIN locked AS l ON l.id = m.id
+     WHERE t.id = l.id
+       AND t.version = m.version
+    RETURNING t.id, t.flow
+),
+kept AS (
+    INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
+    SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
+      FROM unnest(
+               %(attempt_ids)s::uuid[], %(attempt_slots)s::smallint[],
+               %(attempt_versions)s::integer[], %(attempt_retries)s::integer[],
+               %(attempt_reasons)s::text[]
+           ) AS a (id, slot, version, retry, reason)
+    ON CONFLICT (transfer_id, slot) DO UPDATE
+       SET version = excluded.version,
+           retry = excluded.retry,
+           reason = excluded.reason,
+           at = excluded.at
+),
+answered AS (
+    INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
+                         reason, evidence, actor, at, hash)
+    SELECT h.id, h.version, moved.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
+           h.reason, h.evidence::jsonb, h.actor, now(), h.hash
+      FROM unnest(
+               %(history_ids)s::uuid[], %(history_versions)s::integer[], %(froms)s::text[],
+               %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[], %(answers)s::text[],
+               %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
+               %(history_hashes)s::bytea[]
+           ) AS h (id, version, from_state, waypoints, to_state, verb, answer, reason, evidence,
+                   actor, hash)
+      JOIN moved ON moved.id = h.id
+)
+SELECT count(*) FROM moved;
+
+-- insert: births, in the order of their keys, because two batches with the same keys in another
+-- order would deadlock. A key that exists fails the whole statement (23505).
+WITH birth AS MATERIALIZED (
+    SELECT *
+      FROM unnest(
+               %(ids)s::uuid[], %(owners)s::bigint[], %(flows)s::text[], %(states)s::text[],
+               %(lanes)s::text[], %(delays)s::float8[], %(new_versions)s::integer[],
+               %(attempts)s::integer[], %(retries)s::integer[], %(pageds)s::boolean[],
+               %(parties)s::text[], %(assets)s::integer[], %(amounts)s::numeric[],
+               %(undoes)s::integer[], %(parents)s::uuid[], %(details)s::text[],
+               %(hashes)s::bytea[], %(errors)s::text[], %(traces)s::text[],
+               %(deadlines)s::float8[], %(cids)s::text[], %(keys)s::text[],
+               %(fingerprints)s::bytea[]
+           ) AS b (id, owner, flow, state, lane, delay_s, version, attempts, retries, paged, parties,
+                   asset_id, amount, undoes, parent, detail, hash, error, trace, deadline_s, cid,
+                   key, fingerprint)
+),
+keyed AS (
+    INSERT INTO cids (owner, cid, fingerprint, transfer_id)
+    SELECT owner, key, fingerprint, id
+      FROM birth
+     ORDER BY owner, key
+),
+answered AS (
+    INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
+                         reason, evidence, actor, at, hash)
+    SELECT h.id, h.version, birth.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
+           h.reason, h.evidence::jsonb, h.actor, now(), h.hash
+      FROM unnest(
+               %(history_ids)s::uuid[], %(history_versions)s::integer[], %(froms)s::text[],
+               %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[], %(answers)s::text[],
+               %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
+               %(history_hashes)s::bytea[]
+           ) AS h (id, version, from_state, waypoints, to_state, verb, answer, reason, evidence,
+                   actor, hash)
+      JOIN birth ON birth.id = h.id
+)
+INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
+                       parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
+                       trace, deadline_at, created_at, updated_at)
+SELECT id, owner, flow, state, lane,
+       least(now() + delay_s * interval '1 second', now() + deadline_s * interval '1 second'),
+       version, attempts, retries, paged, parties::jsonb, asset_id, amount, undoes, parent,
+       detail::jsonb, cid, hash, error, trace, now() + deadline_s * interval '1 second',
+       now(), now()
+  FROM birth;
+
+-- look: what is known under each key, and the time from which ids are made.
+SELECT (extract(epoch FROM now()) * 1000000)::bigint,
+       EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
+       c.fingerprint,
+       {transfer}
+  FROM unnest(%(owners)s::bigint[], %(cids)s::text[]) WITH ORDINALITY AS k (owner, cid, place)
+  LEFT JOIN cids AS c ON c.owner = k.owner AND c.cid = k.cid
+  LEFT JOIN transfers AS t ON t.id = c.transfer_id
+ ORDER BY k.place;
+
+-- find: transfers as they stand.
+SELECT {transfer}
+  FROM transfers AS t
+ WHERE t.id = ANY(%(ids)s::uuid[]);
+
+-- release: what was leased and not asked about is due now, unless somebody has moved it since.
+UPDATE transfers AS t
+   SET due_at = now()
+  FROM (SELECT x.id
+          FROM transfers AS x
+          JOIN unnest(%(ids)s::uuid[], %(versions)s::integer[]) AS r (id, version)
+            ON x.id = r.id AND x.version = r.version
+         WHERE x.lane IS NOT NULL
+         ORDER BY x.id
+           FOR NO KEY UPDATE OF x) AS held
+ WHERE t.id = held.id;
+
+-- history: the answers of one transfer, oldest first.
+SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence, actor,
+       (extract(epoch FROM at) * 1000000)::bigint, hash
+  FROM history
+ WHERE transfer_id = %(id)s
+ ORDER BY version;
+
+-- assets: few, read at start and when told.
+SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amount,
+       max_transfer_amount
+  FROM assets
+ ORDER BY id;
+
+-- core_mark: the furthest that any of our processes has seen a trading core acknowledge.
+SELECT uuid, position, crc, epoch,
+       (SELECT count(DISTINCT uuid) FROM core_positions WHERE core = %(core)s)
+  FROM core_positions
+ WHERE core = %(core)s
+ ORDER BY position DESC, epoch DESC
+ LIMIT 1;
+
+-- floor: the oldest transfer that has not ended. Materialised, or the whole table is walked.
+WITH open AS MATERIALIZED (
+    SELECT id
+      FROM transfers
+     WHERE lane IS NOT NULL
+)
+SELECT id
+  FROM open
+ ORDER BY id
+ LIMIT 1;

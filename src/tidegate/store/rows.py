@@ -1,0 +1,133 @@
+"""Between values and columns: batches as arrays on the way in, rows as transfers on the way out."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.ports import Birth
+from tidegate.core.transfer import NO_DETAIL, Entry, Move, Party, Transfer, chained
+
+ATTEMPTS_KEPT = 20
+MAX_REASON_CHARS = 500
+
+# In the order of the fields of Transfer.
+TRANSFER_COLUMNS = """t.id, t.owner, t.flow, t.state, t.lane, t.parties::text, t.asset_id, t.amount,
+       t.version, t.attempts, t.retries, t.paged, t.undoes, t.parent, t.detail::text, t.cid,
+       t.head_hash, t.error, t.trace,
+       (extract(epoch FROM t.created_at) * 1000000)::bigint,
+       (extract(epoch FROM t.updated_at) * 1000000)::bigint,
+       extract(epoch FROM now() - t.updated_at)::float8,
+       coalesce(t.deadline_at <= now(), false)"""
+
+_PARTIES = msgspec.json.Decoder(dict[str, Party])
+_DETAIL = msgspec.json.Decoder(dict[str, str])
+_encode = msgspec.json.encode
+
+PARTIES_AT, DETAIL_AT = 5, 14
+
+
+def transfer_from(row: Sequence[Any]) -> Transfer:
+    columns = list(row)
+    columns[PARTIES_AT] = _PARTIES.decode(columns[PARTIES_AT])
+    detail = columns[DETAIL_AT]
+    columns[DETAIL_AT] = NO_DETAIL if detail is None else _DETAIL.decode(detail)
+    return Transfer(*columns)
+
+
+def written(
+    move: Move, leased: frozenset[UUID], at_us: int, created_us: int
+) -> tuple[Transfer, list[bytes]]:
+    """The transfer as the move leaves it in the store, and the hash of each of its answers."""
+    head, hashes = move.before.head_hash, []
+    for entry in move.entries:
+        head = chained(head, move.before, entry, at_us)
+        hashes.append(head)
+    after = msgspec.structs.replace(
+        move.after,
+        # A leased row is about to be asked about without a claim that would count the attempt.
+        attempts=move.after.attempts + (move.before.id in leased),
+        head_hash=head,
+        created_us=created_us,
+        updated_us=at_us if move.entries else move.after.updated_us or at_us,
+    )
+    return after, hashes
+
+
+def text(mapping: object) -> str | None:
+    """JSON, or NULL for nothing: an empty object would cost its bytes in every row."""
+    return _encode(mapping).decode() if mapping else None
+
+
+def _delay(move: Move, leased: frozenset[UUID], lease_s: float) -> float:
+    return lease_s if move.before.id in leased else move.delay_s
+
+
+def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object]:
+    rows: list[tuple[UUID, Entry, bytes]] = [
+        (move.before.id, entry, hashed)
+        for move, hashes in moves
+        for entry, hashed in zip(move.entries, hashes, strict=True)
+    ]
+    return {
+        "history_ids": [id_ for id_, _, _ in rows],
+        "history_versions": [entry.version for _, entry, _ in rows],
+        "froms": [entry.path[0] for _, entry, _ in rows],
+        "waypoints": [" ".join(entry.path[1:-1]) for _, entry, _ in rows],
+        "tos": [entry.path[-1] for _, entry, _ in rows],
+        "verbs": [entry.verb for _, entry, _ in rows],
+        "answers": [entry.answer for _, entry, _ in rows],
+        "reasons": [entry.reason[:MAX_REASON_CHARS] for _, entry, _ in rows],
+        "evidences": [text(entry.evidence) for _, entry, _ in rows],
+        "actors": [entry.actor for _, entry, _ in rows],
+        "history_hashes": [hashed for _, _, hashed in rows],
+    }
+
+
+def state_columns(
+    moves: Sequence[Move], rows: Sequence[Transfer], leased: frozenset[UUID], lease_s: float
+) -> dict[str, object]:
+    """The columns that a birth and a move share."""
+    return {
+        "ids": [t.id for t in rows],
+        "states": [t.state for t in rows],
+        "lanes": [t.lane for t in rows],
+        "delays": [_delay(m, leased, lease_s) for m in moves],
+        "new_versions": [t.version for t in rows],
+        "attempts": [t.attempts for t in rows],
+        "retries": [t.retries for t in rows],
+        "pageds": [t.paged for t in rows],
+        "undoes": [t.undoes for t in rows],
+        "errors": [t.error and t.error[:MAX_REASON_CHARS] for t in rows],
+        "hashes": [t.head_hash for t in rows],
+        "deadlines": [m.deadline_s for m in moves],
+    }
+
+
+def attempt_columns(moves: Sequence[Move]) -> dict[str, object]:
+    kept = [m for m in moves if m.attempt]
+    return {
+        "attempt_ids": [m.before.id for m in kept],
+        "attempt_slots": [m.after.retries % ATTEMPTS_KEPT for m in kept],
+        "attempt_versions": [m.before.version for m in kept],
+        "attempt_retries": [m.after.retries for m in kept],
+        "attempt_reasons": [m.attempt[:MAX_REASON_CHARS] for m in kept],
+    }
+
+
+def birth_columns(births: Sequence[Birth]) -> dict[str, object]:
+    newborn = [b.move.after for b in births]
+    return {
+        "owners": [t.owner for t in newborn],
+        "flows": [t.flow for t in newborn],
+        "parties": [_encode(t.parties).decode() for t in newborn],
+        "assets": [t.asset_id for t in newborn],
+        "amounts": [t.amount for t in newborn],
+        "parents": [t.parent for t in newborn],
+        "details": [text(t.detail) for t in newborn],
+        "traces": [t.trace for t in newborn],
+        "cids": [t.cid for t in newborn],
+        "keys": [b.cid for b in births],
+        "fingerprints": [b.fingerprint for b in births],
+    }

@@ -1,0 +1,1 @@
+"""The only place where money moves: one module per outside system, its SQL beside it."""

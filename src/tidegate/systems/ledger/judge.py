@@ -1,0 +1,213 @@
+"""What the ledger answers, and why: pure rules over accounts and operations already read."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.ports import Account
+from tidegate.core.refusals import Doubt, Reason
+from tidegate.core.transfer import Question
+
+FUNDING = "FUNDING"  # Opened by a deposit only.
+OUTSIDE = "OUTSIDE"  # The world's side of an owner's books: the only one that may be negative.
+SUSPENSE = "SUSPENSE"  # Where money waits that its account would not take.
+
+
+class Status(StrEnum):
+    ACTIVE = "ACTIVE"
+    FROZEN = "FROZEN"
+    DISABLED = "DISABLED"
+
+
+class Balance(NamedTuple):
+    available: int
+    held: int
+    status: str
+
+
+class Operation(NamedTuple):
+    """One operation as it is stored. All but the outcome is its fingerprint."""
+
+    transfer_id: UUID
+    version: int
+    account: Account
+    verb: str
+    amount: int
+    undoes: int | None
+    result: str
+    reason: str = ""
+    delta: int = 0
+    held_delta: int = 0
+    balance_after: int = 0
+
+    @property
+    def moved(self) -> bool:
+        return self.delta != 0 or self.held_delta != 0
+
+
+Key = tuple[UUID, int]
+
+# What each verb does to (available, held), in units of the amount.
+EFFECTS: dict[Verb, tuple[int, int]] = {
+    Verb.DEBIT: (-1, 0),
+    Verb.CREDIT: (1, 0),
+    Verb.REFUND: (1, 0),
+    Verb.HOLD: (-1, 1),
+    Verb.CAPTURE: (0, -1),
+    Verb.RELEASE: (1, -1),
+}
+# The operation that each undo undoes.
+UNDONE: dict[Verb, Verb] = {
+    Verb.REFUND: Verb.DEBIT,
+    Verb.CAPTURE: Verb.HOLD,
+    Verb.RELEASE: Verb.HOLD,
+}
+
+
+class Judgement:
+    """Judges a batch in order: each question sees the ones before it, keys and balances."""
+
+    def __init__(self, accounts: dict[Account, Balance], known: Sequence[Operation]) -> None:
+        self.accounts = accounts
+        self.operations: dict[Key, Operation] = {(o.transfer_id, o.version): o for o in known}
+        self.closings: dict[Key, Operation] = {
+            (o.transfer_id, o.undoes): o for o in known if o.undoes is not None and o.moved
+        }
+        self.written: list[Operation] = []
+
+    def judge(self, question: Question) -> Answer:
+        known = self.operations.get((question.transfer_id, question.version))
+        if known is not None:
+            return answer_of(known) if _matches(known, question) else KEY_REUSED
+        if question.verb not in EFFECTS:
+            return Unknown(f"the ledger does not know the verb {question.verb}", Alarm.PAGE)
+        if question.verb in UNDOES:
+            return self._undo(question)
+        if refusal := self._refusal(question):
+            return self._refuse(question, refusal)
+        return self._move(question)
+
+    def _refusal(self, question: Question) -> Reason | None:
+        """Why a debit, a hold or a credit is refused, the checks in their fixed order."""
+        credit = question.verb is Verb.CREDIT
+        balance = self.accounts.get(account_of(question))
+        if not 0 < question.amount <= MAX_AMOUNT:
+            return Reason.INVALID_AMOUNT
+        if balance is None:
+            return Reason.TARGET_ACCOUNT_NOT_FOUND if credit else Reason.SOURCE_ACCOUNT_NOT_FOUND
+        if balance.status == Status.DISABLED:
+            return Reason.ACCOUNT_DISABLED
+        if balance.status == Status.FROZEN and not credit:
+            return Reason.ACCOUNT_FROZEN
+        available = balance.available + EFFECTS[question.verb][0] * question.amount
+        if abs(available) + balance.held > MAX_AMOUNT:
+            return Reason.BALANCE_OVERFLOW
+        if available < 0 and question.party.book != OUTSIDE:
+            return Reason.INSUFFICIENT_BALANCE
+        return None
+
+    def _undo(self, question: Question) -> Answer:
+        assert question.undoes is not None, f"{question.verb} names nothing to undo"
+        undone = (question.transfer_id, question.undoes)
+        original = self.operations.get(undone)
+        if original is not None and not _undoes(question, original):
+            return KEY_REUSED
+        if original is None or original.result == "rejected":
+            if question.expect_done:
+                # Our history says Done and the ledger says no: the books do not agree.
+                return Unknown(Doubt.UNDO_UNFOUNDED, Alarm.HALT)
+            if original is None:
+                self._write(_tombstone(question))
+            return self._stand(question)
+        closing = self.closings.get(undone)
+        if closing is None:
+            return self._move(question)
+        if closing.verb != question.verb:
+            return Unknown(Doubt.ALREADY_CLOSED, Alarm.HALT)
+        return self._stand(question)
+
+    def _move(self, question: Question) -> Answer:
+        account = account_of(question)
+        balance = self.accounts[account]
+        available, held = (unit * question.amount for unit in EFFECTS[question.verb])
+        after = balance._replace(available=balance.available + available, held=balance.held + held)
+        self.accounts[account] = after
+        return self._write(
+            _operation(question, "done")._replace(
+                delta=available, held_delta=held, balance_after=after.available
+            )
+        )
+
+    def _stand(self, question: Question) -> Answer:
+        """Done, with nothing to move: it was undone before, or there was nothing to undo."""
+        balance = self.accounts.get(account_of(question))
+        after = 0 if balance is None else balance.available
+        return self._write(_operation(question, "done")._replace(balance_after=after))
+
+    def _refuse(self, question: Question, reason: Reason) -> Answer:
+        balance = self.accounts.get(account_of(question))
+        after = 0 if balance is None else balance.available
+        operation = _operation(question, "rejected")
+        return self._write(operation._replace(reason=str(reason), balance_after=after))
+
+    def _write(self, operation: Operation) -> Answer:
+        self.written.append(operation)
+        self.operations[operation.transfer_id, operation.version] = operation
+        if operation.undoes is not None and operation.moved:
+            self.closings[operation.transfer_id, operation.undoes] = operation
+        return answer_of(operation)
+
+
+KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
+
+
+def account_of(question: Question) -> Account:
+    return Account(question.party.owner, question.party.book, question.asset_id)
+
+
+def answer_of(operation: Operation) -> Answer:
+    return Done() if operation.result == "done" else Rejected(operation.reason)
+
+
+def _operation(question: Question, result: str) -> Operation:
+    return Operation(
+        question.transfer_id,
+        question.version,
+        account_of(question),
+        str(question.verb),
+        question.amount,
+        question.undoes,
+        result,
+    )
+
+
+def _tombstone(question: Question) -> Operation:
+    """The refusal that a late original will find."""
+    assert question.undoes is not None
+    return _operation(question, "rejected")._replace(
+        version=question.undoes,
+        verb=str(UNDONE[question.verb]),
+        undoes=None,
+        reason=str(Reason.UNDONE),
+    )
+
+
+def _matches(operation: Operation, question: Question) -> bool:
+    return (
+        operation.verb == question.verb
+        and operation.account == account_of(question)
+        and operation.amount == question.amount
+        and operation.undoes == question.undoes
+    )
+
+
+def _undoes(question: Question, original: Operation) -> bool:
+    return (
+        original.verb == UNDONE[question.verb]
+        and original.account == account_of(question)
+        and original.amount == question.amount
+    )

@@ -1,0 +1,124 @@
+"""The ledger on PostgreSQL: three statements for a batch, whatever its size."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tidegate.core.answers import Answer
+from tidegate.core.flow import UNDOES
+from tidegate.core.ports import Account, Opening, SqlTransaction
+from tidegate.core.sql import load
+from tidegate.core.transfer import Question
+from tidegate.systems.ledger.judge import (
+    FUNDING,
+    Balance,
+    Judgement,
+    Operation,
+    Status,
+    account_of,
+    answer_of,
+)
+
+STATEMENTS = load("tidegate.systems.ledger", "ledger.sql")
+
+
+class Sql(Protocol):
+    """Anything that runs one statement: a store, for what needs no transaction around it."""
+
+    async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
+
+
+class Ledger:
+    """Local: it answers inside the transaction that records its answers."""
+
+    reversible = True
+
+    def __init__(self, name: str = "ledger") -> None:
+        self.name = name
+
+    async def lock(self, tx: SqlTransaction, accounts: Mapping[Account, Opening]) -> None:
+        ordered = sorted(accounts)
+        found = await tx.fetch(STATEMENTS["lock"], _account_columns(ordered))
+        if len(found) == len(ordered):
+            return
+        there = {Account(*row) for row in found}
+        missing = [a for a in ordered if a not in there and opens(a, accounts[a])]
+        if missing:
+            await tx.fetch(STATEMENTS["open"], _account_columns(missing))
+            # One that another session opened meanwhile is not locked by having been met.
+            await tx.fetch(STATEMENTS["lock"], _account_columns(missing))
+
+    async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+        accounts, known = await self._look(tx, questions)
+        if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
+            rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": undoing})
+            known += [_operation(row) for row in rows]
+        judgement = Judgement(accounts, known)
+        answers = [judgement.judge(question) for question in questions]
+        if judgement.written:
+            await tx.fetch(STATEMENTS["apply"], _operation_columns(judgement.written))
+        return answers
+
+    async def _look(
+        self, tx: SqlTransaction, questions: Sequence[Question]
+    ) -> tuple[dict[Account, Balance], list[Operation]]:
+        values = {
+            "ids": [q.transfer_id for q in questions],
+            "versions": [q.version for q in questions],
+            **_account_columns([account_of(q) for q in questions]),
+        }
+        rows = await tx.fetch(STATEMENTS["look"], values)
+        accounts, known = {}, []
+        for question, row in zip(questions, rows, strict=True):
+            if row[0] is not None:
+                accounts[account_of(question)] = Balance(*row[:3])
+            if row[3] is not None:
+                known.append(_operation((question.transfer_id, question.version, *row[3:])))
+        return accounts, known
+
+    async def query(self, sql: Sql, questions: Sequence[Question]) -> Sequence[Answer | None]:
+        """What is stored under each question's key; None where nothing is."""
+        rows = await sql.run(STATEMENTS["look_undone"], {"ids": [q.transfer_id for q in questions]})
+        stored = {(o.transfer_id, o.version): answer_of(o) for o in map(_operation, rows)}
+        return [stored.get((q.transfer_id, q.version)) for q in questions]
+
+    async def set_status(self, sql: Sql, account: Account, status: Status) -> bool:
+        """False if there is no such account."""
+        values = {"asset": account.asset_id, "status": str(status), **account._asdict()}
+        return bool(await sql.run(STATEMENTS["set_status"], values))
+
+    async def balances(self, sql: Sql, owner: int) -> Mapping[Account, Balance]:
+        rows = await sql.run(STATEMENTS["balances"], {"owner": owner})
+        return {Account(*row[:3]): Balance(*row[3:]) for row in rows}
+
+
+def opens(account: Account, opening: Opening) -> bool:
+    """FUNDING exists from the first deposit on; other books from the first credit."""
+    return opening is Opening.ALWAYS or (opening is Opening.LAZY and account.book != FUNDING)
+
+
+def _account_columns(accounts: Sequence[Account]) -> dict[str, object]:
+    return {
+        "owners": [a.owner for a in accounts],
+        "books": [a.book for a in accounts],
+        "assets": [a.asset_id for a in accounts],
+    }
+
+
+def _operation_columns(operations: Sequence[Operation]) -> dict[str, object]:
+    return {
+        "ids": [o.transfer_id for o in operations],
+        "versions": [o.version for o in operations],
+        **_account_columns([o.account for o in operations]),
+        "verbs": [o.verb for o in operations],
+        "amounts": [o.amount for o in operations],
+        "undoes": [o.undoes for o in operations],
+        "results": [o.result for o in operations],
+        "reasons": [o.reason for o in operations],
+        "deltas": [o.delta for o in operations],
+        "held_deltas": [o.held_delta for o in operations],
+        "balances": [o.balance_after for o in operations],
+    }
+
+
+def _operation(row: Sequence[Any]) -> Operation:
+    return Operation(row[0], row[1], Account(*row[2:5]), *row[5:])
