@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
@@ -16,14 +15,6 @@ class Account(NamedTuple):
     owner: int
     book: str
     asset_id: int
-
-
-class Opening(Enum):
-    """Whether an account that a batch may touch is opened if it does not exist."""
-
-    NEVER = "never"
-    LAZY = "lazy"  # It may be credited: the system's own rule for the book decides.
-    ALWAYS = "always"
 
 
 class Known(NamedTuple):
@@ -167,7 +158,7 @@ class LocalSystem(Protocol[Tx_contra]):
     @property
     def reversible(self) -> bool: ...
 
-    async def lock(self, tx: Tx_contra, accounts: Mapping[Account, Opening]) -> None:
-        """Lock every account that the batch may touch, in one order, before any is read."""
+    async def lock(self, tx: Tx_contra, accounts: Sequence[Account]) -> None:
+        """Lock every account that the batch may touch, in the order given, before any is read."""
 
     async def ask(self, tx: Tx_contra, questions: Sequence[Question]) -> Sequence[Answer]: ...

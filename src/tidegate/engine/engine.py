@@ -16,7 +16,7 @@ from tidegate.engine.alerts import Alert
 from tidegate.engine.births import IN_FLIGHT, Births, Receipt
 from tidegate.engine.lanes import Lane
 from tidegate.engine.rings import RING_SIZE, Ring
-from tidegate.engine.step import Means, openings_of
+from tidegate.engine.step import Means
 
 FIRST_POLL_S = 0.1
 
@@ -61,7 +61,6 @@ class Engine(Generic[Tx]):
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
             ),
-            openings={name: openings_of(flow) for name, flow in parts.flows.items()},
         )
         self.births = Births(self.means)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}

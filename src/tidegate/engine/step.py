@@ -9,11 +9,10 @@ from uuid import UUID
 
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
 from tidegate.core.decide import Terms, decide
-from tidegate.core.flow import Flow, Verb
+from tidegate.core.flow import Flow
 from tidegate.core.ports import (
     Account,
     LocalSystem,
-    Opening,
     Remembering,
     Store,
     StoreFault,
@@ -45,7 +44,6 @@ class Means(Generic[Tx]):
     woken: Callable[[Iterable[str]], None]
     rings: Mapping[str, Ring]
     irreversible: frozenset[str]
-    openings: Mapping[str, Mapping[str, Opening]]  # Flow, then role.
 
     def terms(self) -> Terms:
         return Terms(self.dice.random(), self.irreversible)
@@ -182,34 +180,18 @@ def _asking_locally(means: Means[Tx], moves: Iterable[Move]) -> list[Move]:
 
 
 async def _lock_accounts(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> None:
-    """Every account that any role of the batch names, whichever of them will be asked."""
-    wanted: dict[str, dict[Account, Opening]] = {}
-    for move in moves:
-        transfer = move.after
-        openings = means.openings[transfer.flow]
-        for role, party in transfer.parties.items():
+    """Every account that any role of the batch names, whichever of them will be asked.
+
+    In one order, because two batches that lock the same accounts in different orders deadlock.
+    """
+    wanted: dict[str, set[Account]] = {}
+    for transfer in (move.after for move in moves):
+        for party in transfer.parties.values():
             if party.system in means.local:
                 account = Account(party.owner, party.book, transfer.asset_id)
-                accounts = wanted.setdefault(party.system, {})
-                opening = openings.get(role, Opening.NEVER)
-                accounts[account] = _widest(accounts.get(account, Opening.NEVER), opening)
+                wanted.setdefault(party.system, set()).add(account)
     for name in sorted(wanted):
-        await means.local[name].lock(tx, wanted[name])
-
-
-def openings_of(flow: Flow) -> dict[str, Opening]:
-    """By role: whether the flow may open the account that plays it."""
-    openings: dict[str, Opening] = {}
-    for state in flow.rows:
-        if asked := flow.ask(state):
-            opening = Opening.LAZY if asked.verb is Verb.CREDIT else Opening.NEVER
-            opening = Opening.ALWAYS if asked.opens else opening
-            openings[asked.role] = _widest(openings.get(asked.role, Opening.NEVER), opening)
-    return openings
-
-
-def _widest(one: Opening, other: Opening) -> Opening:
-    return next(o for o in (Opening.ALWAYS, Opening.LAZY, Opening.NEVER) if o in (one, other))
+        await means.local[name].lock(tx, sorted(wanted[name]))
 
 
 async def announce(means: Means[Tx], moves: Sequence[Move], rows: Sequence[Transfer]) -> None:

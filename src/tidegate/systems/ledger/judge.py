@@ -165,6 +165,12 @@ class Judgement:
 KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
 
 
+def may_open(question: Question) -> bool:
+    """FUNDING exists from the first deposit on; other books from the first credit."""
+    lazy = question.verb is Verb.CREDIT and question.party.book != FUNDING
+    return question.opens or lazy
+
+
 def account_of(question: Question) -> Account:
     return Account(question.party.owner, question.party.book, question.asset_id)
 

@@ -1,12 +1,18 @@
 """The ledger's twin for simulation: the same rules over tables in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tidegate.core.answers import Answer
-from tidegate.core.ports import Account, MemoryTransaction, Opening
+from tidegate.core.ports import Account, MemoryTransaction
 from tidegate.core.transfer import Question
-from tidegate.systems.ledger.judge import Balance, Judgement, Operation, Status, account_of
-from tidegate.systems.ledger.postgres import opens
+from tidegate.systems.ledger.judge import (
+    Balance,
+    Judgement,
+    Operation,
+    Status,
+    account_of,
+    may_open,
+)
 
 ACCOUNTS, OPERATIONS = "ledger_accounts", "ledger_operations"
 EMPTY = Balance(0, 0, Status.ACTIVE)
@@ -18,15 +24,14 @@ class MemoryLedger:
     def __init__(self, name: str = "ledger") -> None:
         self.name = name
 
-    async def lock(self, tx: MemoryTransaction, accounts: Mapping[Account, Opening]) -> None:
-        ordered = sorted(accounts)
-        await tx.lock(ACCOUNTS, ordered)
-        for account in ordered:
-            if tx.get(ACCOUNTS, account) is None and opens(account, accounts[account]):
-                tx.put(ACCOUNTS, account, EMPTY)
+    async def lock(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+        await tx.lock(ACCOUNTS, accounts)
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         await tx.pause()
+        for question in questions:
+            if may_open(question) and tx.get(ACCOUNTS, account_of(question)) is None:
+                tx.put(ACCOUNTS, account_of(question), EMPTY)
         accounts = {a: tx.get(ACCOUNTS, a) for a in map(account_of, questions)}
         found = {a: balance for a, balance in accounts.items() if balance is not None}
         known: list[Operation] = []

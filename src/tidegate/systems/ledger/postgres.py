@@ -5,17 +5,17 @@ from typing import Any, Protocol
 
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
-from tidegate.core.ports import Account, Opening, SqlTransaction
+from tidegate.core.ports import Account, SqlTransaction
 from tidegate.core.sql import load
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
-    FUNDING,
     Balance,
     Judgement,
     Operation,
     Status,
     account_of,
     answer_of,
+    may_open,
 )
 
 STATEMENTS = load("tidegate.systems.ledger", "ledger.sql")
@@ -35,20 +35,17 @@ class Ledger:
     def __init__(self, name: str = "ledger") -> None:
         self.name = name
 
-    async def lock(self, tx: SqlTransaction, accounts: Mapping[Account, Opening]) -> None:
-        ordered = sorted(accounts)
-        found = await tx.fetch(STATEMENTS["lock"], _account_columns(ordered))
-        if len(found) == len(ordered):
-            return
-        there = {Account(*row) for row in found}
-        missing = [a for a in ordered if a not in there and opens(a, accounts[a])]
-        if missing:
-            await tx.fetch(STATEMENTS["open"], _account_columns(missing))
-            # One that another session opened meanwhile is not locked by having been met.
-            await tx.fetch(STATEMENTS["lock"], _account_columns(missing))
+    async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
+        await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
 
     async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         accounts, known = await self._look(tx, questions)
+        wanted = {account_of(q) for q in questions if may_open(q)}
+        if missing := sorted(wanted - accounts.keys()):
+            await tx.fetch(STATEMENTS["open"], _account_columns(missing))
+            # One that another session opened meanwhile is not locked by having been met.
+            await self.lock(tx, missing)
+            accounts, known = await self._look(tx, questions)
         if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": undoing})
             known += [_operation(row) for row in rows]
@@ -89,11 +86,6 @@ class Ledger:
     async def balances(self, sql: Sql, owner: int) -> Mapping[Account, Balance]:
         rows = await sql.run(STATEMENTS["balances"], {"owner": owner})
         return {Account(*row[:3]): Balance(*row[3:]) for row in rows}
-
-
-def opens(account: Account, opening: Opening) -> bool:
-    """FUNDING exists from the first deposit on; other books from the first credit."""
-    return opening is Opening.ALWAYS or (opening is Opening.LAZY and account.book != FUNDING)
 
 
 def _account_columns(accounts: Sequence[Account]) -> dict[str, object]:

@@ -1,0 +1,49 @@
+"""What the whole suite stands on: one PostgreSQL per run, a fresh database per test."""
+
+import os
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tests.cluster import (
+    Cluster,
+    cluster_url,
+    create_database,
+    drop_database,
+    start_cluster,
+    stop_cluster,
+)
+from tidegate.flows import FLOWS
+from tidegate.store.migrate import migrate
+
+SCHEMA = "store_one"
+_cluster = pytest.StashKey[Cluster]()
+_numbers = count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[_cluster] = start_cluster()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if cluster := config.stash.get(_cluster, None):
+        stop_cluster(cluster)
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[str]:
+    """A migrated database of this worker's own, from which each test's is cloned."""
+    name = f"template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+    migrate(create_database(cluster_url(), name), SCHEMA, FLOWS.values())
+    yield name
+    drop_database(cluster_url(), name)
+
+
+@pytest.fixture
+def database(template: str) -> Iterator[str]:
+    """The address of a migrated, empty database that no other test sees."""
+    name = f"{template}_{next(_numbers)}"
+    yield create_database(cluster_url(), name, template)
+    drop_database(cluster_url(), name)
