@@ -107,7 +107,6 @@ def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
         transfer,
         retries=transfer.retries + 1,
         paged=transfer.paged or alarm > Alarm.NONE,
-        error=answer.reason,
     )
     return Move(
         transfer,

@@ -97,9 +97,9 @@ class Births(Generic[Tx]):
             for newborn in batch:
                 answer(newborn, fault)
 
-    async def _bring(self, batch: Sequence[Newborn]) -> None:
+    async def _bring(self, batch: Sequence[Newborn], *, maybe: bool = False) -> None:
         """Try until every newborn is answered. Once a COMMIT may have happened, never give up."""
-        open_, tries, maybe = list(batch), 0, False
+        open_, tries = list(batch), 0
         while open_:
             try:
                 open_ = await self._look(open_, maybe=maybe)
@@ -107,25 +107,23 @@ class Births(Generic[Tx]):
                     await self._insert(open_)
                     return
             except CidTaken:
-                maybe = True
+                continue  # Another session was first; it has committed, and is found now.
             except StoreUnavailable:
-                if not maybe and open_[0].id is None:
+                if open_[0].id is None:
                     raise  # Nothing was ever sent that could have been kept.
                 maybe = True
-                await asyncio.sleep(pause_s(tries, self._means.dice))
-                tries += 1
             except StoreFault as fault:
-                if len(open_) == 1:
-                    self._fail(open_[0], fault)
+                if len(open_) > 1:
+                    half = len(open_) // 2
+                    await self._bring(open_[:half], maybe=maybe)
+                    open_ = open_[half:]
+                    continue
+                self._means.alert(Alert(Alarm.PAGE, f"cannot be born: {fault}"))
+                if not maybe:
+                    answer(open_[0], fault)  # Rolled back by the database: nothing was accepted.
                     return
-                half = len(open_) // 2
-                await self._bring(open_[:half])
-                open_ = open_[half:]
-
-    def _fail(self, newborn: Newborn, fault: StoreFault) -> None:
-        """The database refused this one itself, and has rolled it back: nothing was accepted."""
-        self._means.alert(Alert(Alarm.PAGE, f"cannot be born: {fault}", None, newborn.id))
-        answer(newborn, fault)
+            await asyncio.sleep(pause_s(tries, self._means.dice))
+            tries += 1
 
     async def _look(self, batch: list[Newborn], *, maybe: bool) -> list[Newborn]:
         """Answer the ones already known; give the others their ids, and return them."""

@@ -1,6 +1,7 @@
 """Lanes: one loop per system, so that a slow one never delays another."""
 
 import asyncio
+import contextlib
 from typing import Generic
 
 from tidegate.core.answers import Alarm, Unreachable
@@ -25,7 +26,7 @@ class Lane(Generic[Tx]):
         self.failures = (
             0  # Calls in a row that brought no word at all; the lane is closed while > 0.
         )
-        self.raised = False  # The last ask raised something; the system may be down or one row bad.
+        self.well = True  # The last ask raised nothing: if the next does, a row is to blame.
         self._next_scan_s = 0.0
         self._probing = False
         self._work = asyncio.Event()
@@ -60,6 +61,8 @@ class Lane(Generic[Tx]):
             await self.means.store.release(left)
 
     async def _turn(self) -> None:
+        # Cleared before looking: whoever adds work after the look sets it again.
+        self._work.clear()
         if self.closed:
             await self._probe()
             return
@@ -88,7 +91,7 @@ class Lane(Generic[Tx]):
 
     async def _step(self, batch: list[Transfer]) -> None:
         try:
-            await step(self.means, self.name, batch, split=not self.raised)
+            self.well = await step(self.means, self.name, batch, split=self.well)
         except Unreachable as fault:
             self._close(str(fault))
             return
@@ -122,11 +125,8 @@ class Lane(Generic[Tx]):
 
     async def _rest(self, seconds: float) -> None:
         """Until there is work, or the time is over."""
-        self._work.clear()
         if self._stopping:
             return
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._work.wait()
-        except TimeoutError:
-            pass

@@ -24,6 +24,7 @@ from tidegate.engine.alerts import Alert
 from tidegate.engine.rings import Ring, Slots
 
 RECORD_TRIES = 8
+MAX_SPLIT_CALLS = 64
 RETRY_FIRST_S = 0.02
 RETRY_CAP_S = 1.0
 
@@ -49,33 +50,53 @@ class Means(Generic[Tx]):
         return Terms(self.dice.random(), self.irreversible)
 
 
-async def step(means: Means[Tx], lane: str, batch: Sequence[Transfer], *, split: bool) -> None:
-    """Move a batch of one lane by one outside answer each, and on through local systems."""
+async def step(means: Means[Tx], lane: str, batch: Sequence[Transfer], *, split: bool) -> bool:
+    """Move a batch of one lane by one outside answer each, and on through local systems.
+
+    False if the system raised something, so that the caller knows that it may be ill.
+    """
     if lane in means.local:
         await conclude(means, lane, batch, None)
-        return
+        return True
     questions = [question_of(means.flows[t.flow], t) for t in batch]
-    answers = await ask(means.outside[lane], questions, split=split)
+    answers = await ask(means.outside[lane], questions)
+    well = not isinstance(answers, Unknown)
+    if isinstance(answers, Unknown):
+        calls = MAX_SPLIT_CALLS if split else 0
+        answers, _ = await _split(means.outside[lane], questions, answers, calls)
     await conclude(means, lane, batch, answers)
+    return well
 
 
-async def ask(system: System, questions: Sequence[Question], *, split: bool) -> list[Answer]:
+async def ask(system: System, questions: Sequence[Question]) -> Sequence[Answer] | Unknown:
     """The one place where an exception becomes an answer, and that answer is never «no»."""
     try:
-        answers = list(await system.ask(questions))
+        answers = await system.ask(questions)
         assert len(answers) == len(questions), f"{system.name} left questions without an answer"
     except Unreachable:
         raise
     except Exception as fault:  # noqa: BLE001  Whatever it was, the effect is unknown.
-        if split and len(questions) > 1:
-            # Others get answers, so that one of these is to blame: it is found by halving.
-            half = len(questions) // 2
-            return [
-                *await ask(system, questions[:half], split=True),
-                *await ask(system, questions[half:], split=True),
-            ]
-        return [Unknown(f"{type(fault).__name__}: {fault}")] * len(questions)
+        return Unknown(f"{type(fault).__name__}: {fault}")
     return answers
+
+
+async def _split(
+    system: System, questions: Sequence[Question], doubt: Unknown, calls: int
+) -> tuple[list[Answer], int]:
+    """Others get answers, so that some of these are to blame: they are found by halving.
+
+    Within a bound, so that a system which is ill as a whole is not asked everything one by one.
+    """
+    if len(questions) == 1 or calls < 2:
+        return [doubt] * len(questions), calls
+    half, calls = len(questions) // 2, calls - 2
+    answers: list[Answer] = []
+    parts = [(part, await ask(system, part)) for part in (questions[:half], questions[half:])]
+    for part, said in parts:
+        if isinstance(said, Unknown):
+            said, calls = await _split(system, part, said, calls)  # noqa: PLW2901
+        answers += said
+    return answers, calls
 
 
 async def conclude(
@@ -200,7 +221,7 @@ async def announce(means: Means[Tx], moves: Sequence[Move], rows: Sequence[Trans
         if row.lane is None:
             means.ended(row)
         if move.alarm > Alarm.NONE and (move.entries or not move.before.paged):
-            cause = row.error or ""
+            cause = move.attempt or row.error or ""
             means.alert(Alert(move.alarm, cause, row.lane, row.id, row.state))
         if move.alarm is Alarm.HALT:
-            await means.store.halt(f"{row.id}: {row.error}", "engine")
+            await means.store.halt(f"{row.id}: {move.attempt}", "engine")

@@ -1,7 +1,7 @@
 """Constraints out of flow tables: the database itself refuses an answer that no flow allows."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidegate.core.flow import Ask, Edge, End, Flow
 
@@ -39,6 +39,11 @@ def checksum(flow: Flow) -> str:
     shown = [(str(s), str(r.place), flow.codes.get(s)) for s, r in sorted(flow.rows.items())]
     parts = (history_check(flow), state_check(flow), repr(shown))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def differing(installed: Mapping[str, str], flows: Iterable[Flow]) -> list[str]:
+    """The flows whose table in the database is not the one of this program."""
+    return [flow.name for flow in flows if installed.get(flow.name) != checksum(flow)]
 
 
 def _rows(edges: Iterable[Edge]) -> str:

@@ -138,8 +138,3 @@ def _install(connection: psycopg.Connection, flow: Flow) -> bool:
             (flow.name, state, place.place, isinstance(place, End), flow.codes.get(state)),
         )
     return True
-
-
-def differing(installed: Mapping[str, str], flows: Iterable[Flow]) -> list[str]:
-    """The flows whose table in the database is not the one of this program."""
-    return [flow.name for flow in flows if installed.get(flow.name) != checksum(flow)]

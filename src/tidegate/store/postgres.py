@@ -1,6 +1,6 @@
 """The store on PostgreSQL: one schema, reached by the search path of its connections."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
 from uuid import UUID
@@ -9,6 +9,7 @@ import psycopg
 from psycopg.adapt import Buffer, Loader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from tidegate.core.flow import Flow
 from tidegate.core.ports import (
     Birth,
     CidTaken,
@@ -19,6 +20,7 @@ from tidegate.core.ports import (
 from tidegate.core.request import Asset
 from tidegate.core.sql import load
 from tidegate.core.transfer import Move, Transfer
+from tidegate.store.flow_checks import differing
 from tidegate.store.rows import (
     TRANSFER_COLUMNS,
     attempt_columns,
@@ -196,6 +198,19 @@ class PostgresStore:
 
     async def assets(self) -> Mapping[str, Asset]:
         return {row[1]: Asset(*row) for row in await self._fetch("assets", {})}
+
+    async def verify(self, flows: Iterable[Flow]) -> None:
+        """Refuse to start on tables that were made for other flows."""
+        if names := differing(dict(await self._fetch("flows", {})), flows):
+            raise StoreFault(
+                f"flow {', '.join(names)}: the database has another table; run `tidegate migrate`"
+            )
+
+    async def floor(self, horizon_s: float) -> UUID:
+        """Every id below it is of a transfer that has ended, and older than the horizon."""
+        at_us, _, _ = await self.look([(0, "")])
+        oldest = UUID(int=max(at_us // 1000 - int(horizon_s * 1000), 0) << 80)
+        return min([oldest, *(row[0] for row in await self._fetch("floor", {}))])
 
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]:
         """One statement in a transaction of its own, for what lives beside the engine's tables."""

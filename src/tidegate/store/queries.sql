@@ -202,6 +202,9 @@ SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amoun
   FROM assets
  ORDER BY id;
 
+-- flows: what is installed, to be compared with what this program would run.
+SELECT flow, checksum FROM flow_tables;
+
 -- core_mark: the furthest that any of our processes has seen a trading core acknowledge.
 SELECT uuid, position, crc, epoch,
        (SELECT count(DISTINCT uuid) FROM core_positions WHERE core = %(core)s)

@@ -13,7 +13,12 @@ SELECT ulid(t.id)                                   AS transfer_id,
        (CASE t.parties -> 'source' ->> 1 WHEN 'FUNDING' THEN 1 ELSE 2 END)::smallint
                                                     AS source_type,
        s.code                                       AS state,
-       t.error                                      AS error_message,
+       -- The last refusal, or why the question that is open stays open.
+       coalesce(t.error, (SELECT n.reason
+                            FROM attempts AS n
+                           WHERE n.transfer_id = t.id AND t.lane IS NOT NULL
+                           ORDER BY n.retry DESC
+                           LIMIT 1))                AS error_message,
        t.retries                                    AS retry_count,
        t.created_at                                 AS created_at,
        t.updated_at                                 AS updated_at
