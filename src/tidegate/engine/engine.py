@@ -8,7 +8,7 @@ from typing import Generic, Self
 from uuid import UUID
 
 from tidegate.core.flow import Flow
-from tidegate.core.ports import LocalSystem, Remembering, Store, System, Tx
+from tidegate.core.ports import LocalSystem, Remembering, Store, StoreUnavailable, System, Tx
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.transfer import Transfer
@@ -110,8 +110,7 @@ class Engine(Generic[Tx]):
                 if done:
                     return end.result()
                 # It may have ended before we watched, or in another process.
-                found = await self.means.store.find([transfer.id])
-                transfer = found[0] if found else transfer
+                transfer = await self._seen(transfer)
                 if transfer.lane is None:
                     return transfer
                 poll_s *= 2
@@ -120,6 +119,14 @@ class Engine(Generic[Tx]):
             watchers.remove(end)
             if not watchers:
                 self._watched.pop(transfer.id, None)
+
+    async def _seen(self, transfer: Transfer) -> Transfer:
+        """As the store has it now. The transfer is durable: that we cannot look is no failure."""
+        try:
+            found = await self.means.store.find([transfer.id])
+        except StoreUnavailable:
+            return transfer
+        return found[0] if found else transfer
 
     def _ended(self, transfer: Transfer) -> None:
         for end in self._watched.get(transfer.id, ()):

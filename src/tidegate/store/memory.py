@@ -50,6 +50,7 @@ class Twin:
         self.lock_s = lock_s
         self.written: dict[tuple[str, Hashable], object] = {}
         self.held: set[tuple[str, Hashable]] = set()
+        self.ended = False
 
     def get(self, table: str, key: Hashable) -> Any:
         return self.written.get((table, key), self.tables.rows[table].get(key))
@@ -60,13 +61,15 @@ class Twin:
     async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
         await self.pause()
         for key in keys:
-            while self.tables.holders.get((table, key), self) is not self:
+            while not self.ended and self.tables.holders.get((table, key), self) is not self:
                 free = asyncio.get_running_loop().create_future()
                 self.tables.waiting[table, key].append(free)
                 try:
                     await asyncio.wait_for(free, self.lock_s)
                 except TimeoutError as fault:
                     raise StoreUnavailable(f"waited too long for {table} {key}") from fault
+            if self.ended:
+                raise StoreUnavailable("the session was ended while it waited for a lock")
             self.tables.holders[table, key] = self
             self.held.add((table, key))
 
@@ -74,6 +77,8 @@ class Twin:
         await asyncio.sleep(0)
 
     def commit(self) -> None:
+        if self.ended:
+            raise StoreUnavailable("the session was ended before COMMIT")
         for (table, key), row in self.written.items():
             self.tables.rows[table][key] = row
 
@@ -85,6 +90,7 @@ class Twin:
                 if not free.done():
                     free.set_result(None)
         self.held.clear()
+        self.ended = True
 
 
 class MemoryStore:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from tidegate.store.postgres import ENGINE_ROLE, SHARED_SCHEMA
 
 ROLES = (ENGINE_ROLE, "tidegate_auditor", "tidegate_migrator")
 LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
+MAX_IDENTIFIER_BYTES = 63
 
 
 class MigrationRefused(Exception):
@@ -58,11 +60,13 @@ def _create_roles(connection: psycopg.Connection) -> None:
     for role in ROLES:
         known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
         if known is None:
-            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
+            # Roles are the whole server's: a migration of another database may be faster.
+            with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+                connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
 
 
 def _migrate_schema(connection: psycopg.Connection, folder: str, schema: str) -> Iterator[str]:
-    name = sql.Identifier(schema)
+    name = _identifier(schema)
     with connection.transaction():
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
         _set_path(connection, schema)
@@ -103,6 +107,13 @@ def _apply(connection: psycopg.Connection, schema: str, migration: Migration) ->
         )
 
 
+def _identifier(name: str) -> sql.Identifier:
+    """A longer name is cut off by the server, and would be another's that begins like it."""
+    if len(name.encode()) > MAX_IDENTIFIER_BYTES:
+        raise MigrationRefused(f"{name} is longer than {MAX_IDENTIFIER_BYTES} bytes")
+    return sql.Identifier(name)
+
+
 def _set_path(connection: psycopg.Connection, schema: str) -> None:
     path = sql.SQL("SET LOCAL search_path TO {}, {}")
     connection.execute(path.format(sql.Identifier(schema), sql.Identifier(SHARED_SCHEMA)))
@@ -114,22 +125,30 @@ def _install(connection: psycopg.Connection, flow: Flow) -> bool:
     row = connection.execute(
         "SELECT checksum FROM flow_tables WHERE flow = %s", (flow.name,)
     ).fetchone()
+    name = _identifier(f"flow_{flow.name}")
     there = connection.execute(
-        "SELECT FROM pg_constraint WHERE conrelid = to_regclass('history') AND conname = %s",
+        "SELECT count(*) FROM pg_constraint WHERE conname = %s"
+        " AND conrelid IN (to_regclass('history'), to_regclass('transfers'))",
         (f"flow_{flow.name}",),
     ).fetchone()
-    if row == (wanted,) and there is not None:
+    if row == (wanted,) and there == (2,):
         return False
     for table, check in (("history", history_check(flow)), ("transfers", state_check(flow))):
-        name = sql.Identifier(f"flow_{flow.name}")
         target = sql.Identifier(table)
         drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(target, name)
         add = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
             target, name, sql.SQL(check)
         )
         connection.execute(drop)
-        connection.execute(add)
-    connection.execute("DELETE FROM flow_tables WHERE flow = %s", (flow.name,))
+        try:
+            connection.execute(add)
+        except psycopg.errors.CheckViolation as fault:
+            raise MigrationRefused(
+                f"flow {flow.name}: {table} holds rows that its new table does not allow"
+            ) from fault
+    for table in ("flow_tables", "flow_states"):
+        forget = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(table))
+        connection.execute(forget, (flow.name,))
     connection.execute("INSERT INTO flow_tables VALUES (%s, %s)", (flow.name, wanted))
     for state, place in flow.rows.items():
         connection.execute(

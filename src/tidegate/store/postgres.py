@@ -210,7 +210,8 @@ class PostgresStore:
         """Every id below it is of a transfer that has ended, and older than the horizon."""
         at_us, _, _ = await self.look([(0, "")])
         oldest = UUID(int=max(at_us // 1000 - int(horizon_s * 1000), 0) << 80)
-        return min([oldest, *(row[0] for row in await self._fetch("floor", {}))])
+        floor: UUID = min([oldest, *(row[0] for row in await self._fetch("floor", {}))])
+        return floor
 
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]:
         """One statement in a transaction of its own, for what lives beside the engine's tables."""

@@ -1,4 +1,4 @@
--- What all stores of one database share: assets, settings, the brake, and the flow tables.
+-- What all stores of one database share: assets, settings, the brake, and the states of the flows.
 
 CREATE TABLE assets (
     id                        integer       PRIMARY KEY CHECK (id > 0),
@@ -30,13 +30,9 @@ CREATE TABLE halts (
 );
 CREATE UNIQUE INDEX halts_in_force ON halts ((true)) WHERE resumed_at IS NULL;
 
--- The flow tables as they were last installed. A program with another table may not start.
-CREATE TABLE flow_tables (
-    flow     text PRIMARY KEY,
-    checksum text NOT NULL
-);
+-- The states of every flow, as they were last installed in any store.
 CREATE TABLE flow_states (
-    flow   text     NOT NULL REFERENCES flow_tables ON DELETE CASCADE,
+    flow   text     NOT NULL,
     state  text     NOT NULL,
     place  text     NOT NULL,
     is_end boolean  NOT NULL,

@@ -56,6 +56,12 @@ CREATE TABLE history (
     PRIMARY KEY (transfer_id, version)
 );
 
+-- The flow tables whose constraints this store has. A program with another table may not start.
+CREATE TABLE flow_tables (
+    flow     text PRIMARY KEY,
+    checksum text NOT NULL
+);
+
 -- Why a question stayed open, the newest few per transfer.
 CREATE TABLE attempts (
     transfer_id uuid        NOT NULL,
