@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from tidegate.core.answers import Answer, Unreachable
+from tidegate.core.answers import Answer, Unknown, Unreachable
 from tidegate.core.flow import Flow
 from tidegate.core.ports import Account, StoreUnavailable
 from tidegate.core.transfer import Question, Transfer
@@ -31,6 +31,8 @@ class Faults:
     slow: float = 0.0
     twice_later: float = 0.0
     raises: float = 0.0
+    raises_after: float = 0.0
+    in_doubt: float = 0.0
     store_refuses: float = 0.0
     commit_reply_lost: float = 0.0
     commit_late: float = 0.0
@@ -195,10 +197,12 @@ class Client:
             raise Unreachable("no answer in time")
         answers = world.venue.execute(questions)
         await node.gate()
+        if world.throw("raises_after"):
+            raise ValueError("the answer could not be read")
         if world.throw("reply_lost"):
             await asyncio.sleep(CALL_TIMEOUT_S)
             raise Unreachable("no answer in time")
-        return answers
+        return [Unknown("no word of this one") if world.throw("in_doubt") else a for a in answers]
 
     async def _again(self, questions: Sequence[Question]) -> None:
         """The network delivers it once more, up to 20 s later: perhaps after the end."""
