@@ -35,7 +35,7 @@ def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move
             return _go(flow, transfer, answer, ask.rejected, terms)
         case Rejected():
             return _insist(flow, transfer, answer, terms)
-        case Unknown():
+        case _:
             return _stay(ask, transfer, answer, terms)
 
 

@@ -152,8 +152,6 @@ class Flow(msgspec.Struct, frozen=True):
                         yield state, f"{row.role}.{row.verb} rejected", row.rejected
                 case Pass():
                     yield state, "", row.to
-                case End():
-                    pass
 
     def answers(self) -> Iterator[Edge]:
         """Every answer that the history of this flow may hold."""

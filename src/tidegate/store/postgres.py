@@ -206,6 +206,10 @@ class PostgresStore:
                 f"flow {', '.join(names)}: the database has another table; run `tidegate migrate`"
             )
 
+    async def forget_marks(self, core: str) -> None:
+        """Drop the marks of processes that are gone; every start would leave one behind."""
+        await self._fetch("forget_marks", {"core": core})
+
     async def floor(self, horizon_s: float) -> UUID:
         """Every id below it is of a transfer that has ended, and older than the horizon."""
         at_us, _, _ = await self.look([(0, "")])

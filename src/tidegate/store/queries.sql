@@ -42,8 +42,9 @@ SELECT id, version
  ORDER BY id
    FOR NO KEY UPDATE;
 
--- record: compare-and-set on the version, with one history row per answer, in one statement.
-WITH move AS MATERIALIZED (
+-- record: compare-and-set on the version, with one history row per answer, in one statement. Each
+-- row is met by its key, twice: a join of two batches with each other could become a nested loop.
+WITH locked AS MATERIALIZED (
     SELECT m.*
       FROM unnest(
                %(ids)s::uuid[], %(versions)s::integer[], %(states)s::text[], %(lanes)s::text[],
@@ -52,13 +53,9 @@ WITH move AS MATERIALIZED (
                %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[]
            ) AS m (id, version, state, lane, delay_s, new_version, attempts, retries, paged,
                    undoes, error, hash, deadline_s)
-),
-locked AS MATERIALIZED (
-    SELECT t.id
-      FROM transfers AS t
-     WHERE t.id = ANY(%(ids)s::uuid[])
+      JOIN transfers AS t ON t.id = m.id
      ORDER BY t.id
-       FOR NO KEY UPDATE
+       FOR NO KEY UPDATE OF t
 ),
 moved AS (
     UPDATE transfers AS t
@@ -79,9 +76,8 @@ moved AS (
            deadline_at = CASE WHEN m.new_version = m.version THEN t.deadline_at
                               ELSE now() + m.deadline_s * interval '1 second' END,
            updated_at = CASE WHEN m.new_version = m.version THEN t.updated_at ELSE now() END
-      FROM move AS m
-      JOIN locked AS l ON l.id = m.id
-     WHERE t.id = l.id
+      FROM locked AS m
+     WHERE t.id = m.id
        AND t.version = m.version
     RETURNING t.id, t.flow
 ),
@@ -184,7 +180,8 @@ UPDATE transfers AS t
           FROM transfers AS x
           JOIN unnest(%(ids)s::uuid[], %(versions)s::integer[]) AS r (id, version)
             ON x.id = r.id AND x.version = r.version
-         WHERE x.lane IS NOT NULL
+         -- Not «IS NOT NULL», for which all that is open would be read by the index of the due.
+         WHERE coalesce(x.lane, '') <> ''
          ORDER BY x.id
            FOR NO KEY UPDATE OF x) AS held
  WHERE t.id = held.id;
@@ -205,13 +202,10 @@ SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amoun
 -- flows: what is installed, to be compared with what this program would run.
 SELECT flow, checksum FROM flow_tables;
 
--- core_mark: the furthest that any of our processes has seen a trading core acknowledge.
-SELECT uuid, position, crc, epoch,
-       (SELECT count(DISTINCT uuid) FROM core_positions WHERE core = %(core)s)
-  FROM core_positions
+-- forget_marks: what another process has surpassed says nothing more; the furthest stays.
+DELETE FROM core_positions
  WHERE core = %(core)s
- ORDER BY position DESC, epoch DESC
- LIMIT 1;
+   AND position < (SELECT max(position) FROM core_positions WHERE core = %(core)s);
 
 -- floor: the oldest transfer that has not ended. Materialised, or the whole table is walked.
 WITH open AS MATERIALIZED (

@@ -142,5 +142,6 @@ CREATE TABLE daily_totals (
 
 GRANT INSERT, UPDATE ON transfers, attempts, ledger_accounts, core_positions, daily_totals
    TO tidegate_engine;
+GRANT DELETE ON core_positions TO tidegate_engine;
 -- What was answered and what was done is only ever added to.
 GRANT INSERT ON cids, history, ledger_operations TO tidegate_engine;

@@ -1,0 +1,201 @@
+"""The composition root: the one place with a clock and dice, where the parts are put together."""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tidegate.core.answers import Alarm, Unreachable
+from tidegate.core.flow import Flow
+from tidegate.core.money import parse_amount
+from tidegate.core.ports import StoreUnavailable, System
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Account, Asset, Request, Wish, internal_transfer
+from tidegate.core.transfer import Party
+from tidegate.core.wire import Mark
+from tidegate.engine.alerts import Alert
+from tidegate.engine.births import HORIZON_S, Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
+from tidegate.systems.trading import Caller, Trading, dial, recall
+
+SCHEMA = "tidegate_store"
+LEDGER, CORE = "ledger", "core"
+RETIRE_EVERY_S = 600.0
+CORE_START_S = 60.0
+
+ACCOUNTS: Mapping[str, Account] = {
+    "FUNDING": Account(LEDGER, FUNDING),
+    "SPOT": Account(CORE, "SPOT"),
+    "FUTURE": Account(CORE, "FUTURE", supported=False),
+    "MARGIN": Account(CORE, "MARGIN", supported=False),
+}
+
+log = structlog.get_logger("tidegate")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a program chooses. Everything has a default but the database."""
+
+    database: str
+    schema: str = SCHEMA
+    core: str | None = None  # Where the trading core listens: unix:PATH or tcp:HOST:PORT.
+    systems: tuple[System, ...] = ()  # The program's own, besides the ledger and the core.
+    flows: tuple[Flow, ...] = ()  # The program's own, besides the built-in ones.
+    bounds: Bounds | None = None
+    scan_s: float = 1.0
+    alert: Callable[[Alert], None] | None = None
+
+    def all_flows(self) -> dict[str, Flow]:
+        return dict(FLOWS) | {flow.name: flow for flow in self.flows}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A running engine on one store, in the words of its users."""
+
+    engine: Engine[PostgresTransaction]
+    store: PostgresStore
+    ledger: Ledger
+    core: Trading | None
+    assets: Mapping[str, Asset]
+
+    async def transfer(self, wish: Wish, owner: int, wait_s: float = 0.5) -> Receipt | Refusal:
+        """Move an owner's money between two of the owner's accounts."""
+        request = internal_transfer(wish, owner, ACCOUNTS, self.assets)
+        if isinstance(request, Refusal):
+            return request
+        return await self.engine.transfer(request, wait_s)
+
+    async def deposit(self, wish: Wish, owner: int) -> Receipt | Refusal:
+        """Money comes in from outside, to `wish.target`."""
+        return await self._cross(wish, owner, "deposit")
+
+    async def withdraw(self, wish: Wish, owner: int) -> Receipt | Refusal:
+        """Money leaves the books, from `wish.source`."""
+        return await self._cross(wish, owner, "external_withdrawal")
+
+    async def _cross(self, wish: Wish, owner: int, flow: str) -> Receipt | Refusal:
+        inner = wish.target if flow == "deposit" else wish.source
+        account, asset = ACCOUNTS.get(inner), self.assets.get(wish.asset)
+        if account is None:
+            return Refusal.INVALID_ACCOUNT_TYPE
+        if asset is None:
+            return Refusal.INVALID_ASSET
+        if wish.cid is None:
+            return Refusal.INVALID_REQUEST  # Money crosses the border once, or not at all.
+        amount = parse_amount(wish.amount, asset.decimals)
+        if isinstance(amount, Refusal):
+            return amount
+        party = Party(account.system, account.book, owner)
+        outside = Party(LEDGER, OUTSIDE, owner)
+        parties = {"source": party, "target": outside}
+        if flow == "deposit":
+            suspense = Party(LEDGER, SUSPENSE, owner)
+            parties = {"source": outside, "target": party, "suspense": suspense}
+        request = Request(owner, flow, parties, asset.id, amount, wish.cid)
+        return await self.engine.transfer(request)
+
+
+@asynccontextmanager
+async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
+    """Start an engine; at the end of the block it stops cleanly and gives its leases back."""
+    alert = setup.alert or log_alert
+    async with AsyncExitStack() as stack:
+        store = PostgresStore(setup.database, setup.schema, setup.bounds)
+        await stack.enter_async_context(store)
+        await store.verify(setup.all_flows().values())
+        core = None
+        if setup.core is not None:
+            core = trading(store, setup.core, alert)
+            await store.forget_marks(CORE)
+            stack.push_async_callback(core.close)
+        ledger = Ledger(LEDGER)
+        parts = Parts(
+            store=store,
+            flows=setup.all_flows(),
+            outside=[*([core] if core else []), *setup.systems],
+            local=[ledger],
+            clock=time.monotonic,
+            dice=random.Random(os.urandom(16)),  # noqa: S311  It spreads retries; it hides nothing.
+            alert=alert,
+            scan_s=setup.scan_s,
+        )
+        engine = await stack.enter_async_context(Engine(parts))
+        if core is not None:
+            retiring = asyncio.create_task(_retire(store, core))
+            stack.callback(retiring.cancel)
+        yield Gate(engine, store, ledger, core, await store.assets())
+
+
+def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) -> Trading:
+    """The trading core, shown on every connection what this store has seen it acknowledge."""
+
+    async def marks() -> Mark | None:
+        try:
+            async with store.transaction() as tx:
+                return await recall(tx, CORE)
+        except StoreUnavailable as fault:
+            raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
+
+    def refused(reason: str) -> None:
+        alert(Alert(Alarm.CRITICAL, reason, CORE))
+
+    caller = Caller(store.schema, f"{socket.gethostname()}-{os.getpid()}")
+    return Trading(CORE, dial(address), caller, marks, refused)
+
+
+async def _retire(store: PostgresStore, core: Trading) -> None:
+    """Let the core forget operations of transfers that have ended long ago."""
+    while True:
+        await asyncio.sleep(RETIRE_EVERY_S)
+        try:
+            await core.retire(store.schema, await store.floor(HORIZON_S))
+        except (Unreachable, StoreUnavailable) as fault:
+            log.info("retire put off", reason=str(fault))
+
+
+@contextmanager
+def core_process(directory: Path) -> Iterator[str]:
+    """A trading core as a child process, for programs that run everything themselves."""
+    directory.mkdir(parents=True, exist_ok=True)
+    address = f"unix:{directory / 'socket'}"
+    command = [sys.executable, "-m", "tidegate.trading_core"]
+    command += ["--data", str(directory), "--listen", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # noqa: S603
+        try:
+            assert child.stdout is not None
+            if not child.stdout.readline():
+                raise RuntimeError("the trading core did not start; its message is above")
+            yield address
+        finally:
+            child.terminate()
+
+
+def log_alert(alert: Alert) -> None:
+    """To the log, at the level that the alarm deserves."""
+    said = {
+        "lane": alert.lane,
+        "transfer": alert.transfer_id and str(alert.transfer_id),
+        "state": alert.state,
+    }
+    known = {name: value for name, value in said.items() if value is not None}
+    levels = {Alarm.NONE: log.info, Alarm.PAGE: log.warning}
+    levels.get(alert.alarm, log.critical)(alert.cause, **known)
+
+
+def checked(flows: Iterable[Flow]) -> list[Flow]:
+    """The built-in flows and a program's own, as `migrate` installs them."""
+    return list((dict(FLOWS) | {flow.name: flow for flow in flows}).values())

@@ -1,0 +1,21 @@
+"""The embedded PostgreSQL: find its programs, run it as a child, end it with its parent."""
+
+from tidegate.postgres.binaries import (
+    Binaries,
+    PostgresError,
+    find_binaries,
+    installed_binaries,
+)
+from tidegate.postgres.places import private_directory
+from tidegate.postgres.server import Bounds, Server, database_url
+
+__all__ = [
+    "Binaries",
+    "Bounds",
+    "PostgresError",
+    "Server",
+    "database_url",
+    "find_binaries",
+    "installed_binaries",
+    "private_directory",
+]

@@ -1,0 +1,383 @@
+"""The client of the trading core: questions out, answers back, and what it must not forget."""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core import wire
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
+from tidegate.core.flow import Verb
+from tidegate.core.ports import SqlTransaction
+from tidegate.core.refusals import Doubt, Reason
+from tidegate.core.sql import load
+from tidegate.core.transfer import Question
+from tidegate.core.wire import Event, Frame, Kind, Mark, Outcome, Status, Streams
+
+STATEMENTS = load("tidegate.systems", "trading.sql")
+LOST = (*wire.LOST, TimeoutError)
+MAX_IN_FLIGHT = 1_024
+MAX_REQUEST = wire.MAX_U32
+
+Connect: TypeAlias = Callable[[], Awaitable[Streams]]
+Recall: TypeAlias = Callable[[], Awaitable[Mark | None]]
+
+DEBIT, CREDIT, REFUND = Verb.DEBIT, Verb.CREDIT, Verb.REFUND
+BOOKS = {book.name: int(book) for book in wire.Book}
+DONE = int(Outcome.DONE)
+EMPTY = frozenset({Outcome.EMPTY, Outcome.TOMBSTONE})
+REASONS: dict[int, str] = {o: str(Reason[o.name]) for o in Outcome if o.name in Reason.__members__}
+DOUBTS: dict[int, str] = {o: str(Doubt[o.name]) for o in Outcome if o.name in Doubt.__members__}
+DOUBTS[Outcome.MALFORMED] = Outcome.MALFORMED.name
+ALARMS: dict[int, Alarm] = {Outcome.BUSY: Alarm.NONE, Outcome.UNDO_UNFOUNDED: Alarm.HALT}
+MALFORMED = Unknown(Outcome.MALFORMED.name, Alarm.PAGE)
+
+
+class Refused(Unreachable):
+    """The core will not serve us, or we will not be served by it: one of us has lost something."""
+
+
+class Caller(NamedTuple):
+    """Who we are to the core, and how long we wait for it."""
+
+    store: str
+    process: str
+    timeout_s: float = 5.0
+
+
+class Balance(NamedTuple):
+    status: Status
+    amount: int
+
+
+class Totals(NamedTuple):
+    """The sum of all balances per (book, asset), at one position."""
+
+    position: int
+    sums: dict[tuple[str, int], int]
+
+
+def dial(address: str) -> Connect:
+    """How to reach a core at `unix:PATH` or `tcp:HOST:PORT`."""
+    scheme, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+
+    async def connect() -> Streams:
+        if scheme == "unix":
+            return await asyncio.open_unix_connection(rest)
+        return await asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
+
+    return connect
+
+
+async def recall(tx: SqlTransaction, core: str) -> Mark | None:
+    """What our database remembers of a core: the newest of what all processes have seen."""
+    return newest(Mark(*row) for row in await tx.fetch(STATEMENTS["marks"], {"core": core}))
+
+
+def newest(marks: Iterable[Mark]) -> Mark | None:
+    found = list(marks)
+    if len({mark.uuid for mark in found}) > 1:
+        names = ", ".join(sorted({str(mark.uuid) for mark in found}))
+        raise Refused(f"our database remembers several cores under one name: {names}")
+    if not found:
+        return None
+    last = max(found, key=lambda mark: mark.position)
+    if any(mark.position == last.position and mark.crc != last.crc for mark in found):
+        raise Refused(f"we remember two histories of core {last.uuid} at {last.position}")
+    return Mark(last.uuid, last.position, last.crc, max(mark.epoch for mark in found))
+
+
+class Link:
+    """One connection that has been welcomed. When it fails, all that waits on it is unknown."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._reader, self._writer = streams
+        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._request = 0
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._reading = asyncio.ensure_future(self._read())
+        self.failed = False
+
+    async def call(self, kind: Kind, body: bytes, timeout_s: float) -> Frame:
+        try:
+            async with asyncio.timeout(timeout_s), self._slots:
+                return await self._exchange(kind, body)
+        except TimeoutError:
+            # The core answers in order, so that nothing behind this one can be had either.
+            raise self.fail(f"no answer within {timeout_s} s") from None
+
+    async def _exchange(self, kind: Kind, body: bytes) -> Frame:
+        if self.failed:
+            raise Unreachable("the connection to the trading core was lost")
+        self._request = request = self._request % MAX_REQUEST + 1
+        reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._pending[request] = reply
+        try:
+            self._writer.write(wire.frame(kind, request, body))
+            await self._writer.drain()
+            return await reply
+        except OSError as lost:
+            raise self.fail(f"the connection to the trading core was lost: {lost}") from lost
+        finally:
+            self._pending.pop(request, None)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                found = await wire.receive(self._reader)
+                if found.kind == Kind.REFUSED:
+                    self.fail(wire.unpack_refusal(found.body).message)
+                    return
+                # A reply that nobody waits for any more came late, and is nobody's answer.
+                reply = self._pending.get(found.request)
+                if reply is not None and not reply.done():
+                    reply.set_result(found)
+        except LOST as lost:
+            self.fail(f"the connection to the trading core was lost: {lost}")
+
+    def fail(self, reason: str) -> Unreachable:
+        """End the connection. Everything under way on it becomes unknown."""
+        self.failed = True
+        for reply in self._pending.values():
+            if not reply.done():
+                reply.set_exception(Unreachable(reason))
+                reply.exception()  # Looked at here: its asker may have been cancelled.
+        self._writer.close()
+        if self._reading is not asyncio.current_task():
+            self._reading.cancel()
+        return Unreachable(reason)
+
+    async def close(self) -> None:
+        self.fail("the client was closed")
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class Trading:
+    """The trading core as a system. Any number of asks may be under way at once."""
+
+    reversible = True
+
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        caller: Caller,
+        marks: Recall,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.refusal: str | None = None  # Why we were last refused, until we are served again.
+        self.floor = UUID(int=0)  # Ids below it are retired there.
+        self._connect, self._caller, self._marks = connect, caller, marks
+        self._on_refused = on_refused
+        self.mark: Mark | None = None  # The newest that the core has shown us.
+        self._link: Link | None = None
+        self._connecting = asyncio.Lock()
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        """Answer each question, in order, or raise Unreachable: then nothing is known of any."""
+        answers: list[Answer] = [MALFORMED] * len(questions)
+        asked = [(i, packed) for i, q in enumerate(questions) if (packed := _packed(q))]
+        for start in range(0, len(asked), wire.MAX_OPERATIONS):
+            chunk = asked[start : start + wire.MAX_OPERATIONS]
+            found = await self._call(Kind.ASK, b"".join(packed for _, packed in chunk))
+            outcomes = self._answers(found, len(chunk))
+            for (i, _), (outcome, position) in zip(chunk, outcomes, strict=True):
+                answers[i] = _answer(outcome, position)
+        return answers
+
+    async def query(self, keys: Sequence[tuple[UUID, int]]) -> Sequence[Answer | None]:
+        """What is stored under each key, at most 8192 of them; None if nothing is."""
+        found = await self._call(Kind.QUERY, wire.pack_keys(keys))
+        outcomes = self._answers(found, len(keys))
+        return [None if not outcome else _answer(outcome, at) for outcome, at in outcomes]
+
+    async def balance(self, owner: int, book: str, asset_id: int) -> Balance:
+        body = wire.account(wire.Book[book], asset_id, owner)
+        found = await self._call(Kind.BALANCES, body)
+        [(status, raw)] = self._rows(wire.BALANCE, found)
+        return Balance(Status(status), int.from_bytes(raw))
+
+    async def totals(self) -> Totals:
+        found = await self._call(Kind.TOTALS)
+        sums = {
+            (wire.Book(book).name, asset_id): int.from_bytes(raw)
+            for book, asset_id, raw in self._rows(wire.TOTAL, found)
+        }
+        return Totals(wire.unpack_stamp(found.body).position, sums)
+
+    async def set_status(self, owner: int, book: str, asset_id: int, status: Status) -> None:
+        account = wire.account(wire.Book[book], asset_id, owner)
+        await self._call(Kind.SET_STATUS, wire.STATUS.pack(account, status))
+
+    async def retire(self, store: str, floor: UUID) -> UUID:
+        """Say that a store is done with all ids below `floor`; return the core's own floor."""
+        found = await self._call(Kind.RETIRE, floor.bytes + store.encode())
+        [(raw,)] = self._rows(wire.FLOOR, found)
+        self.floor = UUID(bytes=raw)
+        return self.floor
+
+    async def snapshot(self) -> None:
+        await self._call(Kind.SNAPSHOT)
+
+    async def events(self, after: int) -> AsyncIterator[Event]:
+        """Every operation after a position, in order, once it is durable. It waits for more."""
+        reader, writer = await self._greeted()
+        try:
+            writer.write(wire.frame(Kind.EVENTS, 1, wire.AFTER.pack(after)))
+            while True:
+                found = await wire.receive(reader)
+                if found.kind == Kind.REFUSED:
+                    raise Unreachable(wire.unpack_refusal(found.body).message)
+                for event in wire.unpack_events(found.body):
+                    yield event
+        except LOST as lost:
+            raise Unreachable(f"the events of {self.name} were lost: {lost}") from lost
+        finally:
+            writer.close()
+
+    async def remember(self, tx: SqlTransaction) -> None:
+        """Write the newest mark that we acknowledge, with the answers that rest on it."""
+        if self.mark is not None:
+            who = {"core": self.name, "process": self._caller.process}
+            await tx.fetch(STATEMENTS["remember"], who | msgspec.structs.asdict(self.mark))
+
+    async def close(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+
+    async def _call(self, kind: Kind, body: bytes = b"") -> Frame:
+        link = await self._linked()
+        found = await link.call(kind, body, self._caller.timeout_s)
+        if found.kind == Kind.BUSY:
+            if kind != Kind.ASK:
+                raise Unreachable(f"{self.name} is busy; nothing was done")
+        else:
+            self._observe(link, found)
+        return found
+
+    def _observe(self, link: Link, found: Frame) -> None:
+        """Keep the newest mark; an answer from an earlier start of the core is none."""
+        assert self.mark is not None
+        try:
+            epoch, position, crc = wire.unpack_stamp(found.body)
+        except wire.Malformed as broken:
+            raise link.fail(f"{self.name} answers in riddles: {broken}") from broken
+        if epoch < self.mark.epoch:
+            link.fail("an earlier start of the core answered")
+            raise self._refused(f"{self.name} answers from epoch {epoch}, long past")
+        if position > self.mark.position or epoch > self.mark.epoch:
+            self.mark = Mark(self.mark.uuid, position, crc, epoch)
+
+    async def _linked(self) -> Link:
+        async with self._connecting:
+            if self._link is None or self._link.failed:
+                self._link = Link(await self._greeted())
+            return self._link
+
+    async def _greeted(self) -> Streams:
+        """A new connection on which the core has said that it knows what we know."""
+        try:
+            known = newest(mark for mark in (await self._marks(), self.mark) if mark)
+        except Refused as torn:
+            raise self._refused(str(torn)) from torn
+        try:
+            async with asyncio.timeout(self._caller.timeout_s):
+                streams = await self._connect()
+        except LOST as lost:
+            raise Unreachable(f"{self.name} cannot be reached: {lost!r}") from lost
+        try:
+            async with asyncio.timeout(self._caller.timeout_s):
+                welcome = await self._greet(streams, known)
+        except LOST as lost:
+            streams[1].close()
+            raise Unreachable(f"{self.name} does not greet: {lost!r}") from lost
+        except Unreachable:
+            streams[1].close()
+            raise
+        self.refusal = None
+        self.floor = UUID(bytes=welcome.floor)
+        if self.mark is None or self.mark.position <= welcome.mark.position:
+            self.mark = welcome.mark
+        return streams
+
+    async def _greet(self, streams: Streams, known: Mark | None) -> wire.Welcome:
+        reader, writer = streams
+        store, process, _ = self._caller
+        epoch = known.epoch if known else 0
+        hello = wire.Hello(wire.PROTOCOL, store, process, known, epoch)
+        writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
+        kind, _, body = await wire.receive(reader)
+        if kind == Kind.REFUSED:
+            refusal = wire.unpack_refusal(body)
+            if refusal.code == wire.Refused.CROWDED:
+                raise Unreachable(refusal.message)
+            raise self._refused(refusal.message)
+        if kind != Kind.WELCOME:
+            raise wire.Malformed(f"a greeting of kind {kind}")
+        welcome = wire.unpack_welcome(body)
+        if known is not None:
+            # The core has looked at this already. That it must agree costs nothing.
+            there = welcome.mark
+            if there.uuid != known.uuid or there.position < known.position:
+                raise self._refused(f"{self.name} is not the core that we know: {there}")
+            if there.epoch < epoch:
+                raise self._refused(f"{self.name} is at epoch {there.epoch}; {epoch} was seen")
+        return welcome
+
+    def _refused(self, message: str) -> Refused:
+        self.refusal = f"{self.name} refuses to serve: {message}"
+        if self._on_refused is not None:
+            self._on_refused(self.refusal)
+        return Refused(self.refusal)
+
+    def _answers(self, found: Frame, count: int) -> Sequence[tuple[int, int]]:
+        if found.kind == Kind.BUSY:
+            return [(Outcome.BUSY, 0)] * count
+        try:
+            return wire.unpack_answers(found.body, count)
+        except wire.Malformed as broken:
+            raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
+
+    def _rows(self, form: struct.Struct, found: Frame) -> Sequence[tuple[Any, ...]]:
+        try:
+            return list(wire.rows(form, found.body[wire.STAMP.size :]))
+        except wire.Malformed as broken:
+            raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
+
+
+def _packed(question: Question) -> bytes | None:
+    """The question as the core is asked it, or None where the core has no words for it."""
+    verb, book, undoes = question.verb, BOOKS.get(question.party.book), question.undoes
+    code = 2 if verb is CREDIT else 1 if verb is DEBIT else 3 if verb is REFUND else 0
+    if not code or book is None or (verb is REFUND) != (undoes is not None):
+        return None
+    try:
+        return wire.OPERATION.pack(
+            wire.KEY.pack(question.transfer_id.bytes, question.version),
+            code,
+            question.expect_done,
+            undoes or 0,
+            wire.ACCOUNT.pack(book, question.asset_id, question.party.owner),
+            question.amount.to_bytes(16),
+        )
+    except (struct.error, OverflowError):
+        return None  # A number that does not fit its field.
+
+
+def _answer(outcome: int, position: int) -> Answer:
+    if outcome == DONE:
+        return Done({"position": str(position)})
+    if outcome in EMPTY:
+        return Done({"position": str(position), "delta": "0"})
+    if outcome in REASONS:
+        return Rejected(REASONS[outcome], {"position": str(position)})
+    # An outcome without a name is a later core's: whatever it means, it is neither yes nor no.
+    reason = DOUBTS.get(outcome, f"OUTCOME_{outcome}")
+    return Unknown(reason, ALARMS.get(outcome, Alarm.PAGE))

@@ -1,0 +1,13 @@
+-- remember: Keeps the newest mark of this process. The row's own position decides whether there is
+-- anything to do, because a transaction in which we did it before may have been rolled back.
+INSERT INTO core_positions AS known (core, process, uuid, position, crc, epoch)
+VALUES (%(core)s, %(process)s, %(uuid)s, %(position)s, %(crc)s, %(epoch)s)
+ON CONFLICT (core, process) DO UPDATE
+SET position = excluded.position, crc = excluded.crc, epoch = excluded.epoch
+WHERE known.uuid = excluded.uuid
+  AND (known.position, known.epoch) < (excluded.position, excluded.epoch);
+
+-- marks: Everything that any process of this store has acknowledged from a core.
+SELECT uuid, position, crc, epoch
+FROM core_positions
+WHERE core = %(core)s;

@@ -1,0 +1,1 @@
+"""The trading core: balances in memory, decisions in a log, a process of its own."""

@@ -1,0 +1,334 @@
+"""The core: judge, append, sync, apply, answer; one batch at a time.
+
+Whatever arrives while a batch is being made durable is the next batch. Nothing is changed in
+memory and nobody is answered, not even a duplicate, before the disk has it.
+"""
+
+import asyncio
+from collections import deque
+from typing import NamedTuple
+from uuid import UUID
+
+from tidegate.core import wire
+from tidegate.core.wire import (
+    STAMP,
+    Hello,
+    Kind,
+    Malformed,
+    Mark,
+    Refusal,
+    Refused,
+    Status,
+    Welcome,
+)
+from tidegate.trading_core import recovery, wal
+from tidegate.trading_core.book import VERSION_BITS, Draft
+from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.judge import BOOKS, judge, retire, set_status
+from tidegate.trading_core.recovery import Recovered
+from tidegate.trading_core.snapshot import State
+from tidegate.trading_core.wal import Place, Section
+
+ROWS = {Kind.ASK: wire.OPERATION, Kind.QUERY: wire.KEY, Kind.BALANCES: wire.ACCOUNT}
+SETTABLE = frozenset(int(status) for status in Status) - {int(Status.ABSENT)}
+MAX_STORE_BYTES = wire.MAX_NAME
+
+
+class Limits(NamedTuple):
+    """Every bound of a core."""
+
+    batch_operations: int = 16_384
+    queue_operations: int = 65_536
+    queue_bytes: int = 16 * 2**20
+    queue_requests: int = 16_384
+    snapshot_records: int = 1_000_000
+    snapshot_bytes: int = 128 * 2**20
+    marks: int = 1_000_000
+    stores: int = 1_024
+    connections: int = 64
+    requests_in_flight: int = 64  # Of one connection: then it is no longer read.
+    hello_s: float = 5.0
+    farewell_s: float = 1.0
+
+
+class Busy(Exception):
+    """The queue is full. Definitely not executed."""
+
+
+class Stopped(Exception):
+    """The core no longer serves: it is shutting down, or its disk has failed."""
+
+
+class Request(NamedTuple):
+    kind: Kind
+    body: bytes
+    reply: asyncio.Future[bytes]
+
+
+REPLIES = {
+    Kind.ASK: Kind.ANSWERS,
+    Kind.SET_STATUS: Kind.RECORDED,
+    Kind.RETIRE: Kind.RECORDED,
+    Kind.SNAPSHOT: Kind.RECORDED,
+    Kind.QUERY: Kind.FOUND,
+    Kind.BALANCES: Kind.BALANCED,
+    Kind.TOTALS: Kind.SUMMED,
+}
+READS = frozenset({Kind.QUERY, Kind.BALANCES, Kind.TOTALS})
+
+
+class Core:
+    """Open it, run `run()` in a task, and submit. No sockets here, no clock and no dice."""
+
+    def __init__(self, disk: Disk, recovered: Recovered, limits: Limits) -> None:
+        state = recovered.state
+        self.disk, self.limits, self.notes = disk, limits, recovered.notes
+        self.uuid, self.epoch, self.book, self.marks = (
+            state.uuid,
+            state.epoch,
+            state.book,
+            state.marks,
+        )
+        self.log = recovered.log
+        self._queue: deque[Request] = deque()
+        self._queued_operations = self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._advanced = asyncio.Event()
+        self._stopping = False
+        self.stopped = asyncio.Event()  # No more answers will come.
+
+    @classmethod
+    async def open(cls, disk: Disk, fresh_uuid: bytes, limits: Limits | None = None) -> "Core":
+        """Take the directory and recover. A fresh uuid is used only if it is empty."""
+        limits = limits or Limits()
+        disk.lock()
+        return cls(disk, await recovery.recover(disk, fresh_uuid, limits.marks), limits)
+
+    @property
+    def place(self) -> Place:
+        return self.log.place
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(UUID(bytes=self.uuid), *self.place, self.epoch)
+
+    def stamp(self) -> bytes:
+        return STAMP.pack(self.epoch, *self.place)
+
+    def refuses(self, hello: Hello) -> Refusal | None:
+        """Why this client must not be served, if so: one of us has lost something."""
+        known = hello.mark
+        if hello.protocol != wire.PROTOCOL:
+            return _no(Refused.PROTOCOL, f"this core speaks protocol {wire.PROTOCOL}")
+        if known is not None and known.uuid.bytes != self.uuid:
+            return _no(
+                Refused.OTHER_CORE,
+                f"the client knows core {known.uuid}, and this is {self.mark.uuid}: "
+                "is this the right data directory?",
+            )
+        if max(hello.epoch, known.epoch if known else 0) > self.epoch:
+            return _no(Refused.STALE_EPOCH, f"a later start than epoch {self.epoch} was seen")
+        return None if known is None else self._disowns(known)
+
+    def _disowns(self, known: Mark) -> Refusal | None:
+        if known.position > self.place.position:
+            return _no(
+                Refused.BEHIND,
+                f"this core is at position {self.place.position} and has answered "
+                f"{known.position}: its log has lost its end, or it is an old copy",
+            )
+        if known.position < self.marks.oldest():
+            return _no(
+                Refused.TOO_OLD,
+                f"the client remembers position {known.position}; this core can vouch from "
+                f"{self.marks.oldest()} on. Compare the books, then forget the client's mark",
+            )
+        if self.marks.find(known.position) != known.crc:
+            return _no(
+                Refused.FORKED,
+                f"the history differs at position {known.position}: two cores have run on "
+                "copies of one directory",
+            )
+        return None
+
+    def welcome(self) -> Welcome:
+        return Welcome(self.mark, (self.book.floor >> VERSION_BITS).to_bytes(16))
+
+    def submit(self, kind: Kind, body: bytes) -> asyncio.Future[bytes]:
+        """Queue a request; its reply comes when it is durable. Raises Busy or Stopped."""
+        if self._stopping:
+            raise Stopped("the core has stopped")
+        check(kind, body)
+        if kind == Kind.RETIRE and len(self.book.floors) >= self.limits.stores:
+            store = body[wire.FLOOR.size :].decode()
+            if store not in self.book.floors:
+                raise Malformed(f"{self.limits.stores} stores are registered; no more are taken")
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if kind in READS:
+            # Memory holds only what is durable, so that a read need not wait.
+            reply.set_result(self._read(kind, body))
+            return reply
+        operations = len(body) // wire.OPERATION.size
+        if (
+            self._queued_operations + operations > self.limits.queue_operations
+            or self._queued_bytes + len(body) > self.limits.queue_bytes
+            or len(self._queue) >= self.limits.queue_requests
+        ):
+            raise Busy
+        self._queue.append(Request(kind, body, reply))
+        self._queued_operations += operations
+        self._queued_bytes += len(body)
+        self._wake.set()
+        return reply
+
+    async def run(self) -> None:
+        """Commit until stopped. Any error of the disk ends it, and must end the process."""
+        try:
+            while True:
+                await self._wake.wait()
+                if not self._queue:
+                    break
+                await self._commit(self._take())
+                if not self._queue and not self._stopping:
+                    self._wake.clear()
+                await asyncio.sleep(0)
+        finally:
+            self._stopping = True
+            self.stopped.set()
+            self._advanced.set()
+            for request in self._queue:
+                _fail(request)
+            self.log.close()
+
+    def stop(self) -> None:
+        """Take nothing more; `run` ends when what is queued is answered."""
+        self._stopping = True
+        self._wake.set()
+
+    def _take(self) -> list[Request]:
+        """Everything that is queued, as far as it fits in one frame."""
+        group: list[Request] = []
+        operations = 0
+        while self._queue:
+            count = len(self._queue[0].body) // wire.OPERATION.size
+            if group and operations + count > self.limits.batch_operations:
+                break
+            group.append(self._queue.popleft())
+            operations += count
+            self._queued_bytes -= len(group[-1].body)
+        self._queued_operations -= operations
+        return group
+
+    async def _commit(self, group: list[Request]) -> None:
+        try:
+            draft, payload, replies = self._judge(group)
+            if payload:
+                await self.log.append(draft.position - self.book.position, payload)
+                self.book.apply(draft)
+                self.marks.add(self.place)
+                self._next_advance()
+            self._answer(group, replies, snapshots=False)
+            if self._snapshot_due(group):
+                await self._rotate()
+            self._answer(group, replies, snapshots=True)
+        finally:
+            for request in group:
+                _fail(request)
+
+    def _answer(self, group: list[Request], replies: list[bytes], *, snapshots: bool) -> None:
+        stamp = self.stamp()
+        for request, reply in zip(group, replies, strict=True):
+            if snapshots == (request.kind == Kind.SNAPSHOT) and not request.reply.done():
+                request.reply.set_result(stamp + reply)
+
+    def _judge(self, group: list[Request]) -> tuple[Draft, bytes, list[bytes]]:
+        draft = Draft(self.book)
+        sections: list[bytes] = []
+        replies: list[bytes] = []
+        for kind, body, _ in group:
+            before, reply = draft.position, b""
+            match kind:
+                case Kind.ASK:
+                    reply, records = judge(draft, body)
+                    section = Section.OPERATIONS
+                case Kind.SET_STATUS:
+                    records = set_status(draft, body)
+                    section = Section.STATUS
+                case Kind.RETIRE:
+                    records = retire(draft, body)
+                    section = Section.FLOOR
+                    reply = (draft.floor >> VERSION_BITS).to_bytes(16)
+                case _:
+                    records = b""
+            if records:
+                sections.append(wal.pack_section(section, draft.position - before, records))
+            replies.append(reply)
+        return draft, b"".join(sections), replies
+
+    def _snapshot_due(self, group: list[Request]) -> bool:
+        fresh = self.place.position - self.log.header.start.position
+        return fresh > 0 and (
+            fresh >= self.limits.snapshot_records
+            or self.log.size >= self.limits.snapshot_bytes
+            or any(request.kind == Kind.SNAPSHOT for request in group)
+        )
+
+    async def _rotate(self) -> None:
+        state = State(self.uuid, self.epoch, self.place, self.book, self.marks)
+        self.log = await recovery.rotate(self.disk, self.log, state)
+
+    def _read(self, kind: Kind, body: bytes) -> bytes:
+        book = self.book
+        match kind:
+            case Kind.QUERY:
+                keys = wire.rows(wire.KEY, body)
+                found = (book.answer(int.from_bytes(k) << VERSION_BITS | v) for k, v in keys)
+                rows = [wire.ANSWER.pack(*answer) for answer in found]
+            case Kind.BALANCES:
+                size = wire.ACCOUNT.size
+                accounts = (body[i : i + size] for i in range(0, len(body), size))
+                rows = [
+                    wire.BALANCE.pack(book.status(a), book.balance(a).to_bytes(16))
+                    for a in accounts
+                ]
+            case _:
+                rows = [group + total.to_bytes(32) for group, total in sorted(book.totals.items())]
+        return self.stamp() + b"".join(rows)
+
+    async def advance(self) -> None:
+        """Return when something more has become durable."""
+        await self._advanced.wait()
+        if self.stopped.is_set():
+            raise Stopped("the core has stopped")
+
+    def _next_advance(self) -> None:
+        advanced, self._advanced = self._advanced, asyncio.Event()
+        advanced.set()
+
+
+def check(kind: Kind, body: bytes) -> None:
+    """Raise Malformed unless this is a request that a core can take."""
+    form = ROWS.get(kind)
+    if form is not None:
+        if len(body) % form.size or len(body) > form.size * wire.MAX_OPERATIONS:
+            raise Malformed(f"{len(body)} bytes are no list of rows of {form.size}")
+    elif kind == Kind.SET_STATUS:
+        if len(body) != wire.STATUS.size or body[0] not in BOOKS or body[-1] not in SETTABLE:
+            raise Malformed("this is no account and status")
+    elif kind == Kind.RETIRE:
+        name = body[wire.FLOOR.size :]
+        if not 0 < len(name) <= MAX_STORE_BYTES or not name.isascii():
+            raise Malformed("this is no floor of a named store")
+    elif kind not in (Kind.TOTALS, Kind.SNAPSHOT) or body:
+        raise Malformed(f"there is no request of kind {int(kind)}")
+
+
+def _no(code: Refused, message: str) -> Refusal:
+    return Refusal(code, f"{code.name}: {message}")
+
+
+def _fail(request: Request) -> None:
+    if not request.reply.done():
+        request.reply.set_exception(Stopped("the core has stopped"))
+        # Looked at here, because nobody else may be left to do so.
+        request.reply.exception()

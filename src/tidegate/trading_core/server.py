@@ -1,0 +1,148 @@
+"""The core as a process: sockets, signals, and the last word on stderr."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.disk import Locked, RealDisk
+from tidegate.trading_core.session import converse, turn_away
+from tidegate.trading_core.wal import Damaged
+
+MAX_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
+LOOPBACK = "127.0.0.1"
+BACKLOG = 128
+
+
+class Unlistenable(Exception):
+    """The address to listen on cannot be used."""
+
+
+def run(directory: Path, listen: str, limits: Limits | None = None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
+    try:
+        asyncio.run(serve(directory, listen, os.urandom(16), limits))
+    except (Damaged, Locked, Unlistenable) as fault:
+        print(f"trading core: {fault}", file=sys.stderr, flush=True)
+        return 1
+    except OSError as fault:
+        message = f"the disk failed: {fault}. Nothing unwritten was answered; stopping"
+        print(f"trading core: {message}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+async def serve(
+    directory: Path, listen: str, fresh_uuid: bytes, limits: Limits | None = None
+) -> None:
+    """Recover, listen, commit, until a signal or a failure ends it."""
+    address = parse_listen(listen)
+    core = await Core.open(RealDisk(directory), fresh_uuid, limits)
+    for note in core.notes:
+        print(f"trading core: {note}", file=sys.stderr, flush=True)
+    # Only now, holding the directory: a stale socket file is nobody's.
+    listener = _bind(address)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, core.stop)
+    sessions = Sessions(core)
+    server = await asyncio.start_server(sessions.begin, sock=listener, backlog=BACKLOG)
+    mark = core.mark
+    print(
+        f"trading core ready: {listen} uuid {mark.uuid} epoch {mark.epoch} "
+        f"position {mark.position}",
+        flush=True,
+    )
+    try:
+        await core.run()
+    finally:
+        server.close()
+        await sessions.end()
+        if isinstance(address, Path):
+            with contextlib.suppress(OSError):
+                address.unlink()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(prog="tidegate core", description="Run the trading core.")
+    parser.add_argument("--data", required=True, type=Path, help="the data directory")
+    parser.add_argument("--listen", required=True, help="unix:PATH or tcp:HOST:PORT")
+    usual = Limits()
+    parser.add_argument("--snapshot-records", type=int, default=usual.snapshot_records)
+    parser.add_argument("--snapshot-bytes", type=int, default=usual.snapshot_bytes)
+    chosen = parser.parse_args(argv)
+    limits = usual._replace(
+        snapshot_records=chosen.snapshot_records, snapshot_bytes=chosen.snapshot_bytes
+    )
+    return run(chosen.data, chosen.listen, limits)
+
+
+def parse_listen(listen: str) -> Path | tuple[str, int]:
+    scheme, _, rest = listen.partition(":")
+    if scheme == "unix" and rest:
+        if len(os.fsencode(rest)) > MAX_SOCKET_PATH:
+            raise Unlistenable(
+                f"the socket path {rest} has {len(os.fsencode(rest))} bytes; the system allows "
+                f"{MAX_SOCKET_PATH}: choose a shorter one"
+            )
+        return Path(rest)
+    host, _, port = rest.rpartition(":")
+    if scheme == "tcp" and port.isascii() and port.isdigit() and int(port) < 2**16:
+        return host.strip("[]") or LOOPBACK, int(port)
+    raise Unlistenable(f"listen on unix:PATH or tcp:HOST:PORT, not on {listen!r}")
+
+
+class Sessions:
+    """The open connections, of which there are only so many."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._open: set[asyncio.Task[None]] = set()
+
+    def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        crowded = len(self._open) >= self._core.limits.connections
+        talk = turn_away(self._core, writer) if crowded else converse(self._core, reader, writer)
+        task = asyncio.ensure_future(talk)
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def end(self) -> None:
+        """Let every session send what it has, then end it."""
+        if self._open:
+            limits = self._core.limits
+            await asyncio.wait(self._open, timeout=limits.farewell_s + limits.farewell_s)
+        for task in list(self._open):
+            task.cancel()
+
+
+def _bind(address: Path | tuple[str, int]) -> socket.socket:
+    try:
+        if isinstance(address, Path):
+            return _bind_unix(address)
+        return socket.create_server(address, backlog=BACKLOG)
+    except OSError as fault:
+        raise Unlistenable(f"cannot listen on {address}: {fault}") from fault
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise Unlistenable(f"another program is listening on {path}")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)  # For this user only, from the moment it exists.
+    try:
+        listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener

@@ -1,0 +1,141 @@
+"""One client's connection: a greeting, then requests, answered in the order they came.
+
+A client that does not read its replies is soon not read from either: at most a bounded number
+of its requests wait, and it holds up nobody else.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import NamedTuple
+
+from tidegate.core import wire
+from tidegate.core.wire import ByteReader, ByteWriter, Kind, Malformed, Refusal, Refused
+from tidegate.trading_core.core import REPLIES, Busy, Core, Stopped
+from tidegate.trading_core.events import EventsGone, events
+
+
+class Reply(NamedTuple):
+    request: int
+    kind: Kind
+    body: asyncio.Future[bytes] | None  # None: there was no room for the request.
+
+
+async def converse(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
+    """Serve one client until it leaves, misbehaves, or the core stops."""
+    with contextlib.suppress(*wire.LOST, TimeoutError, Stopped):
+        try:
+            async with asyncio.timeout(core.limits.hello_s):
+                welcome = await _greet(core, reader, writer)
+            if welcome:
+                await _serve(core, reader, writer)
+        except Malformed as broken:
+            _refuse(writer, Refusal(Refused.MALFORMED, f"MALFORMED: {broken}"))
+        except EventsGone as gone:
+            _refuse(writer, Refusal(Refused.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
+    await part(writer, core.limits.farewell_s)
+
+
+async def turn_away(core: Core, writer: ByteWriter) -> None:
+    message = f"CROWDED: {core.limits.connections} connections are open, and no more are taken"
+    _refuse(writer, Refusal(Refused.CROWDED, message))
+    await part(writer, core.limits.farewell_s)
+
+
+async def part(writer: ByteWriter, farewell_s: float) -> None:
+    """Let what was written go out, for a moment."""
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(farewell_s):
+            await writer.wait_closed()
+
+
+def _refuse(writer: ByteWriter, refusal: Refusal) -> None:
+    writer.write(wire.frame(Kind.REFUSED, 0, wire.pack(refusal)))
+
+
+async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> bool:
+    first = await wire.receive(reader)
+    if first.kind != Kind.HELLO:
+        raise Malformed("the first frame must be a HELLO")
+    hello = wire.unpack_hello(first.body)
+    if (refusal := core.refuses(hello)) is not None:
+        _refuse(writer, refusal)
+        return False
+    if hello.store and hello.store not in core.book.floors:
+        # Registered before it asks anything, so that others cannot retire what it still needs.
+        try:
+            await core.submit(Kind.RETIRE, bytes(wire.FLOOR.size) + hello.store.encode())
+        except Busy:
+            return False
+    writer.write(wire.frame(Kind.WELCOME, first.request, wire.pack(core.welcome())))
+    await writer.drain()
+    return True
+
+
+async def _serve(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
+    replies: asyncio.Queue[Reply] = asyncio.Queue(core.limits.requests_in_flight)
+    await _first(
+        _read(core, (reader, writer), replies), _write(replies, writer), _farewell(core, replies)
+    )
+
+
+async def _read(core: Core, streams: wire.Streams, replies: asyncio.Queue[Reply]) -> None:
+    while True:
+        kind, request, body = await wire.receive(streams[0])
+        if kind == Kind.EVENTS:
+            await _stream(core, request, body, streams)
+            return
+        await replies.put(_submit(core, kind, request, body))
+
+
+async def _farewell(core: Core, replies: asyncio.Queue[Reply]) -> None:
+    """When the core stops, what it has answered still goes out."""
+    await core.stopped.wait()
+    async with asyncio.timeout(core.limits.farewell_s):
+        await replies.join()
+
+
+def _submit(core: Core, kind: int, request: int, body: bytes) -> Reply:
+    if kind not in REPLIES:
+        raise Malformed(f"there is no request of kind {kind}")
+    try:
+        return Reply(request, REPLIES[Kind(kind)], core.submit(Kind(kind), body))
+    except Busy:
+        return Reply(request, Kind.BUSY, None)
+
+
+async def _write(replies: asyncio.Queue[Reply], writer: ByteWriter) -> None:
+    while True:
+        request, kind, body = await replies.get()
+        writer.write(wire.frame(kind, request, b"" if body is None else await body))
+        await writer.drain()
+        replies.task_done()
+
+
+async def _stream(core: Core, request: int, body: bytes, streams: wire.Streams) -> None:
+    """Send events until the client leaves. It has nothing more to say on this connection."""
+    if len(body) != wire.AFTER.size:
+        raise Malformed("EVENTS names one position")
+    reader, writer = streams
+    [after] = wire.AFTER.unpack(body)
+
+    async def send() -> None:
+        async for rows in events(core, after):
+            writer.write(wire.frame(Kind.APPLIED, request, rows))
+            await writer.drain()
+
+    await _first(send(), reader.readexactly(1))
+
+
+async def _first(*work: Coroutine[None, None, object]) -> None:
+    """Run all until one ends, then end the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -1,0 +1,271 @@
+"""A wish is checked in a fixed order; what passes is a request, and a request is checked again."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from uuid import UUID
+
+import pytest
+from msgspec.structs import replace
+
+from tests.core.samples import ID
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import (
+    MAX_CID_CHARS,
+    MAX_OWNER,
+    Account,
+    Asset,
+    Request,
+    Wish,
+    internal_transfer,
+    recheck,
+    transfer_of,
+    well_formed_cid,
+)
+from tidegate.core.transfer import Party
+from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
+
+ALICE, MALLORY = 7, 8
+
+ACCOUNTS = {
+    "FUNDING": Account("ledger", "FUNDING"),
+    "SPOT": Account("trading", "SPOT"),
+    "FUTURE": Account("trading", "FUTURE", supported=False),
+}
+USDT = Asset(1, "USDT", 6, min_transfer_amount=1_000_000, max_transfer_amount=100_000_000)
+ASSETS = {
+    "USDT": USDT,
+    "SUSPENDED": replace(USDT, status="SUSPENDED"),
+    "FORBIDDEN": replace(USDT, internal_transfer_enabled=False),
+    "BOTH": replace(USDT, status="SUSPENDED", internal_transfer_enabled=False),
+}
+GOOD = Wish("FUNDING", "SPOT", "USDT", "5", cid="c-1", user_id=ALICE)
+
+# The order that callers rely on.
+ORDER = (
+    Refusal.FORBIDDEN,
+    Refusal.INVALID_REQUEST,
+    Refusal.INVALID_ACCOUNT_TYPE,
+    Refusal.SAME_ACCOUNT,
+    Refusal.UNSUPPORTED_ACCOUNT_TYPE,
+    Refusal.INVALID_ASSET,
+    Refusal.ASSET_SUSPENDED,
+    Refusal.TRANSFER_NOT_ALLOWED,
+    Refusal.INVALID_AMOUNT,
+    Refusal.PRECISION_OVERFLOW,
+    Refusal.OVERFLOW,
+    Refusal.AMOUNT_TOO_SMALL,
+    Refusal.AMOUNT_TOO_LARGE,
+)
+
+
+def check(wish: Wish) -> Request | Refusal:
+    return internal_transfer(wish, ALICE, ACCOUNTS, ASSETS)
+
+
+def wish_with(wrongs: frozenset[Refusal]) -> Wish:
+    """A wish that is wrong in all of these ways at once."""
+    source = "FUNDING"
+    if Refusal.UNSUPPORTED_ACCOUNT_TYPE in wrongs:
+        source = "FUTURE"
+    if Refusal.INVALID_ACCOUNT_TYPE in wrongs:
+        source = "MOON"
+    return Wish(
+        source,
+        source if Refusal.SAME_ACCOUNT in wrongs else "SPOT",
+        asset_with(wrongs),
+        amount_with(wrongs),
+        cid="" if Refusal.INVALID_REQUEST in wrongs else "c-1",
+        user_id=MALLORY if Refusal.FORBIDDEN in wrongs else ALICE,
+    )
+
+
+def asset_with(wrongs: frozenset[Refusal]) -> str:
+    if Refusal.INVALID_ASSET in wrongs:
+        return "NOTHING"
+    if {Refusal.ASSET_SUSPENDED, Refusal.TRANSFER_NOT_ALLOWED} <= wrongs:
+        return "BOTH"
+    if Refusal.ASSET_SUSPENDED in wrongs:
+        return "SUSPENDED"
+    return "FORBIDDEN" if Refusal.TRANSFER_NOT_ALLOWED in wrongs else "USDT"
+
+
+def amount_with(wrongs: frozenset[Refusal]) -> str:
+    whole = "5"
+    if Refusal.AMOUNT_TOO_SMALL in wrongs:
+        whole = "0"
+    if Refusal.AMOUNT_TOO_LARGE in wrongs:
+        whole = "101"
+    if Refusal.OVERFLOW in wrongs:
+        whole = "9" * 20
+    fraction = ".123456789" if Refusal.PRECISION_OVERFLOW in wrongs else ".999999"
+    return "-" * (Refusal.INVALID_AMOUNT in wrongs) + whole + fraction
+
+
+def all_wrongs() -> Iterator[frozenset[Refusal]]:
+    for count in range(1, len(ORDER) + 1):
+        yield from map(frozenset, combinations(ORDER, count))
+
+
+def test_the_first_violation_in_order_is_the_answer_whatever_else_is_wrong() -> None:
+    for wrongs in all_wrongs():
+        if Refusal.AMOUNT_TOO_SMALL in wrongs and wrongs & {
+            Refusal.AMOUNT_TOO_LARGE,
+            Refusal.OVERFLOW,
+        }:
+            continue  # No amount is both.
+        first = next(refusal for refusal in ORDER if refusal in wrongs)
+        assert check(wish_with(wrongs)) is first, sorted(wrongs)
+
+
+def test_a_good_wish_becomes_a_request_between_the_callers_own_accounts() -> None:
+    parties = {
+        "source": Party("ledger", "FUNDING", ALICE),
+        "target": Party("trading", "SPOT", ALICE),
+    }
+    assert check(GOOD) == Request(ALICE, "internal_transfer", parties, 1, 5_000_000, "c-1")
+
+
+def test_who_names_nobody_means_himself() -> None:
+    assert check(replace(GOOD, user_id=None, cid=None)) == Request(
+        ALICE,
+        "internal_transfer",
+        {"source": Party("ledger", "FUNDING", ALICE), "target": Party("trading", "SPOT", ALICE)},
+        1,
+        5_000_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("SPOT", "FUTURE"), ("FUTURE", "SPOT"), ("FUTURE", "FUNDING")]
+)
+def test_an_account_type_that_is_off_is_named_so_on_either_side(source: str, target: str) -> None:
+    wish = replace(GOOD, source=source, target=target)
+    assert check(wish) is Refusal.UNSUPPORTED_ACCOUNT_TYPE
+
+
+@pytest.mark.parametrize("target", ["funding", "SPOT ", "", "OUTSIDE", "SUSPENSE"])
+def test_an_account_type_is_one_of_those_listed_and_nothing_like_it(target: str) -> None:
+    assert check(replace(GOOD, target=target)) is Refusal.INVALID_ACCOUNT_TYPE
+
+
+@pytest.mark.parametrize(
+    ("amount", "outcome"),
+    [
+        ("0.999999", Refusal.AMOUNT_TOO_SMALL),
+        ("1", 1_000_000),
+        ("1.000000", 1_000_000),
+        ("100", 100_000_000),
+        ("100.000001", Refusal.AMOUNT_TOO_LARGE),
+    ],
+)
+def test_the_bounds_of_an_asset_are_inclusive(amount: str, outcome: int | Refusal) -> None:
+    found = check(replace(GOOD, amount=amount))
+    assert (found if isinstance(found, Refusal) else found.amount) == outcome
+
+
+def test_an_asset_without_bounds_takes_one_unit_and_the_largest_amount() -> None:
+    assets = {"USDT": Asset(1, "USDT", 6)}
+    for amount in ("0.000001", "1844674407370955161"):
+        wish = replace(GOOD, amount=amount)
+        assert isinstance(internal_transfer(wish, ALICE, ACCOUNTS, assets), Request)
+
+
+@pytest.mark.parametrize("cid", ["c", "a b", "~" * MAX_CID_CHARS, "{}", "01890000-0000"])
+def test_a_cid_is_printable_ascii(cid: str) -> None:
+    assert well_formed_cid(cid)
+
+
+@pytest.mark.parametrize(
+    "cid", ["", "x" * (MAX_CID_CHARS + 1), "a\nb", "a\x00", "\x7f", "é", "\u202e", "\t"], ids=ascii
+)
+def test_a_cid_is_nothing_else(cid: str) -> None:
+    assert not well_formed_cid(cid)
+    assert check(replace(GOOD, cid=cid)) is Refusal.INVALID_REQUEST
+
+
+# The engine does not trust its callers.
+
+
+def request(**fields: object) -> Request:
+    accepted = check(GOOD)
+    assert isinstance(accepted, Request)
+    return replace(accepted, **fields)
+
+
+TWICE = {"source": Party("ledger", "FUNDING", 7), "target": Party("ledger", "FUNDING", 7)}
+
+
+def test_what_the_checks_accept_passes_the_second_look() -> None:
+    assert recheck(request()) is None
+    assert recheck(request(cid=None, owner=MAX_OWNER, amount=MAX_AMOUNT)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ({"owner": 0}, Refusal.INVALID_REQUEST),
+        ({"owner": -1}, Refusal.INVALID_REQUEST),
+        ({"owner": MAX_OWNER + 1}, Refusal.INVALID_REQUEST),
+        ({"amount": 0}, Refusal.INVALID_AMOUNT),
+        ({"amount": -5}, Refusal.INVALID_AMOUNT),
+        ({"amount": MAX_AMOUNT + 1}, Refusal.INVALID_AMOUNT),
+        ({"asset_id": 0}, Refusal.INVALID_ASSET),
+        ({"asset_id": -1}, Refusal.INVALID_ASSET),
+        ({"cid": ""}, Refusal.INVALID_REQUEST),
+        ({"parties": TWICE}, Refusal.SAME_ACCOUNT),
+        ({"owner": 0, "amount": 0, "asset_id": 0}, Refusal.INVALID_REQUEST),
+        ({"amount": 0, "asset_id": 0, "cid": ""}, Refusal.INVALID_AMOUNT),
+        ({"asset_id": 0, "cid": "", "parties": TWICE}, Refusal.INVALID_ASSET),
+        ({"cid": "", "parties": TWICE}, Refusal.INVALID_REQUEST),
+    ],
+)
+def test_the_second_look_refuses_what_no_caller_should_have_let_through(
+    fields: dict[str, object], refusal: Refusal
+) -> None:
+    assert recheck(request(**fields)) is refusal
+
+
+# The fingerprint.
+
+
+def test_the_same_wish_in_other_words_has_the_same_fingerprint() -> None:
+    other = check(replace(GOOD, amount="5.000000"))
+    assert isinstance(other, Request)
+    assert other.fingerprint() == request().fingerprint()
+    turned = dict(reversed(list(request().parties.items())))
+    assert request(parties=turned).fingerprint() == request().fingerprint()
+    assert len(request().fingerprint()) == 16
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"amount": 5_000_001},
+        {"asset_id": 2},
+        {"flow": "deposit"},
+        {"detail": {"memo": "m"}},
+        {"parties": TWICE},
+    ],
+    ids=str,
+)
+def test_another_wish_has_another_fingerprint(fields: dict[str, object]) -> None:
+    assert request(**fields).fingerprint() != request().fingerprint()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cid": "c-2"}, {"trace": "t"}, {"parent": UUID(int=1)}], ids=str
+)
+def test_what_does_not_change_the_wish_does_not_change_its_fingerprint(
+    fields: dict[str, object],
+) -> None:
+    assert request(**fields).fingerprint() == request().fingerprint()
+
+
+def test_a_request_is_born_with_all_it_says() -> None:
+    asked = request(detail={"memo": "m"}, parent=UUID(int=1), trace="t")
+    transfer = transfer_of(asked, INTERNAL_TRANSFER, ID)
+    assert (transfer.id, transfer.state, transfer.lane) == (ID, "SOURCE_PENDING", "ledger")
+    for field in ("owner", "flow", "parties", "asset_id", "amount", "cid", "detail", "parent"):
+        assert getattr(transfer, field) == getattr(asked, field)
+    assert (transfer.trace, transfer.version, transfer.attempts) == ("t", 0, 0)

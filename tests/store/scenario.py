@@ -1,0 +1,167 @@
+"""An engine on real PostgreSQL, and a system outside that says what it is told."""
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from tests.conftest import SCHEMA
+from tidegate.core.answers import Answer, Done, Rejected, Unknown
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.engine.alerts import Alert
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
+
+USDT, ETH = 3, 2
+WAIT_S = 20.0
+BOUNDS = Bounds(pool_wait_s=5.0)
+
+Judge = Callable[[Question], Answer]
+
+
+def agreeing(_: Question) -> Answer:
+    return Done()
+
+
+def refusing(_: Question) -> Answer:
+    return Rejected("ACCOUNT_FROZEN")
+
+
+def silent(_: Question) -> Answer:
+    return Unknown("timeout")
+
+
+class Remote:
+    """A system outside, with sticky answers: the first final one under a key is the only one."""
+
+    name = "remote"
+    reversible = True
+
+    def __init__(self, judge: Judge = agreeing) -> None:
+        self.judge = judge
+        self.said: dict[tuple[UUID, int], Answer] = {}
+        self.asked: list[Question] = []
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        self.asked += questions
+        return [self._answer(question) for question in questions]
+
+    def _answer(self, question: Question) -> Answer:
+        key = (question.transfer_id, question.version)
+        answer = self.said.get(key) or self.judge(question)
+        if not isinstance(answer, Unknown):
+            self.said[key] = answer
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where an engine runs and what it meets there."""
+
+    database: str
+    remote: Remote = field(default_factory=Remote)
+    schema: str = SCHEMA
+    bounds: Bounds = BOUNDS
+    scan_s: float = 0.05
+    connection_class: type[psycopg.AsyncConnection[Any]] = psycopg.AsyncConnection
+    alerts: list[Alert] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def running(setting: Setting) -> AsyncIterator[Engine[PostgresTransaction]]:
+    store = PostgresStore(setting.database, setting.schema, setting.bounds)
+    store._pool.connection_class = setting.connection_class
+    async with store:
+        await store.verify(FLOWS.values())
+        parts = Parts(
+            store=store,
+            flows=FLOWS,
+            outside=[setting.remote],
+            local=[Ledger()],
+            clock=time.monotonic,
+            dice=random.Random(7),
+            alert=setting.alerts.append,
+            scan_s=setting.scan_s,
+        )
+        async with Engine(parts) as engine:
+            yield engine
+
+
+def deposit(owner: int, amount: int, cid: str | None = None, asset_id: int = USDT) -> Request:
+    parties = {
+        "source": Party("ledger", OUTSIDE, owner),
+        "target": Party("ledger", FUNDING, owner),
+        "suspense": Party("ledger", SUSPENSE, owner),
+    }
+    return Request(owner, "deposit", parties, asset_id, amount, cid)
+
+
+def internal(owner: int, source: Party, target: Party, amount: int) -> Request:
+    parties = {"source": source, "target": target}
+    return Request(owner, "internal_transfer", parties, USDT, amount)
+
+
+def to_savings(owner: int, amount: int) -> Request:
+    """Between two books of the ledger: both sides answer in the same transaction."""
+    source, target = Party("ledger", FUNDING, owner), Party("ledger", "SAVINGS", owner)
+    return internal(owner, source, target, amount)
+
+
+def to_remote(owner: int, amount: int) -> Request:
+    source, target = Party("ledger", FUNDING, owner), Party("remote", "SPOT", owner)
+    return internal(owner, source, target, amount)
+
+
+def from_remote(owner: int, amount: int) -> Request:
+    source, target = Party("remote", "SPOT", owner), Party("ledger", FUNDING, owner)
+    return internal(owner, source, target, amount)
+
+
+async def moved(engine: Engine[PostgresTransaction], request: Request) -> Transfer:
+    """The transfer at its end."""
+    receipt = await engine.transfer(request, WAIT_S)
+    assert isinstance(receipt, Receipt), receipt
+    assert receipt.transfer.lane is None, receipt
+    return receipt.transfer
+
+
+async def started(engine: Engine[PostgresTransaction], request: Request) -> Transfer:
+    """The transfer as it was born, wherever it rests."""
+    receipt = await engine.submit(request)
+    assert isinstance(receipt, Receipt), receipt
+    return receipt.transfer
+
+
+@contextmanager
+def superuser(database: str, schema: str = SCHEMA) -> Iterator[psycopg.Connection]:
+    """A session that no grant holds back, in the schema of a store."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        path = sql.SQL("SET search_path TO {}, tidegate").format(sql.Identifier(schema))
+        connection.execute(path)
+        yield connection
+
+
+def rows(database: str, statement: str, *values: object, schema: str = SCHEMA) -> list[Any]:
+    with superuser(database, schema) as connection:
+        return connection.execute(statement, values or None).fetchall()
+
+
+def balances(database: str, owner: int, schema: str = SCHEMA) -> dict[str, int]:
+    """What each book of an owner holds, in the smallest unit of its one asset."""
+    found = rows(
+        database,
+        "SELECT book, available::text FROM ledger_accounts WHERE owner = %s",
+        owner,
+        schema=schema,
+    )
+    return {book: int(available) for book, available in found}

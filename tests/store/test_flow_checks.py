@@ -1,0 +1,263 @@
+"""Constraints out of flow tables: the database holds no answer that no flow allows."""
+
+import asyncio
+from enum import StrEnum
+from itertools import product
+from uuid import uuid4
+
+import msgspec
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.store.scenario import Setting, deposit, moved, rows, running, superuser
+from tidegate.core.flow import Ask, Edge, End, Flow, Pass, Place, Verb
+from tidegate.core.ports import StoreFault
+from tidegate.flows import FLOWS
+from tidegate.store.flow_checks import checksum, differing
+from tidegate.store.migrate import MigrationRefused, migrate
+from tidegate.store.postgres import PostgresStore
+
+Answered = tuple[int, str, str, str, str, str]  # version, from, waypoints, to, verb, answer
+
+INSERT_HISTORY = (
+    "INSERT INTO history (transfer_id, flow, version, from_state, waypoints, to_state, verb,"
+    " answer, reason, actor, at, hash) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, '', '', now(), '')"
+)
+INSERT_TRANSFER = (
+    "INSERT INTO transfers (id, flow, state, lane, owner, due_at, version, attempts, retries,"
+    " paged, parties, asset_id, amount, head_hash, created_at, updated_at)"
+    " VALUES (%s, %s, %s, %s, 1, now(), 0, 0, 0, false, '{}', 1, 1, '', now(), now())"
+)
+
+
+class Step(StrEnum):
+    OPEN = "it's open"
+    CHECKING = "CHECKING"
+    HELD = "HELD"
+    PAID = "PAID"
+    GONE = "GONE"
+
+
+def own_flow(end_of_no: Step = Step.GONE) -> Flow:
+    """A flow that ships with nothing, as a program of somebody else's would bring it."""
+    return Flow(
+        "own flow",
+        first=Step.OPEN,
+        rows={
+            Step.OPEN: Pass(Place.SOURCE, to=Step.CHECKING),
+            Step.CHECKING: Ask(Place.SOURCE, "policy", Verb.CHECK, Step.HELD, end_of_no),
+            Step.HELD: Ask(Place.SOURCE, "source", Verb.CHECK, Step.PAID, Step.GONE),
+            Step.PAID: End(Place.SOURCE),
+            Step.GONE: End(Place.SOURCE),
+        },
+        codes={Step.PAID: 7},
+    )
+
+
+def answered(edge: Edge) -> Answered:
+    path = edge.path
+    version = 0 if edge.first else 5
+    return version, path[0], " ".join(path[1:-1]), path[-1], edge.verb, edge.answer
+
+
+def conceivable(flow: Flow) -> list[Answered]:
+    """Every row that names only words of the flow, legal or not."""
+    states = [str(state) for state in flow.rows]
+    waypoints = sorted({" ".join(edge.path[1:-1]) for edge in flow.answers()} | {""})
+    verbs = [str(verb) for verb in Verb]
+    return list(product((0, 1, 5), states, waypoints, states, verbs, ("done", "rejected")))
+
+
+def allowed(database: str, flow: Flow, candidates: list[Answered]) -> set[Answered]:
+    """Those of the candidates that the constraint in the database lets pass."""
+    columns = [list(column) for column in zip(*candidates, strict=True)]
+    with superuser(database) as connection:
+        [(definition,)] = connection.execute(
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+            " WHERE conrelid = 'history'::regclass AND conname = %s",
+            (f"flow_{flow.name}",),
+        ).fetchall()
+        condition = definition.removeprefix("CHECK ").replace("%", "%%")
+        found = connection.execute(
+            "SELECT version, from_state, waypoints, to_state, verb, answer"
+            "  FROM (SELECT %s::text AS flow, c.*"
+            "          FROM unnest(%s::integer[], %s::text[], %s::text[], %s::text[], %s::text[],"
+            "                      %s::text[])"
+            "            AS c (version, from_state, waypoints, to_state, verb, answer)) AS c"
+            f" WHERE {condition}",
+            [flow.name, *columns],
+        ).fetchall()
+    return set(found)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_every_answer_that_a_flow_allows_is_accepted(database: str, name: str) -> None:
+    edges = list(FLOWS[name].answers())
+    assert edges
+    with superuser(database) as connection:
+        for edge in edges:
+            connection.execute(INSERT_HISTORY, (uuid4(), name, *answered(edge)))
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_of_all_conceivable_answers_only_the_flow_s_own_are_accepted(
+    database: str, name: str
+) -> None:
+    flow = FLOWS[name]
+    legal = {answered(edge) for edge in flow.answers()}
+    legal |= {(1, *row[1:]) for row in legal if row[0] == 5}
+    candidates = conceivable(flow)
+    assert legal < set(candidates)
+    assert allowed(database, flow, candidates) == legal
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (0, "INIT", "", "SOURCE_PENDING", "debit", "done"),
+        (0, "INIT", "SOURCE_PENDING SOURCE_DONE", "COMMITTED", "debit", "done"),
+        (0, "INIT", "SOURCE_PENDING", "TARGET_PENDING", "debit", "done"),
+        (1, "INIT", "SOURCE_PENDING SOURCE_DONE", "TARGET_PENDING", "debit", "done"),
+        (0, "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING", "debit", "done"),
+        (1, "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING", "credit", "done"),
+        (1, "TARGET_PENDING", "", "COMMITTED", "credit", "rejected"),
+        (1, "TARGET_PENDING", "", "COMPENSATING", "credit", "done"),
+        (1, "TARGET_PENDING", "", "ROLLED_BACK", "credit", "rejected"),
+        (1, "TARGET_PENDING", "", "FAILED", "credit", "rejected"),
+        (2, "COMPENSATING", "", "COMMITTED", "refund", "done"),
+        (3, "COMMITTED", "", "COMPENSATING", "credit", "rejected"),
+        (3, "ROLLED_BACK", "", "TARGET_PENDING", "refund", "done"),
+        (3, "FAILED", "", "SOURCE_PENDING", "debit", "rejected"),
+        (-1, "TARGET_PENDING", "", "COMMITTED", "credit", "done"),
+    ],
+)
+def test_an_answer_that_the_flow_does_not_allow_is_refused(database: str, row: Answered) -> None:
+    with superuser(database) as connection, pytest.raises(psycopg.errors.CheckViolation) as caught:
+        connection.execute(INSERT_HISTORY, (uuid4(), "internal_transfer", *row))
+    assert caught.value.sqlstate == "23514"
+    assert caught.value.diag.constraint_name == "flow_internal_transfer"
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_transfer_rests_only_where_something_is_asked_or_ended(database: str, name: str) -> None:
+    with superuser(database) as connection:
+        for (state, row), lane in product(FLOWS[name].rows.items(), ("ledger", None)):
+            legal = isinstance(row, End) if lane is None else isinstance(row, Ask)
+            if legal:
+                connection.execute(INSERT_TRANSFER, (uuid4(), name, str(state), lane))
+                continue
+            with pytest.raises(psycopg.errors.CheckViolation) as caught:
+                connection.execute(INSERT_TRANSFER, (uuid4(), name, str(state), lane))
+            assert caught.value.diag.constraint_name == f"flow_{name}"
+
+
+def test_a_transfer_at_its_end_cannot_be_moved_on(database: str) -> None:
+    asyncio.run(_deposited(database))
+    with superuser(database) as connection:
+        for change in ("lane = 'ledger'", "state = 'CREDITING'", "state = 'ARRIVED'"):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                connection.execute(f"UPDATE transfers SET {change}")
+
+
+def test_a_program_s_own_flow_gets_its_own_constraint(database: str) -> None:
+    flow = own_flow()
+    assert migrate(database, SCHEMA, [flow]) == [f"{SCHEMA}: flow own flow"]
+    assert migrate(database, SCHEMA, [*FLOWS.values(), flow]) == []
+    candidates = conceivable(flow)
+    legal = {answered(edge) for edge in flow.answers()}
+    assert allowed(database, flow, candidates) == legal | {
+        (1, *row[1:]) for row in legal if row[0] == 5
+    }
+    assert rows(
+        database,
+        "SELECT state, place, is_end, code FROM flow_states"
+        " WHERE flow = 'own flow' ORDER BY code, state",
+    ) == [
+        ("PAID", "source", True, 7),
+        ("CHECKING", "source", False, None),
+        ("GONE", "source", True, None),
+        ("HELD", "source", False, None),
+        ("it's open", "source", False, None),
+    ]
+
+
+NO_TO_GONE = (5, "CHECKING", "", "GONE", "check", "rejected")
+NO_TO_PAID = (5, "CHECKING", "", "PAID", "check", "rejected")
+
+
+def test_a_changed_flow_table_is_installed_again(database: str) -> None:
+    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+    migrate(database, SCHEMA, [before])
+    assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
+    assert migrate(database, SCHEMA, [after]) == [f"{SCHEMA}: flow own flow"]
+    assert allowed(database, after, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_PAID}
+    assert migrate(database, SCHEMA, [after]) == []
+
+
+def test_a_table_that_the_history_contradicts_is_refused_and_the_old_one_stays(
+    database: str,
+) -> None:
+    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+    migrate(database, SCHEMA, [before])
+    with superuser(database) as connection:
+        connection.execute(INSERT_HISTORY, (uuid4(), before.name, *NO_TO_GONE))
+    with pytest.raises(MigrationRefused, match="flow own flow: history holds rows"):
+        migrate(database, SCHEMA, [after])
+    assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
+    installed = rows(database, "SELECT checksum FROM flow_tables WHERE flow = 'own flow'")
+    assert installed == [(checksum(before),)]
+
+
+def test_a_constraint_that_was_removed_comes_back(database: str) -> None:
+    with superuser(database) as connection:
+        connection.execute("ALTER TABLE history DROP CONSTRAINT flow_deposit")
+        connection.execute("ALTER TABLE transfers DROP CONSTRAINT flow_internal_transfer")
+    again = [f"{SCHEMA}: flow internal_transfer", f"{SCHEMA}: flow deposit"]
+    assert migrate(database, SCHEMA, FLOWS.values()) == again
+    there = (
+        "SELECT count(*) FROM pg_constraint WHERE starts_with(conname, 'flow_') AND contype = 'c'"
+    )
+    assert rows(database, there) == [(2 * len(FLOWS),)]
+
+
+def test_a_name_that_the_server_would_cut_off_is_refused(database: str) -> None:
+    long = msgspec.structs.replace(own_flow(), name="f" * 58)
+    assert migrate(database, SCHEMA, [long]) == [f"{SCHEMA}: flow {long.name}"]
+    with pytest.raises(MigrationRefused, match="longer than 63 bytes"):
+        migrate(database, SCHEMA, [msgspec.structs.replace(long, name="f" * 59)])
+    with pytest.raises(MigrationRefused, match="longer than 63 bytes"):
+        migrate(database, "ö" * 32, [])
+
+
+def test_each_store_has_the_table_it_was_migrated_to(database: str) -> None:
+    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+    migrate(database, SCHEMA, [before])
+    migrate(database, "store_two", [after])
+    assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
+    with pytest.raises(StoreFault, match="flow own flow: the database has another table"):
+        asyncio.run(_verified(database, after))
+    assert migrate(database, SCHEMA, [after]) == [f"{SCHEMA}: flow own flow"]
+    assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_PAID}
+    asyncio.run(_verified(database, after))
+
+
+def test_a_start_with_another_table_is_refused_by_name(database: str) -> None:
+    installed = dict(rows(database, "SELECT flow, checksum FROM flow_tables"))
+    assert differing(installed, FLOWS.values()) == []
+    assert differing(installed, [*FLOWS.values(), own_flow()]) == ["own flow"]
+    assert differing({**installed, "deposit": "other"}, FLOWS.values()) == ["deposit"]
+    migrate(database, SCHEMA, [own_flow()])
+    asyncio.run(_verified(database, own_flow()))
+    with pytest.raises(StoreFault, match="own flow"):
+        asyncio.run(_verified(database, own_flow(end_of_no=Step.PAID)))
+
+
+async def _verified(database: str, flow: Flow) -> None:
+    async with PostgresStore(database, SCHEMA) as store:
+        await store.verify([flow])
+
+
+async def _deposited(database: str) -> None:
+    async with running(Setting(database)) as engine:
+        await moved(engine, deposit(1, 100))

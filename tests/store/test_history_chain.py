@@ -1,0 +1,164 @@
+"""The history: every row vouches for those before it, and the transfer for the last."""
+
+import asyncio
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+
+from tests.store.scenario import (
+    Remote,
+    Setting,
+    agreeing,
+    deposit,
+    from_remote,
+    moved,
+    refusing,
+    rows,
+    running,
+    superuser,
+    to_remote,
+    to_savings,
+)
+from tidegate.core.answers import Answer, Done, Rejected
+from tidegate.core.transfer import GENESIS, Entry, Question, Transfer, chained
+
+HISTORY = (
+    "SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence, actor,"
+    " (extract(epoch FROM at) * 1000000)::bigint, hash"
+    " FROM history WHERE transfer_id = %s ORDER BY version"
+)
+
+
+def broken(database: str) -> Iterator[UUID]:
+    """The transfers whose history is not the one that was written."""
+    for id_, flow, version, head in rows(
+        database, "SELECT id, flow, version, head_hash FROM transfers ORDER BY id"
+    ):
+        transfer = Transfer(id_, 1, flow, "", None, {}, 1, 1)
+        expected, whole = GENESIS, True
+        entries = rows(database, HISTORY, id_)
+        for place, row in enumerate(entries):
+            path = (row[1], *row[2].split(), row[3])
+            entry = Entry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])
+            expected = chained(expected, transfer, entry, row[9])
+            whole = whole and row[0] == place and row[10] == expected
+        if not whole or expected != head or len(entries) != version:
+            yield id_
+
+
+def saying(question: Question) -> Answer:
+    """Answers with evidence, whose order and letters must not matter."""
+    evidence = {"z": "last", "a": "«first»", "block": "0x1f"}
+    if question.amount == 13:
+        return Rejected("ACCOUNT_FROZEN", evidence)
+    return Done(evidence)
+
+
+async def _moved_every_way(database: str) -> list[str]:
+    async with running(Setting(database, Remote(saying))) as engine:
+        requests = [
+            deposit(1, 1000),
+            to_savings(1, 10),
+            to_savings(1, 5000),
+            to_remote(1, 20),
+            to_remote(1, 13),
+            from_remote(1, 30),
+            from_remote(1, 13),
+        ]
+        return [(await moved(engine, request)).state for request in requests]
+
+
+def test_every_hash_can_be_computed_again_from_what_is_stored(database: str) -> None:
+    states = asyncio.run(_moved_every_way(database))
+    assert states == [
+        "COMPLETED",
+        "COMMITTED",
+        "FAILED",
+        "COMMITTED",
+        "ROLLED_BACK",
+        "COMMITTED",
+        "FAILED",
+    ]
+    assert list(broken(database)) == []
+    counted = rows(database, "SELECT count(*), count(DISTINCT hash) FROM history")
+    assert counted == [(2 + 2 + 1 + 2 + 3 + 2 + 1,) * 2]
+
+
+def test_a_long_refusal_is_chained_as_it_is_stored(database: str) -> None:
+    def verbose(question: Question) -> Answer:
+        return Rejected("no " * 400) if question.verb == "credit" else Done()
+
+    async def refused() -> None:
+        async with running(Setting(database, Remote(verbose))) as engine:
+            await moved(engine, deposit(1, 100))
+            assert (await moved(engine, to_remote(1, 10))).state == "ROLLED_BACK"
+
+    asyncio.run(refused())
+    assert list(broken(database)) == []
+
+
+EDITS = [
+    "UPDATE history SET reason = 'other' WHERE transfer_id = %s AND version = 1",
+    "UPDATE history SET evidence = '{}' WHERE transfer_id = %s AND version = 1",
+    "UPDATE history SET actor = 'nobody' WHERE transfer_id = %s AND version = 0",
+    "UPDATE history SET at = at + interval '1 microsecond' WHERE transfer_id = %s AND version = 2",
+    "UPDATE history SET hash = sha256(hash) WHERE transfer_id = %s AND version = 0",
+    "DELETE FROM history WHERE transfer_id = %s AND version = 0",
+    "DELETE FROM history WHERE transfer_id = %s AND version = 1",
+    "DELETE FROM history WHERE transfer_id = %s AND version = 2",
+    "DELETE FROM history WHERE transfer_id = %s",
+    "UPDATE transfers SET head_hash = sha256(head_hash) WHERE id = %s",
+    "UPDATE transfers SET version = version + 1 WHERE id = %s",
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_is_found(database: str, edit: str) -> None:
+    asyncio.run(_moved_every_way(database))
+    [(victim,)] = rows(database, "SELECT id FROM transfers WHERE state = 'ROLLED_BACK'")
+    with superuser(database) as connection:
+        assert connection.execute(edit, (victim,)).rowcount > 0
+    assert list(broken(database)) == [victim]
+
+
+async def _moved_alike(database: str) -> None:
+    async with running(Setting(database, Remote(agreeing))) as engine:
+        await moved(engine, deposit(1, 1000))
+        for _ in range(2):
+            await moved(engine, to_remote(1, 7))
+
+
+def test_rows_swapped_between_two_transfers_are_found(database: str) -> None:
+    asyncio.run(_moved_alike(database))
+    found = rows(database, "SELECT id FROM transfers WHERE flow = 'internal_transfer' ORDER BY id")
+    [(one,), (other,)] = found
+    with superuser(database) as connection:
+        connection.execute(
+            "UPDATE history AS h SET at = o.at, hash = o.hash FROM history AS o"
+            " WHERE h.version = 1 AND o.version = 1 AND h.transfer_id <> o.transfer_id"
+            " AND h.transfer_id = ANY(%(ids)s) AND o.transfer_id = ANY(%(ids)s)",
+            {"ids": [one, other]},
+        )
+    assert list(broken(database)) == [one, other]
+
+
+async def _rolled_back(database: str) -> None:
+    async with running(Setting(database, Remote(refusing))) as engine:
+        await moved(engine, deposit(1, 1000))
+        await engine.transfer(to_remote(1, 7), 5.0)
+
+
+def test_rows_swapped_inside_a_transfer_are_found(database: str) -> None:
+    asyncio.run(_rolled_back(database))
+    [(victim,)] = rows(database, "SELECT id FROM transfers WHERE flow = 'internal_transfer'")
+    with superuser(database) as connection, connection.transaction():
+        for old, new in ((1, -1), (2, 1), (-1, 2)):
+            connection.execute(
+                "ALTER TABLE history DROP CONSTRAINT IF EXISTS flow_internal_transfer"
+            )
+            connection.execute(
+                "UPDATE history SET version = %s WHERE transfer_id = %s AND version = %s",
+                (new, victim, old),
+            )
+    assert list(broken(database)) == [victim]

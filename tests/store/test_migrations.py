@@ -1,0 +1,174 @@
+"""Migrations: each applied once and in order, or refused with a reason."""
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.conftest import SCHEMA
+from tests.store.scenario import (
+    Setting,
+    balances,
+    deposit,
+    moved,
+    rows,
+    running,
+    superuser,
+    to_savings,
+)
+from tidegate.core.ports import StoreFault
+from tidegate.flows import FLOWS
+from tidegate.store import migrate as module
+from tidegate.store.migrate import Migration, MigrationRefused, migrate, migrations
+
+ODD = ['Store "two"', "a b", "Größe", "100%", "x'; DROP SCHEMA tidegate; --", "back\\slash", "a,b"]
+EVERYTHING = [
+    "tidegate: 0001_begin",
+    "store_one: 0001_begin",
+    "store_one: 0002_specification_views",
+    "store_one: flow internal_transfer",
+    "store_one: flow deposit",
+    "store_one: flow external_withdrawal",
+]
+
+
+def applied(database: str, schema: str = SCHEMA) -> list[tuple[int, str]]:
+    return rows(database, "SELECT number, name FROM migrations ORDER BY at, number", schema=schema)
+
+
+def tables(database: str, schema: str) -> set[str]:
+    found = rows(
+        database,
+        "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace",
+        sql.Identifier(schema).as_string(),
+        schema=schema,
+    )
+    return {name for (name,) in found}
+
+
+def test_a_fresh_database_is_migrated_in_order(bare: str) -> None:
+    assert migrate(bare, SCHEMA, FLOWS.values())[: len(EVERYTHING)] == EVERYTHING
+    assert applied(bare) == [(1, "0001_begin"), (2, "0002_specification_views")]
+    assert applied(bare, "tidegate") == [(1, "0001_begin")]
+
+
+def test_a_second_run_applies_nothing(bare: str) -> None:
+    migrate(bare, SCHEMA, FLOWS.values())
+    before = rows(bare, "SELECT number, name, checksum, at FROM migrations ORDER BY number")
+    assert migrate(bare, SCHEMA, FLOWS.values()) == []
+    assert rows(bare, "SELECT number, name, checksum, at FROM migrations ORDER BY number") == before
+
+
+def test_numbers_are_unique_and_start_at_one() -> None:
+    for folder in ("shared", "store"):
+        found = migrations(folder)
+        assert [m.number for m in found] == list(range(1, len(found) + 1))
+        assert all(m.name.startswith(f"{m.number:04d}_") for m in found)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, "tidegate"])
+def test_a_file_changed_after_it_was_applied_is_refused_by_name(database: str, schema: str) -> None:
+    with superuser(database, schema) as connection:
+        connection.execute("UPDATE migrations SET checksum = 'other' WHERE number = 1")
+    with pytest.raises(MigrationRefused, match="0001_begin was changed"):
+        migrate(database, SCHEMA, FLOWS.values())
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, "tidegate"])
+def test_a_migration_that_this_version_does_not_know_is_refused(database: str, schema: str) -> None:
+    with superuser(database, schema) as connection:
+        connection.execute("INSERT INTO migrations VALUES (9999, '9999_later', 'x')")
+    with pytest.raises(MigrationRefused, match=f"schema {schema} has migration 9999"):
+        migrate(database, SCHEMA, FLOWS.values())
+
+
+def test_several_migrations_at_once_apply_everything_once(bare: str) -> None:
+    with ThreadPoolExecutor(4) as workers:
+        runs = list(workers.map(lambda _: migrate(bare, SCHEMA, FLOWS.values()), range(4)))
+    counted = Counter(name for run in runs for name in run)
+    assert set(counted.values()) == {1}
+    assert set(EVERYTHING) <= counted.keys()
+
+
+def test_a_failing_migration_leaves_nothing_behind(database: str) -> None:
+    broken = Migration(3, "0003_broken", "CREATE TABLE half (n integer); SELECT 1 / 0;")
+    before = tables(database, SCHEMA)
+    with psycopg.connect(database, autocommit=True) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            module._apply(connection, SCHEMA, broken)
+        assert tables(database, SCHEMA) == before
+        assert [number for number, _ in applied(database)] == [1, 2]
+
+        mended = broken._replace(statements="CREATE TABLE whole (n integer);")
+        module._apply(connection, SCHEMA, mended)
+    assert tables(database, SCHEMA) == before | {"whole"}
+    assert applied(database)[-1] == (3, "0003_broken")
+
+
+def test_a_table_of_a_later_migration_can_be_read_by_those_who_may_read(database: str) -> None:
+    later = Migration(3, "0003_later", "CREATE TABLE later (n integer);")
+    with psycopg.connect(database, autocommit=True) as connection:
+        module._apply(connection, SCHEMA, later)
+    for role in ("tidegate_engine", "tidegate_auditor"):
+        asked = "SELECT has_table_privilege(%s, 'later', 'SELECT')"
+        assert rows(database, asked, role) == [(True,)]
+
+
+def test_a_failing_flow_leaves_no_flow_of_the_run_behind(bare: str) -> None:
+    class Broken:
+        """Has a name, and no table: whatever reads it fails."""
+
+        name = "broken"
+
+    with pytest.raises(AttributeError):
+        migrate(bare, SCHEMA, [*FLOWS.values(), Broken()])  # type: ignore[list-item]
+    assert rows(bare, "SELECT flow FROM flow_tables") == []
+    assert rows(bare, "SELECT conname FROM pg_constraint WHERE conname = 'flow_deposit'") == []
+
+
+async def _deposit_and_transfer(database: str, schema: str, owner: int) -> None:
+    async with running(Setting(database, schema=schema)) as engine:
+        await moved(engine, deposit(owner, 100))
+        assert (await moved(engine, to_savings(owner, 30))).state == "COMMITTED"
+
+
+def test_two_stores_work_side_by_side_and_the_view_shows_the_first(database: str) -> None:
+    again = migrate(database, "store_two", FLOWS.values())
+    assert not [name for name in again if name.startswith("tidegate:")]
+    for owner, schema in ((1, SCHEMA), (2, "store_two")):
+        asyncio.run(_deposit_and_transfer(database, schema, owner))
+        assert balances(database, owner, schema) == {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
+    assert balances(database, 2) == {}
+    assert balances(database, 1, "store_two") == {}
+    assert rows(database, "SELECT user_id FROM trading.transfers") == [(1,)]
+    assert rows(database, "SELECT user_id FROM transfers_tb") == [(1,)]
+    assert rows(database, "SELECT user_id FROM transfers_tb", schema="store_two") == [(2,)]
+
+
+@pytest.mark.parametrize("schema", ODD)
+def test_a_store_may_have_any_name(database: str, schema: str) -> None:
+    migrate(database, schema, FLOWS.values())
+    assert migrate(database, schema, FLOWS.values()) == []
+    assert applied(database, schema) == applied(database)
+    assert tables(database, schema) == tables(database, SCHEMA)
+
+
+@pytest.mark.parametrize("schema", ODD)
+def test_an_engine_works_on_a_store_of_any_name(database: str, schema: str) -> None:
+    migrate(database, schema, FLOWS.values())
+    asyncio.run(_deposit_and_transfer(database, schema, 5))
+    assert balances(database, 5, schema) == {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
+
+
+def test_a_store_that_was_not_migrated_is_refused_at_the_start(bare: str) -> None:
+    migrate(bare, SCHEMA, [])
+
+    async def start() -> None:
+        async with running(Setting(bare)):
+            raise AssertionError("it started")
+
+    with pytest.raises(StoreFault, match="run `tidegate migrate`"):
+        asyncio.run(start())

@@ -1,0 +1,618 @@
+"""The client of the trading core, against the real core: in process, over sockets, cut off."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.trading_core.scenes import SMALL, UUID_A, UUID_B
+from tidegate.core import wire
+from tidegate.core.answers import Alarm, Done, Rejected, Unknown, Unreachable
+from tidegate.core.flow import Verb
+from tidegate.core.ports import Remembering, SqlTransaction, System
+from tidegate.core.transfer import Party, Question
+from tidegate.core.wire import Kind, Mark, Outcome, Status, Streams
+from tidegate.store.postgres import PostgresStore
+from tidegate.systems.trading import (
+    ALARMS,
+    DOUBTS,
+    EMPTY,
+    REASONS,
+    Balance,
+    Caller,
+    Refused,
+    Trading,
+    dial,
+    newest,
+    recall,
+)
+from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.disk import RealDisk
+from tidegate.trading_core.pipe import connect_to, pipe
+from tidegate.trading_core.server import Sessions
+from tidegate.trading_core.session import converse
+
+Connect = Callable[[], Awaitable[Streams]]
+SPOT = Party("core", "SPOT", 1)
+
+
+def credit(number: int, amount: int, party: Party = SPOT) -> Question:
+    return Question(UUID(int=number), 0, Verb.CREDIT, party, 7, amount)
+
+
+def debit(number: int, amount: int, party: Party = SPOT) -> Question:
+    return Question(UUID(int=number), 0, Verb.DEBIT, party, 7, amount)
+
+
+def refund(number: int, amount: int, expect_done: bool = True) -> Question:
+    return Question(
+        UUID(int=number), 1, Verb.REFUND, SPOT, 7, amount, undoes=0, expect_done=expect_done
+    )
+
+
+def client(
+    connect: Connect,
+    mark: Mark | None = None,
+    timeout_s: float = 5.0,
+    on_refused: Callable[[str], None] | None = None,
+) -> Trading:
+    async def marks() -> Mark | None:
+        return mark
+
+    return Trading("core", connect, Caller("store", "worker", timeout_s), marks, on_refused)
+
+
+@contextlib.asynccontextmanager
+async def core_at(
+    directory: Path, limits: Limits = SMALL, uuid: bytes = UUID_A
+) -> AsyncIterator[Core]:
+    disk = RealDisk(directory)
+    core = await Core.open(disk, uuid, limits)
+    commits = asyncio.ensure_future(core.run())
+    try:
+        yield core
+    finally:
+        core.stop()
+        await commits
+        disk.unlock()
+
+
+@contextlib.asynccontextmanager
+async def served(directory: Path, limits: Limits = SMALL) -> AsyncIterator[tuple[Core, Trading]]:
+    async with core_at(directory, limits) as core:
+        trading = client(connect_to(core))
+        try:
+            yield core, trading
+        finally:
+            await trading.close()
+
+
+def test_it_is_a_system_that_remembers(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (_, trading):
+            system: System = trading
+            assert system.reversible
+            assert isinstance(trading, Remembering)
+
+    asyncio.run(scene())
+
+
+def test_questions_are_answered_in_order(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (_, trading):
+            answers = await trading.ask(
+                [credit(1, 100), debit(2, 40), debit(3, 500), refund(2, 40), refund(3, 500)]
+            )
+            assert answers == [
+                Done({"position": "2"}),
+                Done({"position": "3"}),
+                Rejected("INSUFFICIENT_BALANCE", {"position": "4"}),
+                Done({"position": "5"}),
+                Unknown("UNDO_UNFOUNDED", Alarm.HALT),
+            ]
+            assert await trading.ask([]) == []
+
+    asyncio.run(scene())
+
+
+def test_what_pages_and_what_does_not(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (_, trading):
+            await trading.ask([credit(5, 100)])
+            [reused] = await trading.ask([credit(5, 101)])
+            assert reused == Unknown("KEY_REUSED", Alarm.PAGE)
+            assert await trading.ask([refund(6, 1, expect_done=False)]) == [
+                Done({"position": "3", "delta": "0"})
+            ]
+            assert await trading.retire("store", UUID(int=6)) == UUID(int=6) == trading.floor
+            assert await trading.ask([credit(5, 100)]) == [Unknown("RETIRED", Alarm.PAGE)]
+
+    asyncio.run(scene())
+
+
+def test_every_outcome_has_an_answer() -> None:
+    for outcome in set(Outcome) - {Outcome.NOTHING}:
+        named = [outcome == Outcome.DONE, outcome in EMPTY, outcome in REASONS, outcome in DOUBTS]
+        assert sum(named) == 1, outcome
+        assert (outcome in DOUBTS) == (outcome >= 32)
+    assert ALARMS[Outcome.BUSY] is Alarm.NONE
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        credit(1, -1),
+        credit(1, 2**128),
+        credit(1, 5, Party("core", "FUNDING", 1)),
+        credit(1, 5, Party("core", "SPOT", -1)),
+        credit(1, 5, Party("core", "SPOT", 2**64)),
+        Question(UUID(int=1), 0, Verb.HOLD, SPOT, 7, 5),
+        Question(UUID(int=1), 1, Verb.REFUND, SPOT, 7, 5),
+        Question(UUID(int=1), 1, Verb.CREDIT, SPOT, 7, 5, undoes=0),
+        Question(UUID(int=1), 0, Verb.CREDIT, SPOT, 2**32, 5),
+        Question(UUID(int=1), 2**32, Verb.CREDIT, SPOT, 7, 5),
+        Question(UUID(int=1), 1, Verb.REFUND, SPOT, 7, 5, undoes=-1),
+    ],
+)
+def test_what_the_core_has_no_words_for_is_unknown_and_alone(
+    tmp_path: Path, question: Question
+) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (_, trading):
+            answers = await trading.ask([credit(8, 1), question, credit(9, 1)])
+            assert answers[1] == Unknown("MALFORMED", Alarm.PAGE)
+            assert isinstance(answers[0], Done)
+            assert isinstance(answers[2], Done)
+
+    asyncio.run(scene())
+
+
+def test_administration_and_reading(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (core, trading):
+            future = Party("core", "FUTURE", 1)
+            await trading.ask([credit(1, 100), credit(2, 50, future), debit(3, 500)])
+            assert await trading.balance(1, "SPOT", 7) == Balance(Status.ACTIVE, 100)
+            assert await trading.balance(2, "SPOT", 7) == Balance(Status.ABSENT, 0)
+            totals = await trading.totals()
+            assert totals.sums == {("SPOT", 7): 100, ("FUTURE", 7): 50}
+            assert totals.position == core.place.position
+            await trading.set_status(1, "SPOT", 7, Status.FROZEN)
+            assert await trading.ask([debit(4, 1)]) == [
+                Rejected("ACCOUNT_FROZEN", {"position": "6"})
+            ]
+            keys = [(UUID(int=1), 0), (UUID(int=3), 0), (UUID(int=1), 1)]
+            assert await trading.query(keys) == [
+                Done({"position": "2"}),
+                Rejected("INSUFFICIENT_BALANCE", {"position": "4"}),
+                None,
+            ]
+            await trading.snapshot()
+            assert len(await asyncio.to_thread(lambda: list(tmp_path.glob("snapshot-*")))) == 1
+
+    asyncio.run(scene())
+
+
+def test_more_questions_than_fit_one_request_are_asked_in_pieces(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (core, trading):
+            questions = [credit(n, 1) for n in range(1, wire.MAX_OPERATIONS + 10)]
+            answers = await trading.ask(questions)
+            assert [a.evidence["position"] for a in answers if isinstance(a, Done)] == [
+                str(n + 1) for n in range(1, wire.MAX_OPERATIONS + 10)
+            ]
+            assert (await trading.balance(1, "SPOT", 7)).amount == len(questions)
+            assert core.place.position == len(questions) + 1
+
+    asyncio.run(scene())
+
+
+def test_busy_is_unknown_without_a_page_and_the_same_key_executes_later(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path, SMALL._replace(queue_operations=4)) as (core, trading):
+            await trading.totals()  # Connected.
+            asks = [trading.ask([credit(n, 1), credit(n + 100, 1)]) for n in range(1, 8)]
+            answers = await asyncio.gather(*asks)
+            busy = [i for i, answer in enumerate(answers) if answer == [Unknown("BUSY")] * 2]
+            assert busy
+            assert core.book.position == 1 + 2 * (7 - len(busy))
+            for index in busy:
+                again = await trading.ask([credit(index + 1, 1), credit(index + 101, 1)])
+                assert all(isinstance(answer, Done) for answer in again)
+            assert (await trading.balance(1, "SPOT", 7)).amount == 14
+
+    asyncio.run(scene())
+
+
+def test_many_asks_are_under_way_at_once_on_one_connection(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (core, trading):
+            asks = [trading.ask([credit(n, n)]) for n in range(1, 201)]
+            answers = await asyncio.gather(*asks)
+            events = {}
+            async for event in trading.events(0):
+                events[event.transfer_id.int] = str(event.position)
+                if event.position == core.place.position:
+                    break
+            assert [a.evidence["position"] for [a] in answers if isinstance(a, Done)] == [
+                events[n] for n in range(1, 201)
+            ]
+            assert len(core.marks.positions) < 100  # Gathered into a few frames.
+
+    asyncio.run(scene())
+
+
+class Muffled:
+    """The core's end of a connection whose words can be held back."""
+
+    def __init__(self, writer: wire.ByteWriter) -> None:
+        self._writer, self.held, self.silent = writer, list[bytes](), False
+
+    def write(self, chunk: bytes, /) -> None:
+        if self.silent:
+            self.held.append(chunk)
+        else:
+            self._writer.write(chunk)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def wait_closed(self) -> None:
+        await self._writer.wait_closed()
+
+    def release(self) -> None:
+        self.silent = False
+        for chunk in self.held:
+            self._writer.write(chunk)
+
+
+class Wire:
+    """Connections to a core, which a test can muffle and cut."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.ends: list[Muffled] = []
+        self.sessions: set[asyncio.Task[None]] = set()
+
+    async def connect(self) -> Streams:
+        ours, (reader, writer) = pipe()
+        muffled = Muffled(writer)
+        self.ends.append(muffled)
+        self.sessions.add(asyncio.ensure_future(converse(self.core, reader, muffled)))
+        return ours
+
+
+def test_silence_is_unreachable_for_all_that_waits_and_a_late_reply_is_ignored(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            lines = Wire(core)
+            trading = client(lines.connect, timeout_s=0.05)
+            await trading.ask([credit(1, 100)])
+            lines.ends[0].silent = True
+            asks = [trading.ask([debit(n, 1)]) for n in (2, 3)]
+            lost = await asyncio.gather(*asks, return_exceptions=True)
+            assert [type(found) for found in lost] == [Unreachable, Unreachable]
+            assert core.book.balances == [98]  # It happened all the same.
+            lines.ends[0].release()
+            # On the next connection the same questions get the answers of the first time.
+            again = await trading.ask([debit(2, 1), debit(3, 1), debit(4, 1)])
+            assert [a.evidence["position"] for a in again if isinstance(a, Done)] == ["3", "4", "5"]
+            assert len(lines.ends) == 2
+            assert core.book.balances == [97]
+            await trading.close()
+
+    asyncio.run(scene())
+
+
+def test_a_lost_connection_is_unreachable_and_the_next_ask_reconnects(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            lines = Wire(core)
+            trading = client(lines.connect)
+            first = await trading.ask([credit(1, 100)])
+            lines.ends[0].silent = True
+            asking = asyncio.ensure_future(trading.ask([debit(2, 5)]))
+            await asyncio.sleep(0.02)
+            lines.ends[0].close()
+            with pytest.raises(Unreachable, match="was lost"):
+                await asking
+            assert await trading.ask([credit(1, 100)]) == first
+            await trading.close()
+
+    asyncio.run(scene())
+
+
+def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    async def scene() -> None:
+        for address in (f"unix:{tmp_path / 'none'}", "tcp:127.0.0.1:1", "unix:" + "x" * 200):
+            with pytest.raises(Unreachable, match="cannot be reached"):
+                await client(dial(address)).ask([credit(1, 1)])
+
+    asyncio.run(scene())
+
+
+def test_somebody_else_there_is_unreachable(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async def mumble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_unix_server(mumble, tmp_path / "s"):
+            with pytest.raises(Unreachable, match="does not greet"):
+                await client(dial(f"unix:{tmp_path / 's'}")).ask([credit(1, 1)])
+
+    asyncio.run(scene())
+
+
+def test_a_core_that_does_not_greet_is_unreachable() -> None:
+    async def scene() -> None:
+        async def connect() -> Streams:
+            return pipe()[0]
+
+        with pytest.raises(Unreachable, match="does not greet"):
+            await client(connect, timeout_s=0.05).ask([credit(1, 1)])
+
+    asyncio.run(scene())
+
+
+def test_a_refusal_says_why_and_pages(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            pages: list[str] = []
+            strange = Mark(UUID(bytes=UUID_B), 3, 0, 1)
+            trading = client(connect_to(core), strange, on_refused=pages.append)
+            with pytest.raises(Refused, match="OTHER_CORE"):
+                await trading.ask([credit(1, 1)])
+            assert trading.refusal is not None
+            assert pages == [trading.refusal]
+            assert core.book.position == 0  # Not even registered.
+
+    asyncio.run(scene())
+
+
+def test_what_this_process_has_seen_counts_even_before_it_is_written_down(tmp_path: Path) -> None:
+    async def scene() -> None:
+        switch: list[Core] = []
+
+        async def connect() -> Streams:
+            return await connect_to(switch[-1])()
+
+        trading = client(connect)
+        async with core_at(tmp_path / "a") as core:
+            switch.append(core)
+            await trading.ask([credit(1, 1)])
+        async with core_at(tmp_path / "b", uuid=UUID_B) as other:
+            switch.append(other)
+            with pytest.raises(Unreachable, match=r"was lost|OTHER_CORE"):
+                await trading.ask([credit(1, 1)])
+            with pytest.raises(Refused, match="OTHER_CORE"):
+                await trading.ask([credit(1, 1)])
+        async with core_at(tmp_path / "a") as core:
+            switch.append(core)
+            assert await trading.ask([credit(1, 1)]) == [Done({"position": "2"})]
+            assert trading.refusal is None
+            assert trading.mark is not None
+            assert trading.mark.epoch == 2
+            await trading.close()
+
+    asyncio.run(scene())
+
+
+def test_an_answer_from_an_earlier_start_is_none(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (core, trading):
+            await trading.ask([credit(1, 1)])
+            assert trading.mark is not None
+            trading.mark = Mark(core.mark.uuid, 3, 0, core.epoch + 1)
+            with pytest.raises(Refused, match="long past"):
+                await trading.ask([credit(2, 1)])
+
+    asyncio.run(scene())
+
+
+def test_only_so_many_connections_are_served(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path, SMALL._replace(connections=2)) as core:
+            sessions = Sessions(core)
+            server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
+            clients = [client(dial(f"unix:{tmp_path / 's'}")) for _ in range(3)]
+            await clients[0].ask([credit(1, 1)])
+            await clients[1].ask([credit(2, 1)])
+            with pytest.raises(Unreachable, match="CROWDED"):
+                await clients[2].ask([credit(3, 1)])
+            assert clients[2].refusal is None  # It will do later; nobody need be called.
+            await clients[0].close()
+            await asyncio.sleep(0.05)
+            await clients[2].ask([credit(3, 1)])
+            for each in clients:
+                await each.close()
+            server.close()
+            await asyncio.sleep(0.05)
+            await sessions.end()
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path, SMALL._replace(farewell_s=0.05)) as core:
+            sessions = Sessions(core)
+            server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            hello = wire.Hello(wire.PROTOCOL, "deaf", "p", None)
+            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
+            await wire.receive(reader)
+            keys = wire.pack_keys([(UUID(int=n), 0) for n in range(8000)])
+            for request in range(1, 300):
+                writer.write(wire.frame(Kind.QUERY, request, keys))
+            trading = client(dial(f"unix:{tmp_path / 's'}"))
+            for number in range(1, 20):
+                await trading.ask([credit(number, 1)])
+            await trading.close()
+            writer.transport.abort()
+            server.close()
+            await sessions.end()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        wire.frame(Kind.ASK, 1, b"not an operation"),
+        wire.frame(99, 1),
+        wire.frame(Kind.EVENTS, 1, b"x"),
+        wire.frame(Kind.HELLO, 1),
+        b"rubbish of at least one head's length",
+    ],
+)
+def test_rubbish_ends_only_the_connection_it_came_on(tmp_path: Path, rubbish: bytes) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (core, trading):
+            await trading.ask([credit(1, 1)])
+            reader, writer = await connect_to(core)()
+            hello = wire.Hello(wire.PROTOCOL, "", "", None)
+            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
+            assert (await wire.receive(reader)).kind == Kind.WELCOME
+            writer.write(rubbish)
+            refused = await wire.receive(reader)
+            assert refused.kind == Kind.REFUSED
+            assert "MALFORMED" in wire.unpack_refusal(refused.body).message
+            with pytest.raises(EOFError):
+                await wire.receive(reader)
+            await trading.ask([credit(2, 1)])
+
+    asyncio.run(scene())
+
+
+def test_a_store_is_registered_when_it_says_hello(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            east, west = client(connect_to(core)), client(connect_to(core))
+            east._caller = Caller("east", "p")
+            west._caller = Caller("west", "p")
+            await east.ask([credit(n, 1) for n in range(1, 10)])
+            await west.totals()
+            # The west has never named a floor, so that nothing of its may be retired.
+            assert await east.retire("east", UUID(int=8)) == UUID(int=0)
+            assert await west.retire("west", UUID(int=5)) == UUID(int=5)
+            await east.close()
+            await west.close()
+
+    asyncio.run(scene())
+
+
+def test_events_too_old_are_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served(tmp_path) as (_, trading):
+            for number in range(1, 4):
+                await trading.ask([credit(number, 1)])
+                await trading.snapshot()
+            with pytest.raises(Unreachable, match="EVENTS_GONE"):
+                async for _ in trading.events(0):
+                    pass
+            assert trading.refusal is None  # This is no loss of money: nobody need be called.
+
+    asyncio.run(scene())
+
+
+def test_a_stopping_core_still_sends_what_it_has_answered(tmp_path: Path) -> None:
+    async def scene() -> None:
+        core = await Core.open(RealDisk(tmp_path), UUID_A, SMALL)
+        commits = asyncio.ensure_future(core.run())
+        trading = client(connect_to(core))
+        await trading.ask([credit(1, 1)])
+        asking = asyncio.ensure_future(trading.ask([credit(2, 1)]))
+        for _ in range(1000):
+            if core._queue:
+                break
+            await asyncio.sleep(0)
+        core.stop()
+        await commits
+        assert await asking == [Done({"position": "3"})]
+        with pytest.raises(Unreachable):
+            await trading.ask([credit(3, 1)])
+        with pytest.raises(Unreachable):
+            await trading.ask([credit(3, 1)])
+        await trading.close()
+        core.disk.unlock()
+
+    asyncio.run(scene())
+
+
+def test_the_newest_mark_wins_and_two_cores_are_refused() -> None:
+    one, other = UUID(bytes=UUID_A), UUID(bytes=UUID_B)
+    assert newest([]) is None
+    marks = [Mark(one, 5, 55, 3), Mark(one, 9, 99, 2), Mark(one, 9, 99, 1)]
+    assert newest(marks) == Mark(one, 9, 99, 3)
+    with pytest.raises(Refused, match="several cores"):
+        newest([*marks, Mark(other, 1, 1, 1)])
+    with pytest.raises(Refused, match="two histories"):
+        newest([*marks, Mark(one, 9, 98, 3)])
+
+
+def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
+    tmp_path: Path, database: str
+) -> None:
+    async def scene() -> None:
+        async with PostgresStore(database, SCHEMA) as store, core_at(tmp_path) as core:
+
+            async def marks() -> Mark | None:
+                async with store.transaction() as tx:
+                    return await recall(tx, "core")
+
+            pages: list[str] = []
+
+            def process(name: str) -> Trading:
+                caller = Caller("store", name)
+                return Trading("core", connect_to(core), caller, marks, pages.append)
+
+            first, second = process("one"), process("two")
+            assert await marks() is None
+            async with store.transaction() as tx:
+                await first.remember(tx)  # Nothing is known yet.
+            assert await marks() is None
+            for trading, number in ((first, 1), (second, 2), (first, 3)):
+                await trading.ask([credit(number, 1)])
+                async with store.transaction() as tx:
+                    await trading.remember(tx)
+                assert await marks() == trading.mark == core.mark
+            # What was rolled back is written by the next transaction, without a new answer.
+            await second.ask([credit(4, 1)])
+            with contextlib.suppress(ZeroDivisionError):
+                async with store.transaction() as tx:
+                    await second.remember(tx)
+                    raise ZeroDivisionError
+            assert await marks() != second.mark
+            async with store.transaction() as tx:
+                await second.remember(tx)
+            assert await marks() == second.mark
+            await _disagree(store)
+            with pytest.raises(Refused, match="several cores"):
+                await process("three").ask([credit(5, 1)])
+            assert "several cores" in pages[0]
+            await first.close()
+            await second.close()
+
+    asyncio.run(scene())
+
+
+async def _disagree(store: PostgresStore) -> None:
+    async with store.transaction() as tx:
+        await _insert(tx)
+
+
+async def _insert(tx: SqlTransaction) -> None:
+    await tx.fetch(
+        "INSERT INTO core_positions VALUES ('core', 'astray', %(uuid)s, 1, 1, 1)",
+        {"uuid": UUID(bytes=UUID_B)},
+    )

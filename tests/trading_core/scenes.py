@@ -1,0 +1,129 @@
+"""What the tests of the core are played with: short names for operations, and a core to ask."""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from tidegate.core.wire import (
+    STAMP,
+    Kind,
+    Operation,
+    Outcome,
+    Verb,
+    account,
+    pack_operations,
+    unpack_answers,
+)
+from tidegate.trading_core.book import Book, Draft
+from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.judge import judge
+
+UUID_A, UUID_B = bytes(range(16)), bytes(range(1, 17))
+ANN = account(1, 5, 1001)
+BOB = account(1, 5, 1002)
+SMALL = Limits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
+
+
+class Given(NamedTuple):
+    outcome: Outcome
+    position: int
+
+
+def tid(number: int) -> bytes:
+    return number.to_bytes(16)
+
+
+def credit(number: int, amount: int, to: bytes = ANN, version: int = 0) -> Operation:
+    return Operation(tid(number), version, Verb.CREDIT, to, amount)
+
+
+def debit(number: int, amount: int, of: bytes = ANN, version: int = 0) -> Operation:
+    return Operation(tid(number), version, Verb.DEBIT, of, amount)
+
+
+def refund(
+    number: int, amount: int, undoes: int = 0, version: int = 1, expect_done: bool = True
+) -> Operation:
+    return Operation(tid(number), version, Verb.REFUND, ANN, amount, undoes, expect_done)
+
+
+def given(reply: bytes, count: int) -> list[Given]:
+    return [Given(Outcome(o), p) for o, p in unpack_answers(reply, count)]
+
+
+class Desk:
+    """A book with nothing behind it: each call is a batch, durable at once."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self.records: list[bytes] = []
+
+    def ask(self, *operations: Operation) -> list[Outcome]:
+        return [outcome for outcome, _ in self.hear(*operations)]
+
+    def hear(self, *operations: Operation) -> list[Given]:
+        draft = Draft(self.book)
+        answers, records = judge(draft, pack_operations(operations))
+        self.book.apply(draft)
+        self.records.append(records)
+        return given(bytes(STAMP.size) + answers, len(operations))
+
+    def admit(self, account: bytes, status: int) -> None:
+        draft = Draft(self.book)
+        draft.note_status(account, status)
+        self.book.apply(draft)
+
+
+def ask(core: Core, *operations: Operation) -> asyncio.Future[bytes]:
+    return core.submit(Kind.ASK, pack_operations(operations))
+
+
+async def hear(core: Core, *operations: Operation) -> list[Given]:
+    return given(await ask(core, *operations), len(operations))
+
+
+@asynccontextmanager
+async def running(disk: Disk, limits: Limits = SMALL, uuid: bytes = UUID_A) -> AsyncIterator[Core]:
+    """A core that is stopped in order at the end."""
+    core = await Core.open(disk, uuid, limits)
+    commits = asyncio.ensure_future(core.run())
+    try:
+        yield core
+    finally:
+        core.stop()
+        await commits
+        disk.unlock()
+
+
+def digest(book: Book) -> str:
+    """A hash of everything that a book knows."""
+    accounts = [
+        (a, book.balances[i], book.statuses[i], i) for a, i in sorted(book.accounts.items())
+    ]
+    totals = sorted((g, t) for g, t in book.totals.items() if t)
+    known = (book.position, accounts, totals, sorted(book.memory.items()))
+    floors = (book.floor, sorted(book.floors.items()))
+    return hashlib.sha256(repr((known, floors)).encode()).hexdigest()
+
+
+def batches(count: int) -> Sequence[tuple[Operation, ...]]:
+    """A varied history: done and refused, undone and buried, small and huge amounts."""
+    numbers = itertools.count(1)
+    found: list[tuple[Operation, ...]] = []
+    for i in range(count):
+        a, b, c, d = (next(numbers) for _ in range(4))
+        found.append(
+            (
+                credit(a, 1000 + i, BOB if i % 3 == 0 else ANN),
+                debit(b, 7 + i),
+                refund(b, 7 + i),
+                refund(c, 5, expect_done=False),
+                debit(c, 5),
+                debit(d, 10**30),
+            )
+        )
+    return found

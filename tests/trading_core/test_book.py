@@ -1,0 +1,324 @@
+"""The rules by which the core moves money, each alone."""
+
+import pytest
+from hypothesis import given as given_that
+from hypothesis import strategies as st
+
+from tests.trading_core.scenes import ANN, BOB, Desk, batches, credit, debit, digest, refund
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.wire import Operation, Outcome, Status, account
+from tidegate.trading_core.book import Book, Draft, Inconsistent, group_totals
+
+DONE, EMPTY = Outcome.DONE, Outcome.EMPTY
+
+
+def test_a_credit_opens_the_account_and_a_debit_takes_from_it() -> None:
+    desk = Desk()
+    assert desk.ask(credit(1, 100), debit(2, 30)) == [DONE, DONE]
+    assert desk.book.balance(ANN) == 70
+    assert desk.book.status(ANN) == Status.ACTIVE
+
+
+@pytest.mark.parametrize("amount", [0, MAX_AMOUNT + 1, 2**128 - 1])
+def test_an_amount_out_of_range_is_refused(amount: int) -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100))
+    assert desk.ask(debit(2, amount), credit(3, amount)) == [Outcome.INVALID_AMOUNT] * 2
+    assert desk.book.balance(ANN) == 100
+
+
+def test_the_greatest_amount_is_accepted() -> None:
+    desk = Desk()
+    assert desk.ask(credit(1, MAX_AMOUNT), debit(2, MAX_AMOUNT)) == [DONE, DONE]
+
+
+def test_a_debit_of_an_unknown_account_is_refused_and_does_not_open_it() -> None:
+    desk = Desk()
+    assert desk.ask(debit(1, 5), debit(2, 5)) == [Outcome.SOURCE_ACCOUNT_NOT_FOUND] * 2
+    assert desk.book.status(ANN) == Status.ABSENT
+
+
+def test_a_frozen_account_receives_but_does_not_give() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100))
+    desk.admit(ANN, Status.FROZEN)
+    assert desk.ask(debit(2, 5), credit(3, 5)) == [Outcome.ACCOUNT_FROZEN, DONE]
+
+
+def test_a_disabled_account_neither_receives_nor_gives() -> None:
+    desk = Desk()
+    desk.admit(ANN, Status.DISABLED)
+    assert desk.ask(debit(2, 5), credit(3, 5)) == [Outcome.ACCOUNT_DISABLED] * 2
+
+
+@pytest.mark.parametrize("status", [Status.FROZEN, Status.DISABLED])
+def test_a_refund_is_not_refused_for_the_status_of_the_account(status: Status) -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 40))
+    desk.admit(ANN, status)
+    assert desk.ask(refund(2, 40)) == [DONE]
+    assert desk.book.balance(ANN) == 100
+
+
+def test_a_balance_never_exceeds_what_fits() -> None:
+    desk = Desk()
+    desk.ask(credit(1, MAX_AMOUNT))
+    assert desk.ask(credit(2, 1)) == [Outcome.BALANCE_OVERFLOW]
+    desk.ask(debit(3, 10), credit(4, 10))
+    assert desk.ask(refund(3, 10)) == [Outcome.BALANCE_OVERFLOW]
+    assert desk.ask(debit(5, 10), refund(3, 10, version=2)) == [DONE, DONE]
+
+
+def test_the_same_key_gets_the_same_answer_for_ever() -> None:
+    desk = Desk()
+    first = desk.hear(credit(1, 100), debit(2, 500))
+    desk.ask(credit(3, 1000))
+    assert desk.hear(credit(1, 100), debit(2, 500)) == first
+    assert first[1].outcome is Outcome.INSUFFICIENT_BALANCE  # Also after the top-up.
+    assert desk.book.balance(ANN) == 1100
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        debit(1, 100),
+        credit(1, 101),
+        credit(1, 100, BOB),
+        credit(1, 100, account(1, 6, 1001)),
+        credit(1, 100, account(2, 5, 1001)),
+    ],
+)
+def test_the_same_key_with_another_meaning_is_no_answer(other: Operation) -> None:
+    desk = Desk()
+    first = desk.hear(credit(1, 100), credit(9, 1, BOB))
+    before = digest(desk.book)
+    assert desk.ask(other) == [Outcome.KEY_REUSED]
+    assert digest(desk.book) == before
+    assert desk.hear(credit(1, 100)) == first[:1]
+
+
+def test_a_refund_key_is_also_bound_to_what_it_undoes() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 10), refund(2, 10, version=5))
+    assert desk.ask(refund(2, 10, undoes=3, version=5)) == [Outcome.KEY_REUSED]
+
+
+def test_whether_it_is_expected_is_no_part_of_the_meaning() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 10))
+    first = desk.hear(refund(2, 10, expect_done=False))
+    assert desk.hear(refund(2, 10, expect_done=True)) == first
+
+
+def test_versions_of_one_transfer_are_different_operations() -> None:
+    desk = Desk()
+    assert desk.ask(credit(1, 5), credit(1, 5, version=1)) == [DONE, DONE]
+    assert desk.book.balance(ANN) == 10
+
+
+@pytest.mark.parametrize("expect_done", [True, False])
+def test_what_was_done_is_undone_once(expect_done: bool) -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 40))
+    undo = [refund(2, 40, version=v, expect_done=expect_done) for v in (1, 2, 3)]
+    assert desk.ask(undo[0], undo[1]) == [DONE, EMPTY]
+    assert desk.ask(*undo) == [DONE, EMPTY, EMPTY]
+    assert desk.book.balance(ANN) == 100
+
+
+def test_an_expected_undo_of_what_never_was_stores_nothing() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100))
+    before = digest(desk.book)
+    assert desk.ask(refund(2, 40)) == [Outcome.UNDO_UNFOUNDED]
+    assert digest(desk.book) == before
+    assert desk.ask(debit(2, 40)) == [DONE]
+
+
+def test_an_expected_undo_of_what_was_refused_stores_nothing() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 400))
+    before = digest(desk.book)
+    assert desk.ask(refund(2, 400)) == [Outcome.UNDO_UNFOUNDED]
+    assert digest(desk.book) == before
+
+
+def test_an_undo_of_what_was_refused_is_done_without_effect() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 400))
+    assert desk.ask(refund(2, 400, expect_done=False)) == [EMPTY]
+    assert desk.book.balance(ANN) == 100
+
+
+def test_a_tombstone_refuses_the_late_original() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100))
+    assert desk.ask(refund(2, 40, expect_done=False)) == [Outcome.TOMBSTONE]
+    assert desk.ask(debit(2, 40), debit(2, 40)) == [Outcome.UNDONE] * 2
+    assert desk.ask(debit(2, 41)) == [Outcome.KEY_REUSED]
+    assert desk.ask(refund(2, 40, version=2, expect_done=False)) == [EMPTY]
+    assert desk.ask(refund(2, 40, version=3)) == [Outcome.UNDO_UNFOUNDED]
+    assert desk.book.balance(ANN) == 100
+
+
+def test_a_tombstone_for_an_account_that_does_not_exist() -> None:
+    desk = Desk()
+    assert desk.ask(refund(2, 40, expect_done=False), debit(2, 40)) == [
+        Outcome.TOMBSTONE,
+        Outcome.UNDONE,
+    ]
+    assert desk.book.status(ANN) == Status.ABSENT
+
+
+@pytest.mark.parametrize("expect_done", [True, False])
+def test_an_undo_must_name_what_it_undoes(expect_done: bool) -> None:
+    desk = Desk()
+    desk.ask(credit(1, 100), debit(2, 40), credit(7, 1, BOB))
+    right = refund(2, 40, expect_done=expect_done)
+    before = digest(desk.book)
+    for wrong in (
+        right._replace(amount=39),
+        right._replace(account=BOB),
+        right._replace(account=account(1, 6, 1001)),
+        refund(1, 100, expect_done=expect_done),  # A credit cannot be undone.
+    ):
+        assert desk.ask(wrong) == [Outcome.KEY_REUSED]
+    assert digest(desk.book) == before
+    assert desk.ask(right) == [DONE]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        credit(1, 5)._replace(verb=4),
+        credit(1, 5)._replace(verb=0),
+        credit(1, 5)._replace(undoes=1),
+        debit(1, 5)._replace(undoes=1),
+        credit(1, 5, account(9, 1, 1)),
+        debit(1, 5, account(0, 1, 1)),
+        refund(1, 5, undoes=1, version=1),
+        refund(1, 5)._replace(account=account(7, 1, 1)),
+    ],
+)
+def test_what_makes_no_sense_is_not_stored(wrong: Operation) -> None:
+    desk = Desk()
+    before = digest(desk.book)
+    assert desk.ask(wrong) == [Outcome.MALFORMED]
+    assert digest(desk.book) == before
+
+
+def test_each_operation_sees_those_before_it_in_its_batch() -> None:
+    desk = Desk()
+    outcomes = desk.ask(
+        debit(1, 5),
+        credit(2, 10),
+        debit(3, 6),
+        debit(4, 6),
+        debit(5, 4),
+        refund(3, 6),
+        debit(6, 6),
+        credit(2, 10),
+        debit(3, 6),
+    )
+    short = Outcome.INSUFFICIENT_BALANCE
+    assert outcomes == [
+        Outcome.SOURCE_ACCOUNT_NOT_FOUND, DONE, DONE, short, DONE, DONE, DONE, DONE, DONE,
+    ]  # fmt: skip
+    assert desk.book.balance(ANN) == 0
+
+
+def test_a_duplicate_in_one_batch_is_the_same_operation() -> None:
+    desk = Desk()
+    first, second = desk.hear(credit(1, 10), credit(1, 10))
+    assert first == second
+    assert desk.book.balance(ANN) == 10
+    assert desk.book.position == 1
+
+
+def test_nothing_changes_until_the_draft_is_applied() -> None:
+    from tidegate.core.wire import pack_operations
+    from tidegate.trading_core.judge import judge
+
+    desk = Desk()
+    desk.ask(credit(1, 10))
+    before = digest(desk.book)
+    judge(Draft(desk.book), pack_operations([debit(2, 5), credit(3, 9, BOB)]))
+    assert digest(desk.book) == before
+
+
+def test_replay_of_the_records_gives_the_same_state() -> None:
+    desk = Desk()
+    for batch in batches(20):
+        desk.ask(*batch)
+    again = Book()
+    for records in desk.records:
+        draft = Draft(again)
+        draft.replay(records)
+        again.apply(draft)
+    assert digest(again) == digest(desk.book)
+    assert dict(group_totals(again)) == again.totals
+
+
+def test_replay_refuses_records_that_do_not_fit() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 10))
+    desk.ask(credit(2, 10))
+    with pytest.raises(Inconsistent):
+        Draft(Book()).replay(desk.records[1])
+
+
+def test_replay_refuses_an_undo_of_nothing() -> None:
+    desk = Desk()
+    desk.ask(credit(1, 10), debit(2, 10))
+    desk.ask(refund(2, 10))
+    with pytest.raises(Inconsistent):
+        Draft(Book()).replay(desk.records[1])
+
+
+_plain = st.builds(
+    Operation,
+    st.integers(1, 6).map(lambda n: n.to_bytes(16)),
+    st.integers(0, 3),
+    st.integers(1, 2),
+    st.sampled_from([ANN, BOB]),
+    st.integers(1, 3),
+    st.just(0),
+    st.sampled_from([False]),
+)
+_undo = st.builds(
+    lambda plain, undoes, expect: plain._replace(verb=3, undoes=undoes, expect_done=expect),
+    _plain,
+    st.integers(0, 3),
+    st.booleans(),
+)
+operations = _plain | _undo
+
+
+@given_that(st.lists(st.lists(operations, max_size=12), max_size=8))
+def test_batching_makes_no_difference(split: list[list[Operation]]) -> None:
+    """The same operations in any batches, or one by one, are judged the same."""
+    batched, single = Desk(), Desk()
+    heard = [batched.hear(*batch) for batch in split]
+    assert [g for batch in heard for g in batch] == [
+        single.hear(operation)[0] for batch in split for operation in batch
+    ]
+    assert digest(batched.book) == digest(single.book)
+    assert all(balance >= 0 for balance in batched.book.balances)
+
+
+@given_that(st.lists(operations, max_size=40))
+def test_money_is_what_the_records_say(asked: list[Operation]) -> None:
+    """Each key has an effect at most once, and the sum of the effects is the sum of balances."""
+    desk = Desk()
+    desk.ask(*asked)
+    desk.ask(*asked)
+    events = [r for records in desk.records for r in _deltas(records)]
+    assert len({key for key, _ in events}) == len(events)
+    assert sum(delta for _, delta in events) == sum(desk.book.balances)
+    assert sum(desk.book.totals.values()) == sum(desk.book.balances)
+
+
+def _deltas(records: bytes) -> list[tuple[bytes, int]]:
+    from tidegate.core.wire import RECORD, rows
+
+    return [(row[0], int.from_bytes(row[7], signed=True)) for row in rows(RECORD, records)]

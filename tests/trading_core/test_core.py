@@ -1,0 +1,499 @@
+"""The core without sockets: group commit, the full queue, the failing disk, events, floors."""
+
+import asyncio
+import errno
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.trading_core.disks import Watched
+from tests.trading_core.scenes import (
+    ANN,
+    BOB,
+    SMALL,
+    UUID_A,
+    UUID_B,
+    Given,
+    ask,
+    batches,
+    credit,
+    debit,
+    digest,
+    given,
+    hear,
+    refund,
+    running,
+    tid,
+)
+from tidegate.core import wire
+from tidegate.core.wire import Hello, Kind, Malformed, Mark, Outcome, Refused, Status
+from tidegate.trading_core.core import Busy, Core, Limits, Stopped
+from tidegate.trading_core.disk import File, Locked, RealDisk
+from tidegate.trading_core.events import EventsGone, events
+
+
+def test_what_arrives_meanwhile_is_one_batch_and_one_sync(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = Watched(RealDisk(tmp_path))
+        async with running(disk) as core:
+            before = disk.counts["fdatasync"]
+            first = ask(core, credit(1, 100))
+            await asyncio.sleep(0)  # The first is on its way to the disk now.
+            others = [ask(core, debit(n, 1)) for n in range(2, 102)]
+            await asyncio.gather(first, *others)
+            assert disk.counts["fdatasync"] - before == 2
+            assert core.place.position == 101
+            assert len(core.marks.positions) == 3  # Genesis, and one for each frame.
+
+    asyncio.run(scene())
+
+
+def test_a_batch_is_bounded(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = Watched(RealDisk(tmp_path))
+        async with running(disk, SMALL._replace(batch_operations=10)) as core:
+            before = disk.counts["fdatasync"]
+            await asyncio.gather(*(ask(core, credit(n, 1), credit(n + 50, 1)) for n in range(50)))
+            assert disk.counts["fdatasync"] - before == 10
+
+    asyncio.run(scene())
+
+
+def test_nothing_new_needs_no_sync(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = Watched(RealDisk(tmp_path))
+        async with running(disk) as core:
+            first = await hear(core, credit(1, 100), debit(2, 500))
+            before, place = disk.counts["fdatasync"], core.place
+            assert await hear(core, credit(1, 100), debit(2, 500)) == first
+            assert await hear(core, refund(7, 1)) == [Given(Outcome.UNDO_UNFOUNDED, 0)]
+            assert (disk.counts["fdatasync"], core.place) == (before, place)
+
+    asyncio.run(scene())
+
+
+class SlowDisk(Watched):
+    """A disk that syncs only when it is let."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(RealDisk(directory))
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = 0
+
+    def create(self, name: str) -> File:
+        return SlowFile(self, super().create(name))
+
+
+class SlowFile:
+    def __init__(self, disk: SlowDisk, file: File) -> None:
+        self._disk, self._file = disk, file
+
+    def append(self, chunk: bytes) -> None:
+        self._file.append(chunk)
+
+    async def fdatasync(self) -> None:
+        self._disk.waiting += 1
+        await self._disk.gate.wait()
+        await self._file.fdatasync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+def test_nobody_sees_and_nobody_is_told_what_is_not_durable(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = SlowDisk(tmp_path)
+        async with running(disk) as core:
+            await hear(core, credit(1, 100))
+            before = digest(core.book)
+            disk.gate.clear()
+            waiting = disk.waiting
+            original = ask(core, debit(2, 30))
+            await _until(lambda: disk.waiting > waiting)
+            duplicate = ask(core, debit(2, 30))
+            await asyncio.sleep(0.02)
+            assert not original.done()
+            assert not duplicate.done()
+            assert digest(core.book) == before
+            found = await core.submit(Kind.QUERY, tid(2) + bytes(4))
+            assert given(found, 1) == [Given(Outcome.NOTHING, 0)]
+            disk.gate.set()
+            assert given(await original, 1) == given(await duplicate, 1)
+
+    asyncio.run(scene())
+
+
+def test_a_full_queue_says_busy_and_the_same_key_executes_later(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = SlowDisk(tmp_path)
+        async with running(disk, SMALL._replace(queue_operations=3)) as core:
+            disk.gate.clear()
+            waiting = disk.waiting
+            under_way = ask(core, credit(1, 1))
+            await _until(lambda: disk.waiting > waiting)
+            queued = ask(core, credit(2, 1), credit(3, 1))
+            with pytest.raises(Busy):
+                ask(core, credit(4, 1), credit(5, 1))
+            small = ask(core, credit(6, 1))
+            disk.gate.set()
+            await asyncio.gather(under_way, queued, small)
+            assert core.book.balance(ANN) == 4
+            assert [g.outcome for g in await hear(core, credit(4, 1), credit(5, 1))] == [1, 1]
+            assert core.book.balance(ANN) == 6
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("limit", ["queue_bytes", "queue_requests"])
+def test_the_queue_is_bounded_in_bytes_and_requests(tmp_path: Path, limit: str) -> None:
+    async def scene() -> None:
+        bound = {"queue_bytes": 2 * wire.OPERATION.size, "queue_requests": 2}[limit]
+        async with running(RealDisk(tmp_path), SMALL._replace(**{limit: bound})) as core:
+            first = [ask(core, credit(1, 1)), ask(core, credit(2, 1))]
+            with pytest.raises(Busy):
+                ask(core, credit(3, 1))
+            await asyncio.gather(*first)
+            await hear(core, credit(3, 1))
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", ["append", "fdatasync"])
+def test_a_failing_disk_stops_the_core_and_nothing_undurable_is_told(
+    tmp_path: Path, call: str, code: int
+) -> None:
+    async def scene() -> None:
+        disk = Watched(RealDisk(tmp_path))
+        core = await Core.open(disk, UUID_A, SMALL)
+        commits = asyncio.ensure_future(core.run())
+        told = await hear(core, credit(1, 100))
+        mark, state = core.mark, digest(core.book)
+        disk.fails = (call, code)
+        syncs = disk.counts["fdatasync"]
+        doomed, behind = ask(core, debit(2, 30)), ask(core, debit(3, 30))
+        for reply in (doomed, behind):
+            with pytest.raises(Stopped):
+                await reply
+        with pytest.raises(OSError, match="planted"):
+            await commits
+        with pytest.raises(Stopped):
+            ask(core, debit(2, 30))
+        assert digest(core.book) == state
+        assert disk.counts["fdatasync"] - syncs <= 1  # Tried once, and never again.
+        disk.unlock()
+        async with running(RealDisk(tmp_path)) as again:
+            assert again.refuses(Hello(1, "s", "p", mark)) is None
+            assert await hear(again, credit(1, 100)) == told
+            assert [g.outcome for g in await hear(again, debit(2, 30))] == [Outcome.DONE]
+            assert again.book.balance(ANN) in (70, 40)  # The third may have been written.
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("call", ["create", "append", "fdatasync", "rename", "fsync_dir"])
+def test_a_failing_snapshot_stops_the_core_and_loses_nothing(tmp_path: Path, call: str) -> None:
+    async def scene() -> None:
+        disk = Watched(RealDisk(tmp_path))
+        core = await Core.open(disk, UUID_A, SMALL)
+        commits = asyncio.ensure_future(core.run())
+        told = await hear(core, credit(1, 100))
+        disk.fails = (call, errno.ENOSPC)
+        with pytest.raises(Stopped):
+            await core.submit(Kind.SNAPSHOT, b"")
+        with pytest.raises(OSError, match="planted"):
+            await commits
+        disk.unlock()
+        async with running(RealDisk(tmp_path)) as again:
+            assert await hear(again, credit(1, 100)) == told
+            assert again.book.balance(ANN) == 100
+
+    asyncio.run(scene())
+
+
+def test_snapshots_are_taken_by_count_and_by_size(tmp_path: Path) -> None:
+    async def scene(directory: Path, limits: Limits) -> None:
+        async with running(RealDisk(directory), limits) as core:
+            for batch in batches(12):
+                await ask(core, *batch)
+            state = digest(core.book)
+        async with running(RealDisk(directory), limits) as core:
+            assert digest(core.book) == state
+
+    by_count, by_size = SMALL._replace(snapshot_records=12), SMALL._replace(snapshot_bytes=900)
+    for name, limits, count in (("a", by_count, 2), ("b", by_size, 2), ("c", SMALL, 0)):
+        asyncio.run(scene(tmp_path / name, limits))
+        assert len(list((tmp_path / name).glob("snapshot-*"))) == count
+
+
+def test_a_snapshot_of_nothing_new_is_none(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await core.submit(Kind.SNAPSHOT, b"")
+            await hear(core, credit(1, 1))
+            await core.submit(Kind.SNAPSHOT, b"")
+            await core.submit(Kind.SNAPSHOT, b"")
+
+    asyncio.run(scene())
+    assert len(list(tmp_path.glob("snapshot-*"))) == 1
+
+
+def test_one_directory_serves_one_core(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)):
+            with pytest.raises(Locked, match="in use by another trading core"):
+                await Core.open(RealDisk(tmp_path), UUID_B)
+
+    asyncio.run(scene())
+
+
+def test_a_stopped_core_finishes_what_is_queued_and_takes_no_more(tmp_path: Path) -> None:
+    async def scene() -> None:
+        core = await Core.open(RealDisk(tmp_path), UUID_A)
+        queued = [ask(core, credit(n, 1)) for n in range(1, 5)]
+        core.stop()
+        with pytest.raises(Stopped):
+            ask(core, credit(9, 1))
+        await core.run()
+        assert [given(await q, 1)[0].outcome for q in queued] == [Outcome.DONE] * 4
+
+    asyncio.run(scene())
+
+
+async def _mark_after(core: Core, number: int) -> Mark:
+    await hear(core, credit(number, 1))
+    return core.mark
+
+
+def _refusal(core: Core, mark: Mark | None, epoch: int = 0, protocol: int = 1) -> int | None:
+    refusal = core.refuses(Hello(protocol, "s", "p", mark, epoch))
+    return None if refusal is None else refusal.code
+
+
+def test_a_client_is_served_only_by_the_core_it_knows(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            assert _refusal(core, None) is None
+            marks = [core.mark] + [await _mark_after(core, n) for n in range(1, 6)]
+            for mark in marks:  # The core is ahead: fine.
+                assert _refusal(core, mark) is None
+            last = marks[-1]
+            other = Mark(UUID(bytes=UUID_B), last.position, last.crc, last.epoch)
+            assert _refusal(core, other) == Refused.OTHER_CORE
+            ahead = Mark(last.uuid, last.position + 1, last.crc, last.epoch)
+            assert _refusal(core, ahead) == Refused.BEHIND
+            forked = Mark(last.uuid, last.position - 1, last.crc, last.epoch)
+            assert _refusal(core, forked) == Refused.FORKED
+            assert _refusal(core, last, epoch=last.epoch + 1) == Refused.STALE_EPOCH
+            later = Mark(last.uuid, last.position, last.crc, last.epoch + 1)
+            assert _refusal(core, later) == Refused.STALE_EPOCH
+            assert _refusal(core, last, protocol=2) == Refused.PROTOCOL
+
+    asyncio.run(scene())
+
+
+def test_marks_are_held_to_within_a_window_that_survives_restarts(tmp_path: Path) -> None:
+    async def scene() -> None:
+        limits = SMALL._replace(marks=16)
+        async with running(RealDisk(tmp_path), limits) as core:
+            marks = [await _mark_after(core, n) for n in range(1, 41)]
+            await core.submit(Kind.SNAPSHOT, b"")
+        async with running(RealDisk(tmp_path), limits) as core:
+            later = core.mark.epoch
+            assert _refusal(core, marks[0]) == Refused.TOO_OLD
+            for mark in marks[-16:]:
+                assert _refusal(core, mark, epoch=later) is None
+            assert len(core.marks.positions) <= 18
+
+    asyncio.run(scene())
+
+
+async def _retire(core: Core, store: str, floor: int) -> int:
+    body = floor.to_bytes(16) + store.encode()
+    reply = await core.submit(Kind.RETIRE, body)
+    return int.from_bytes(reply[wire.STAMP.size :])
+
+
+def test_memory_is_retired_below_the_lowest_floor_of_all_stores(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await hear(core, *(credit(n, 1) for n in range(1, 11)))
+            assert await _retire(core, "east", 0) == 0
+            assert await _retire(core, "west", 4) == 0  # The east still needs everything.
+            assert len(core.book.memory) == 10
+            assert await _retire(core, "east", 8) == 4
+            assert len(core.book.memory) == 7
+            heard = await hear(core, credit(3, 1), credit(4, 1), refund(2, 1, expect_done=False))
+            assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE, Outcome.RETIRED]
+            found = given(await core.submit(Kind.QUERY, tid(3) + bytes(4)), 1)
+            assert found == [Given(Outcome.RETIRED, 0)]
+            assert core.book.balance(ANN) == 10
+
+    asyncio.run(scene())
+
+
+def test_floors_only_rise_and_survive(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await hear(core, credit(3, 1), credit(9, 1))
+            assert await _retire(core, "east", 5) == 5
+            place = core.place
+            assert await _retire(core, "east", 2) == 5
+            assert core.place == place  # Nothing was recorded.
+            assert await _retire(core, "north", 0) == 5  # A newcomer does not bring it back.
+            assert await _retire(core, "east", 9) == 5  # But it holds the floor where it is.
+            state = digest(core.book)
+        async with running(RealDisk(tmp_path)) as core:
+            assert digest(core.book) == state
+            heard = await hear(core, credit(3, 1), credit(9, 1))
+            assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE]
+
+    asyncio.run(scene())
+
+
+def test_an_operation_behind_the_floor_in_the_same_batch_is_retired(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            before = ask(core, credit(1, 1))
+            floor = core.submit(Kind.RETIRE, tid(5) + b"east")
+            after = ask(core, credit(2, 1))
+            await asyncio.gather(before, floor, after)
+            assert len(core.marks.positions) == 2  # One frame.
+            assert given(before.result(), 1)[0].outcome == Outcome.DONE
+            assert given(after.result(), 1)[0].outcome == Outcome.RETIRED
+            assert core.book.memory == {}
+
+    asyncio.run(scene())
+
+
+def test_there_are_only_so_many_stores(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path), SMALL._replace(stores=1)) as core:
+            await _retire(core, "east", 1)
+            await _retire(core, "east", 2)
+            with pytest.raises(Malformed, match="1 stores are registered"):
+                await _retire(core, "west", 1)
+
+    asyncio.run(scene())
+
+
+async def _collect(core: Core, after: int, upto: int) -> list[wire.Event]:
+    found: list[wire.Event] = []
+    if upto > after:
+        async for rows in events(core, after):
+            found += wire.unpack_events(rows)
+            if wire.unpack_stamp(rows).position >= upto:
+                break
+    return found
+
+
+def test_events_are_everything_after_a_position_in_order(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await core.submit(Kind.SET_STATUS, wire.STATUS.pack(BOB, Status.ACTIVE))
+            for number, batch in enumerate(batches(6)):
+                await ask(core, *batch)
+                if number == 2:
+                    await core.submit(Kind.SNAPSHOT, b"")  # The log goes on in another file.
+            whole = await _collect(core, 0, core.place.position)
+            assert [e.position for e in whole] == list(range(2, core.place.position + 1))
+            running_sum: dict[tuple[int, int, int], int] = {}
+            for event in whole:
+                account = (event.book, event.asset_id, event.owner)
+                running_sum[account] = running_sum.get(account, 0) + event.delta
+                assert event.balance == running_sum[account]
+            for after in range(core.place.position):
+                rest = await _collect(core, after, core.place.position)
+                assert rest == [e for e in whole if e.position > after]
+
+    asyncio.run(scene())
+
+
+def test_events_wait_for_more_and_end_with_the_core(tmp_path: Path) -> None:
+    async def scene() -> None:
+        seen: list[wire.Event] = []
+
+        async def follow(core: Core) -> None:
+            async for rows in events(core, 0):
+                seen.extend(wire.unpack_events(rows))
+
+        async with running(RealDisk(tmp_path)) as core:
+            following = asyncio.ensure_future(follow(core))
+            for number in range(1, 6):
+                await hear(core, credit(number, number))
+                await asyncio.sleep(0)
+                await _until(lambda: len(seen) == len(core.book.memory))
+        await asyncio.wait_for(following, 1)
+        assert [e.delta for e in seen] == [1, 2, 3, 4, 5]
+
+    asyncio.run(scene())
+
+
+def test_events_older_than_the_log_are_gone_and_said_to_be(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            for batch in batches(4):
+                await ask(core, *batch)
+                await core.submit(Kind.SNAPSHOT, b"")
+            with pytest.raises(EventsGone, match="no longer reaches back"):
+                await _collect(core, 0, 1)
+            with pytest.raises(EventsGone, match="does not exist yet"):
+                await _collect(core, core.place.position + 1, 2**40)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.ASK, b"x"),
+        (Kind.ASK, bytes(wire.OPERATION.size * (wire.MAX_OPERATIONS + 1))),
+        (Kind.QUERY, b"x"),
+        (Kind.BALANCES, b"x"),
+        (Kind.SET_STATUS, b"x"),
+        (Kind.SET_STATUS, wire.STATUS.pack(ANN, 0)),
+        (Kind.SET_STATUS, wire.STATUS.pack(ANN, 4)),
+        (Kind.SET_STATUS, wire.STATUS.pack(bytes(13), 1)),
+        (Kind.RETIRE, bytes(16)),
+        (Kind.RETIRE, bytes(16) + b"x" * 65),
+        (Kind.RETIRE, bytes(16) + "é".encode()),
+        (Kind.TOTALS, b"x"),
+        (Kind.SNAPSHOT, b"x"),
+        (Kind.HELLO, b""),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path, kind: Kind, body: bytes) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            with pytest.raises(Malformed):
+                await core.submit(kind, body)
+
+    asyncio.run(scene())
+
+
+def test_totals_are_the_sums_of_the_balances(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            other = wire.account(2, 5, 1001)
+            await hear(core, credit(1, 70), credit(2, 30, BOB), credit(3, 5, other), debit(4, 10))
+            reply = await core.submit(Kind.TOTALS, b"")
+            sums = {(b, a): int.from_bytes(t) for b, a, t in _totals(reply)}
+            assert sums == {(1, 5): 90, (2, 5): 5}
+
+    asyncio.run(scene())
+
+
+def _totals(reply: bytes) -> list[tuple[int, int, bytes]]:
+    return list(struct.Struct(wire.TOTAL.format).iter_unpack(reply[wire.STAMP.size :]))

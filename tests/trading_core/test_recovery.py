@@ -1,0 +1,346 @@
+"""What comes back after a crash at any call to the disk, and what is refused to come back."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.trading_core.disks import Image, PowerLoss, SimDisk
+from tests.trading_core.scenes import (
+    ANN,
+    BOB,
+    SMALL,
+    UUID_A,
+    UUID_B,
+    Given,
+    ask,
+    batches,
+    credit,
+    debit,
+    digest,
+    given,
+    hear,
+    running,
+)
+from tidegate.core.wire import STATUS, Hello, Kind, Mark, Operation, Status
+from tidegate.trading_core.core import Core, Stopped
+from tidegate.trading_core.disk import RealDisk
+from tidegate.trading_core.wal import Damaged
+
+RETIRED = Kind.RETIRE, bytes(15) + b"\x09" + b"store"
+FROZEN = Kind.SET_STATUS, STATUS.pack(BOB, Status.FROZEN)
+
+
+class Told:
+    """What the outside has been told: it must be true for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Operation, Given]] = []
+        self.mark: Mark | None = None
+        self.digests: dict[int, str] = {}
+
+    async def batch(self, core: Core, operations: Sequence[Operation]) -> None:
+        answers = given(await ask(core, *operations), len(operations))
+        self.answers += zip(operations, answers, strict=True)
+        self.note(core)
+
+    def note(self, core: Core) -> None:
+        self.mark = core.mark
+        self.digests[core.place.position] = digest(core.book)
+
+
+async def live(disk: SimDisk, told: Told) -> None:
+    """A life with everything in it: batches, administration, snapshots, two restarts."""
+    history = batches(9)
+    for life in range(3):
+        core = await Core.open(disk, UUID_A, SMALL)
+        told.note(core)
+        commits = asyncio.ensure_future(core.run())
+        try:
+            for step in range(3):
+                await told.batch(core, history[3 * life + step])
+                if step == life:
+                    await core.submit(*(RETIRED if life == 1 else FROZEN))
+                    told.note(core)
+                await core.submit(Kind.SNAPSHOT, b"")
+                told.note(core)
+            core.stop()
+            await commits
+        except Stopped:
+            with pytest.raises(PowerLoss):
+                await commits
+            raise
+
+
+async def check(image: Image, told: Told, truth: dict[int, str]) -> None:
+    disk = SimDisk(image)
+    async with running(disk) as core:
+        # A state that was, and that holds everything that was answered.
+        assert digest(core.book) == truth[core.place.position]
+        assert core.refuses(Hello(1, "s", "p", told.mark)) is None
+        live_keys = [(o, a) for o, a in told.answers if int.from_bytes(o.transfer_id) >= 9]
+        again = await hear(core, *(o for o, _ in live_keys))
+        if core.book.floor:
+            assert again == [a for _, a in live_keys]
+        else:
+            everything = await hear(core, *(o for o, _ in told.answers))
+            assert everything == [a for _, a in told.answers]
+        # And it can go on from there, and start again.
+        await hear(core, credit(10**6, 1))
+        state, place = digest(core.book), core.place
+    async with running(SimDisk(disk.after_power_loss(None))) as core:
+        assert (digest(core.book), core.place) == (state, place)
+
+
+def test_a_crash_at_any_call_to_the_disk_loses_nothing_that_was_answered() -> None:
+    whole = Told()
+    reference = SimDisk()
+    asyncio.run(live(reference, whole))
+    # The state in between two answers is a truth, too, which nobody was told.
+    truth = whole.digests
+    assert reference.calls > 100
+    for dies_at in range(1, reference.calls + 1):
+        disk, told = SimDisk(dies_at=dies_at), Told()
+        with pytest.raises((PowerLoss, Stopped)):
+            asyncio.run(live(disk, told))
+        images = [disk.after_power_loss(None), disk.after_power_loss(None, everything=True)]
+        images += [disk.after_power_loss(random.Random(seed)) for seed in range(8)]
+        for image in images:
+            asyncio.run(check(image, told, truth))
+
+
+async def start(disk: SimDisk) -> None:
+    await Core.open(disk, UUID_A, SMALL)
+
+
+def test_a_crash_during_the_restart_after_a_crash_loses_nothing_either() -> None:
+    whole, reference = Told(), SimDisk()
+    asyncio.run(live(reference, whole))
+    for dies_at in range(2, reference.calls, 5):
+        disk, told = SimDisk(dies_at=dies_at), Told()
+        with pytest.raises((PowerLoss, Stopped)):
+            asyncio.run(live(disk, told))
+        dice = random.Random(dies_at)
+        image, again = disk.after_power_loss(dice), 1
+        while True:
+            restart = SimDisk(image, dies_at=again)
+            try:
+                asyncio.run(start(restart))
+                break
+            except PowerLoss:
+                asyncio.run(check(restart.after_power_loss(dice), told, whole.digests))
+            again += 1
+        assert again > 3
+
+
+def test_the_same_life_without_a_crash_is_found_again() -> None:
+    disk, told = SimDisk(), Told()
+    asyncio.run(live(disk, told))
+    asyncio.run(check(disk.after_power_loss(None), told, told.digests))
+
+
+def _directory(tmp_path: Path, snapshots: int = 2) -> tuple[Path, Mark, str]:
+    """A data directory with so many snapshots and a log behind the last."""
+
+    async def fill() -> tuple[Mark, str]:
+        async with running(RealDisk(tmp_path / "core")) as core:
+            for number, batch in enumerate(batches(snapshots + 1)):
+                await ask(core, *batch)
+                if number < snapshots:
+                    await core.submit(Kind.SNAPSHOT, b"")
+            return core.mark, digest(core.book)
+
+    mark, state = asyncio.run(fill())
+    return tmp_path / "core", mark, state
+
+
+def _reopened(directory: Path, uuid: bytes = UUID_B) -> tuple[Mark, str, tuple[str, ...]]:
+    async def reopen() -> tuple[Mark, str, tuple[str, ...]]:
+        async with running(RealDisk(directory), uuid=uuid) as core:
+            return core.mark, digest(core.book), core.notes
+
+    return asyncio.run(reopen())
+
+
+def test_a_restart_gives_the_same_state_under_the_next_epoch(tmp_path: Path) -> None:
+    directory, mark, state = _directory(tmp_path)
+    again, found, notes = _reopened(directory)
+    assert (again.uuid, again.position, again.crc) == (mark.uuid, mark.position, mark.crc)
+    assert (again.epoch, found, notes) == (mark.epoch + 1, state, ())
+
+
+def test_two_snapshots_are_kept_with_the_log_from_the_older_on(tmp_path: Path) -> None:
+    directory, _, _ = _directory(tmp_path, snapshots=4)
+    names = sorted(p.name for p in directory.iterdir())
+    snapshots = [n.split("-")[1] for n in names if n.startswith("snapshot-")]
+    logs = [n.split("-")[1] for n in names if n.startswith("log-")]
+    assert len(snapshots) == 2
+    assert logs == snapshots
+
+
+def test_a_damaged_snapshot_is_set_aside_and_the_older_one_used(tmp_path: Path) -> None:
+    directory, mark, state = _directory(tmp_path)
+    newest = max(directory.glob("snapshot-*"))
+    _flip(newest, -100)
+    again, found, notes = _reopened(directory)
+    assert (again.position, again.crc, found) == (mark.position, mark.crc, state)
+    assert "is damaged and was set aside" in notes[0]
+    assert (directory / f"damaged-{newest.name}").exists()
+
+
+def test_both_snapshots_damaged_halts(tmp_path: Path) -> None:
+    directory, _, _ = _directory(tmp_path, snapshots=3)
+    for snapshot in directory.glob("snapshot-*"):
+        _flip(snapshot, 50)
+    with pytest.raises(Damaged, match="the log that begins at position 0 is missing"):
+        _reopened(directory)
+
+
+def test_the_first_snapshot_damaged_is_replaced_by_the_whole_log(tmp_path: Path) -> None:
+    directory, mark, state = _directory(tmp_path, snapshots=1)
+    _flip(max(directory.glob("snapshot-*")), 50)
+    again, found, _ = _reopened(directory)
+    assert (again.position, found) == (mark.position, state)
+
+
+def _flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def _truncate_older(directory: Path) -> None:
+    older, newer = sorted(directory.glob("log-*"))
+    older.write_bytes(older.read_bytes()[:-1])
+    _flip(max(directory.glob("snapshot-*")), 50)
+    assert newer.exists()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "log header": lambda d: _flip(max(d.glob("log-*")), 20),
+    "lost log": lambda d: max(d.glob("log-*")).unlink(),
+    "older log cut": _truncate_older,
+    "renamed log": lambda d: max(d.glob("log-*")).rename(d / f"log-{'9' * 20}-{'0' * 9}1"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_halts_and_says_what_to_do(tmp_path: Path, kind: str) -> None:
+    directory, _, _ = _directory(tmp_path)
+    DAMAGE[kind](directory)
+    with pytest.raises(Damaged, match="Do not delete anything"):
+        _reopened(directory)
+
+
+def test_a_segment_of_another_core_halts(tmp_path: Path) -> None:
+    directory, _, _ = _directory(tmp_path / "a", snapshots=0)
+    log = max(directory.glob("log-*"))
+
+    async def other() -> None:
+        async with running(RealDisk(tmp_path / "b"), uuid=UUID_B) as core:
+            await hear(core, credit(1, 5))
+
+    asyncio.run(other())
+    position = log.name.split("-")[1]
+    stranger = max((tmp_path / "b").glob("log-*"))
+    renamed = directory / f"log-{int(position) + 3:020d}-0000000001"
+    renamed.write_bytes(stranger.read_bytes())
+    with pytest.raises(Damaged, match="was written as"):
+        _reopened(directory)
+
+
+def test_damage_in_the_middle_of_the_newest_log_halts(tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            for batch in batches(3):
+                await ask(core, *batch)
+
+    asyncio.run(fill())
+    _flip(max(tmp_path.glob("log-*")), 200)
+    with pytest.raises(Damaged, match="goes on behind"):
+        _reopened(tmp_path)
+
+
+def test_what_a_restart_found_is_vouched_for_from_then_on(tmp_path: Path) -> None:
+    directory, mark, _ = _directory(tmp_path, snapshots=0)
+    _reopened(directory)
+    log = max(directory.glob("log-*"))
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(Damaged, match=f"{mark.position} was durable"):
+        _reopened(directory)
+
+
+def test_a_torn_tail_is_cut_and_kept_aside(tmp_path: Path) -> None:
+    directory, mark, state = _directory(tmp_path)
+    log = max(directory.glob("log-*"))
+    log.write_bytes(log.read_bytes() + b"\xf5tg\xfa torn")
+    again, found, notes = _reopened(directory)
+    assert (again.position, again.crc, found) == (mark.position, mark.crc, state)
+    assert "read like a torn write and were cut" in notes[0]
+    assert (directory / f"torn-{log.name}").read_bytes() == b"\xf5tg\xfa torn"
+
+
+def test_only_so_many_torn_tails_are_kept(tmp_path: Path) -> None:
+    directory, _, _ = _directory(tmp_path)
+    for _ in range(12):
+        log = max(directory.glob("log-*"))
+        log.write_bytes(log.read_bytes() + b"torn")
+        _reopened(directory)
+    assert len(list(directory.glob("torn-*"))) == 8
+
+
+def test_a_later_snapshot_format_is_refused_and_not_set_aside(tmp_path: Path) -> None:
+    import zlib
+
+    directory, _, _ = _directory(tmp_path)
+    newest = max(directory.glob("snapshot-*"))
+    content = bytearray(newest.read_bytes())
+    content[8:10] = (2).to_bytes(2)
+    content[-4:] = zlib.crc32(content[:-4]).to_bytes(4)
+    newest.write_bytes(content)
+    with pytest.raises(Damaged, match="format 2"):
+        _reopened(directory)
+    assert newest.exists()
+
+
+def test_an_acknowledged_answer_whose_frame_has_rotted_is_missed_at_hello(tmp_path: Path) -> None:
+    """The last frame may be cut like a torn write. Then a client knows more than the core."""
+    directory, mark, _ = _directory(tmp_path, snapshots=0)
+    _flip(max(directory.glob("log-*")), -1)
+
+    async def reopen() -> str:
+        async with running(RealDisk(directory)) as core:
+            refusal = core.refuses(Hello(1, "s", "p", mark))
+            assert refusal is not None
+            return refusal.message
+
+    assert "BEHIND" in asyncio.run(reopen())
+
+
+def test_a_failed_sync_is_not_trusted_after_a_restart(tmp_path: Path) -> None:
+    """What can be read may be in the page cache only: a start writes it anew before serving."""
+    directory, _, _ = _directory(tmp_path, snapshots=0)
+    before = max(directory.glob("log-*"))
+    inode = before.stat().st_ino
+    _reopened(directory)
+    assert not before.exists()
+    assert max(directory.glob("log-*")).stat().st_ino != inode
+
+
+def test_statuses_and_floors_survive(tmp_path: Path) -> None:
+    async def fill(snapshot: bool) -> str:
+        async with running(RealDisk(tmp_path)) as core:
+            await core.submit(*FROZEN)
+            await core.submit(*RETIRED)
+            await hear(core, credit(11, 10), debit(12, 4))
+            if snapshot:
+                await core.submit(Kind.SNAPSHOT, b"")
+            assert core.book.floors == {"store": 9}
+            assert core.book.status(BOB) == Status.FROZEN
+            assert core.book.balance(ANN) == 6
+            return digest(core.book)
+
+    assert asyncio.run(fill(snapshot=False)) == asyncio.run(fill(snapshot=True))
+    assert asyncio.run(fill(snapshot=False)) == _reopened(tmp_path)[1]
