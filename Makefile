@@ -37,7 +37,7 @@ types: setup ## mypy strict, the tests too
 	@$(BIN)/mypy
 
 layers: setup ## imports point downwards only
-	@$(BIN)/lint-imports --no-timings
+	@$(BIN)/lint-imports
 
 fast: setup ## the tests that take no more than a moment each
 	@$(BIN)/pytest -q -n $(CORES) -m "not slow"

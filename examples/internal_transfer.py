@@ -10,7 +10,7 @@ from tidegate import (
     Setup,
     Wish,
     checked,
-    core_process,
+    core_child,
     migrate,
     open_gate,
 )
@@ -32,7 +32,7 @@ async def move(setup: Setup) -> None:
 def main(directory: Path) -> None:
     with EmbeddedPostgres(directory / "postgres") as server:
         migrate(server.url(), "tidegate_store", checked(()))
-        with core_process(directory / "core") as address:
+        with core_child(directory / "core") as address:
             asyncio.run(move(Setup(server.url(), core=address)))
 
 

@@ -1,6 +1,6 @@
 """Tidegate moves money between systems that cannot share a transaction: once, or not at all."""
 
-from tidegate.app import Gate, Setup, checked, core_process, open_gate
+from tidegate.app import Gate, Setup, checked, core_child, open_gate
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Pass, Patience, Place, Verb
 from tidegate.core.refusals import Refusal
@@ -40,7 +40,7 @@ __all__ = [
     "Verb",
     "Wish",
     "checked",
-    "core_process",
+    "core_child",
     "migrate",
     "open_gate",
 ]

@@ -168,7 +168,7 @@ async def _retire(store: PostgresStore, core: Trading) -> None:
 
 
 @contextmanager
-def core_process(directory: Path) -> Iterator[str]:
+def core_child(directory: Path) -> Iterator[str]:
     """A trading core as a child process, for programs that run everything themselves."""
     directory.mkdir(parents=True, exist_ok=True)
     address = f"unix:{directory / 'socket'}"

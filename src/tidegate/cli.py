@@ -22,12 +22,12 @@ cli = typer.Typer(
 
 @cli.command()
 def core(
-    data: Annotated[Path, typer.Option(help="The core's own directory.")],
+    directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")],
     listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")],
 ) -> None:
     """Run the trading core: balances in memory, every answer durable first."""
-    data.mkdir(parents=True, exist_ok=True)
-    raise typer.Exit(server.run(data, listen))
+    directory.mkdir(parents=True, exist_ok=True)
+    raise typer.Exit(server.run(directory, listen))
 
 
 @cli.command(name="migrate")

@@ -30,7 +30,8 @@ def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move
             return _go(flow, transfer, answer, ask.done, terms)
         case Unknown() if transfer.expired:
             # The verb moves nothing, so that a late yes has nothing to lose.
-            return decide(flow, transfer, Rejected(EXPIRED), terms)
+            move = decide(flow, transfer, Rejected(EXPIRED), terms)
+            return replace(move, alarm=max(move.alarm, answer.alarm))
         case Rejected() if ask.rejected is not None and _undoable(flow, transfer, ask, terms):
             return _go(flow, transfer, answer, ask.rejected, terms)
         case Rejected():
@@ -85,6 +86,8 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
         retries=transfer.retries + 1,
         paged=True,
         error=answer.reason,
+        waited_s=0.0,
+        expired=False,
     )
     return Move(
         transfer,

@@ -36,25 +36,20 @@ class Verb(StrEnum):
 
 
 class Action(NamedTuple):
-    """What a verb does: whom it may ask, and between which places it moves money."""
+    """What a verb does: from which place it takes money, and by whom it is asked, to which."""
 
-    roles: frozenset[str]
     before: Place
-    after: frozenset[Place]
+    after: Mapping[str, Place]  # By the role that is asked; no other role may be.
 
 
 # A refund must ask the party that was debited, and a capture or a release the one that holds.
 ACTIONS: Mapping[Verb, Action] = {
-    Verb.HOLD: Action(frozenset({"source"}), Place.SOURCE, frozenset({Place.HELD})),
-    Verb.CAPTURE: Action(frozenset({"source"}), Place.HELD, frozenset({Place.TARGET})),
-    Verb.RELEASE: Action(frozenset({"source"}), Place.HELD, frozenset({Place.SOURCE})),
-    Verb.DEBIT: Action(frozenset({"source"}), Place.SOURCE, frozenset({Place.IN_FLIGHT})),
-    Verb.CREDIT: Action(
-        frozenset({"target", "suspense"}),
-        Place.IN_FLIGHT,
-        frozenset({Place.TARGET, Place.SUSPENSE}),
-    ),
-    Verb.REFUND: Action(frozenset({"source"}), Place.IN_FLIGHT, frozenset({Place.SOURCE})),
+    Verb.HOLD: Action(Place.SOURCE, {"source": Place.HELD}),
+    Verb.CAPTURE: Action(Place.HELD, {"source": Place.TARGET}),
+    Verb.RELEASE: Action(Place.HELD, {"source": Place.SOURCE}),
+    Verb.DEBIT: Action(Place.SOURCE, {"source": Place.IN_FLIGHT}),
+    Verb.CREDIT: Action(Place.IN_FLIGHT, {"target": Place.TARGET, "suspense": Place.SUSPENSE}),
+    Verb.REFUND: Action(Place.IN_FLIGHT, {"source": Place.SOURCE}),
 }
 TAKES = frozenset({Verb.DEBIT, Verb.HOLD})  # Their key is what an undo names.
 UNDOES = frozenset({Verb.REFUND, Verb.CAPTURE, Verb.RELEASE})  # CAPTURE closes a hold, too.
@@ -185,6 +180,9 @@ def _faults(flow: Flow) -> Iterator[str]:
     yield from (f"{a} leads to {b}, which is no state here" for a, b in edges if b not in declared)
     yield from (f"{state} has a code but no row" for state in flow.codes if state not in declared)
 
+    if flow.first in declared and flow.rows[flow.first].place is not Place.SOURCE:
+        yield f"{flow.first}: a flow begins with the money at its source"
+
     ends = {state for state, row in flow.rows.items() if isinstance(row, End)}
     onward = _closure({flow.first}, edges)
     homeward = _closure(ends, [(b, a) for a, b in edges])
@@ -212,14 +210,15 @@ def _row_faults(flow: Flow, state: StrEnum, row: Row) -> Iterator[str]:
 
 def _ask_faults(state: StrEnum, row: Ask, place: Mapping[StrEnum, Place]) -> Iterator[str]:
     action = ACTIONS.get(row.verb)
-    after = frozenset({row.place}) if action is None else action.after
-    if action is not None and row.place is not action.before:
-        yield f"{state}: {row.verb} takes money from {action.before}, not {row.place}"
-    if action is not None and row.role not in action.roles:
-        yield f"{state}: {row.verb} asks {' or '.join(sorted(action.roles))}, not {row.role}"
-    if row.done in place and place[row.done] not in after:
-        places = " or ".join(sorted(after))
-        yield f"{state}: {row.verb} leaves money at {places}; {row.done} disagrees"
+    after: Place | None = row.place
+    if action is not None:
+        after = action.after.get(row.role)
+        if row.place is not action.before:
+            yield f"{state}: {row.verb} takes money from {action.before}, not {row.place}"
+        if after is None:
+            yield f"{state}: {row.verb} asks {' or '.join(sorted(action.after))}, not {row.role}"
+    if after is not None and row.done in place and place[row.done] is not after:
+        yield f"{state}: {row.verb} leaves money at {after}; {row.done} disagrees"
     if row.rejected is not None and place.get(row.rejected) is not row.place:
         yield f"{state}: a rejection moves no money; {row.rejected} disagrees"
     if row.deadline_s is not None and (action is not None or row.rejected is None):

@@ -13,6 +13,7 @@ from tidegate.core.transfer import NO_DETAIL, Detail, Parties, Party, Transfer, 
 
 MAX_CID_CHARS = 64
 MAX_OWNER = 2**63 - 1
+MAX_ASSET_ID = 2**31 - 1
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -131,7 +132,7 @@ def recheck(request: Request) -> Refusal | None:
         return Refusal.INVALID_REQUEST
     if not 0 < request.amount <= MAX_AMOUNT:
         return Refusal.INVALID_AMOUNT
-    if request.asset_id <= 0:
+    if not 0 < request.asset_id <= MAX_ASSET_ID:
         return Refusal.INVALID_ASSET
     if request.cid is not None and not well_formed_cid(request.cid):
         return Refusal.INVALID_REQUEST

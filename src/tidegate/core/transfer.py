@@ -101,6 +101,8 @@ class Move(msgspec.Struct, frozen=True):
             before=self.before,
             entries=self.entries + later.entries,
             alarm=max(self.alarm, later.alarm),
+            # One that stays is still under the deadline of the state in which it arrived.
+            deadline_s=later.deadline_s if later.entries else self.deadline_s,
         )
 
 

@@ -124,9 +124,9 @@ WITH birth AS MATERIALIZED (
                %(hashes)s::bytea[], %(errors)s::text[], %(traces)s::text[],
                %(deadlines)s::float8[], %(cids)s::text[], %(keys)s::text[],
                %(fingerprints)s::bytea[]
-           ) AS b (id, owner, flow, state, lane, delay_s, version, attempts, retries, paged, parties,
-                   asset_id, amount, undoes, parent, detail, hash, error, trace, deadline_s, cid,
-                   key, fingerprint)
+           ) AS b (id, owner, flow, state, lane, delay_s, version, attempts, retries, paged,
+                   parties, asset_id, amount, undoes, parent, detail, hash, error, trace,
+                   deadline_s, cid, key, fingerprint)
 ),
 keyed AS (
     INSERT INTO cids (owner, cid, fingerprint, transfer_id)

@@ -41,7 +41,8 @@ CREATE TABLE flow_states (
 );
 
 INSERT INTO assets (id, code, decimals)
-VALUES (1, 'BTC', 8), (2, 'ETH', 18), (3, 'USDT', 6), (4, 'USDC', 6), (5, 'USDD', 6), (6, 'POINT', 0);
+VALUES (1, 'BTC', 8), (2, 'ETH', 18), (3, 'USDT', 6), (4, 'USDC', 6), (5, 'USDD', 6),
+       (6, 'POINT', 0);
 
 -- An id as its 26 letters of Crockford's base 32: two zero bits, then the 128 of the id.
 CREATE FUNCTION ulid(id uuid) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$

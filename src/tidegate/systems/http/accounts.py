@@ -32,7 +32,7 @@ from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreac
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.money import MAX_DECIMALS, format_amount
 from tidegate.core.transfer import Question
-from tidegate.systems.http_answers import (
+from tidegate.systems.http.answers import (
     DEFAULT_REFUSALS,
     REASON_CHARS,
     Refused,

@@ -1,0 +1,263 @@
+"""Refusals and their proof, and undoing."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.systems.http.account_service import (
+    Canned,
+    Fault,
+    Gate,
+    Trouble,
+)
+from tests.systems.http.scene import (
+    ALICE,
+    CAPTURE,
+    CREDIT,
+    DEBIT,
+    EMPTY_UNDO,
+    HOLD,
+    IMPATIENT,
+    LOSSES,
+    REFUND,
+    RELEASE,
+    Table,
+    at,
+    play,
+)
+from tidegate.core.answers import Alarm, Done, Rejected, Unknown
+from tidegate.core.flow import Verb
+from tidegate.core.transfer import Party, Question
+from tidegate.systems.http import key_of
+
+
+def test_a_certified_service_refuses_the_same_key_for_ever() -> None:
+    async def scene(table: Table) -> None:
+        assert isinstance(await table.ask(DEBIT), Rejected)
+        table.service.bank.balances[ALICE] += 500
+        assert isinstance(await table.ask(DEBIT), Rejected)
+        assert isinstance(await table.ask(at(DEBIT, 10)), Done)
+        assert table.balance == 400
+        assert table.service.requests_to("/rollback") == []
+
+    play(scene, sticky=True, balance=0)
+
+
+@pytest.mark.parametrize("question", [DEBIT, HOLD, CREDIT], ids=lambda question: question.verb)
+def test_an_uncertified_refusal_is_rejected_once_its_rollback_is_acknowledged(
+    question: Question,
+) -> None:
+    async def scene(table: Table) -> None:
+        table.service.bank.frozen.add(ALICE)
+        answer = await table.ask(question)
+        key = key_of(question)
+        assert answer == Rejected("ACCOUNT_FROZEN", {"key": key, "voided_by": f"{key}:void"})
+        _, rollback = table.service.received
+        assert rollback.path == "/rollback"
+        assert rollback.headers["idempotency-key"] == rollback.fields["req_id"] == f"{key}:void"
+        assert rollback.fields["undoes"] == key
+        assert rollback.fields["void"] is True
+
+    play(scene, sticky=False)
+
+
+UNACKNOWLEDGED: dict[str, Trouble] = {
+    **{fault.name: fault for fault in LOSSES},
+    "refused": Canned(422, b'{"error": "INSUFFICIENT_BALANCE"}'),
+    "not found": Canned(404, b'{"success": true}'),
+    "pending": Canned(200, b'{"status": "pending"}'),
+    "accepted": Canned(202, b'{"success": true}'),
+    "conflict": Canned(409, b'{"success": true}'),
+}
+
+
+@pytest.mark.parametrize("trouble", UNACKNOWLEDGED.values(), ids=UNACKNOWLEDGED.keys())
+def test_without_the_acknowledgement_an_uncertified_refusal_is_unknown(trouble: Trouble) -> None:
+    async def scene(table: Table) -> None:
+        table.service.meet("/rollback", trouble)
+        answer = await table.ask(DEBIT)
+        assert isinstance(answer, Unknown)
+        assert answer.reason.startswith("INSUFFICIENT_BALANCE, not voided: ")
+        assert len(table.service.received) == 2
+        # Asked again, it comes to the same end, whether or not the tombstone was there already.
+        await table.service.settled()
+        assert isinstance(await table.ask(DEBIT), Rejected)
+        assert table.balance == 0
+
+    play(scene, sticky=False, balance=0, **IMPATIENT)
+
+
+def test_a_conflict_about_the_rollback_pages_too() -> None:
+    async def scene(table: Table) -> None:
+        table.service.meet("/rollback", Canned(409, b"{}"))
+        answer = await table.ask(DEBIT)
+        assert isinstance(answer, Unknown)
+        assert answer.alarm is Alarm.PAGE
+
+    play(scene, sticky=False, balance=0)
+
+
+def test_a_service_gone_before_the_rollback_leaves_the_refusal_unknown() -> None:
+    async def scene(table: Table) -> None:
+        table.service.meet("/withdraw", Fault.LEAVE)
+        answer = await table.ask(DEBIT)
+        assert answer == Unknown("INSUFFICIENT_BALANCE, not voided: not sent: ConnectError")
+
+    play(scene, sticky=False, balance=0)
+
+
+def test_a_late_duplicate_after_a_top_up_meets_the_tombstone() -> None:
+    async def scene(table: Table) -> None:
+        assert isinstance(await table.ask(DEBIT), Rejected)
+        table.service.bank.balances[ALICE] += 500
+        original = table.service.requests_to("/withdraw")[0]
+        assert await table.service.redeliver(original) == b'{"error": "UNDONE"}'
+        assert table.balance == 500
+        answer = await table.ask(DEBIT)
+        assert isinstance(answer, Rejected)
+        assert answer.reason == "UNDONE"
+
+    play(scene, sticky=False, balance=0)
+
+
+def test_without_the_rollback_the_late_duplicate_would_have_moved_money() -> None:
+    """What the proof is for: the service of the test above does forget its refusals."""
+
+    async def scene(table: Table) -> None:
+        table.service.meet("/rollback", Fault.ERROR_BEFORE)
+        assert isinstance(await table.ask(DEBIT), Unknown)
+        table.service.bank.balances[ALICE] += 500
+        original = table.service.requests_to("/withdraw")[0]
+        assert await table.service.redeliver(original) == b'{"success": true}'
+        # No harm done: it was never called Rejected, and asked again it is Done.
+        assert isinstance(await table.ask(DEBIT), Done)
+        assert table.balance == 400
+
+    play(scene, sticky=False, balance=0)
+
+
+@pytest.mark.parametrize("question", [DEBIT, CREDIT], ids=lambda question: question.verb)
+def test_a_slow_asker_cannot_undo_what_another_was_told_is_done(question: Question) -> None:
+    async def scene(table: Table) -> None:
+        gate = Gate(asyncio.Event(), asyncio.Event())
+        table.service.meet("/rollback", gate)
+        table.service.bank.frozen.add(ALICE)
+        slow = asyncio.create_task(table.ask(question))
+        await gate.reached.wait()
+        table.service.bank.frozen.clear()
+        async with table.other() as other:
+            assert isinstance((await other.ask([question]))[0], Done)
+        balance = table.balance
+        gate.opened.set()
+        assert isinstance(await slow, Unknown)
+        assert isinstance(await table.ask(question), Done)
+        assert table.balance == balance != 1000
+
+    play(scene, sticky=False)
+
+
+def test_of_two_askers_that_are_refused_both_are_rejected() -> None:
+    async def scene(table: Table) -> None:
+        async with table.other() as other:
+            answers = await asyncio.gather(table.accounts.ask([DEBIT]), other.ask([DEBIT]))
+        assert [type(answer) for (answer,) in answers] == [Rejected, Rejected]
+
+    play(scene, sticky=False, balance=0)
+
+
+@pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
+def test_a_refund_gives_back_once(sticky: bool) -> None:
+    async def scene(table: Table) -> None:
+        assert isinstance(await table.ask(DEBIT), Done)
+        assert isinstance(await table.ask(REFUND), Done)
+        assert isinstance(await table.ask(REFUND), Done)
+        assert isinstance(await table.ask(at(REFUND, 10)), Done)
+        assert table.balance == 1000
+
+    play(scene, sticky=sticky)
+
+
+@pytest.mark.parametrize("fault", LOSSES, ids=lambda fault: fault.name)
+def test_after_a_lost_reply_a_refund_gives_back_once(fault: Fault) -> None:
+    async def scene(table: Table) -> None:
+        assert isinstance(await table.ask(DEBIT), Done)
+        table.service.meet("/rollback", fault)
+        assert isinstance(await table.ask(REFUND), Unknown)
+        assert isinstance(await table.ask(REFUND), Done)
+        await table.service.settled()
+        assert table.balance == 1000
+
+    play(scene, **IMPATIENT)
+
+
+@pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
+def test_an_undo_before_its_original_leaves_a_tombstone(sticky: bool) -> None:
+    async def scene(table: Table) -> None:
+        assert isinstance(await table.ask(EMPTY_UNDO), Done)
+        answer = await table.ask(DEBIT)
+        assert isinstance(answer, Rejected)
+        assert answer.reason == "UNDONE"
+        assert table.balance == 1000
+
+    play(scene, sticky=sticky)
+
+
+def test_an_undo_of_what_we_hold_as_done_and_they_never_saw_halts() -> None:
+    async def scene(table: Table) -> None:
+        assert await table.ask(REFUND) == Unknown("HTTP 422: UNDO_UNFOUNDED", Alarm.HALT)
+        assert table.service.bank.operations == {}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("question", [REFUND, RELEASE, CAPTURE], ids=lambda question: question.verb)
+@pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
+def test_a_refused_undo_is_rejected_only_by_a_certified_service(
+    question: Question, sticky: bool
+) -> None:
+    async def scene(table: Table) -> None:
+        path = "/commit" if question.verb is Verb.CAPTURE else "/rollback"
+        table.service.meet(path, Canned(422, b'{"error": "ACCOUNT_DISABLED"}'))
+        answer = await table.ask(question)
+        # An undo is never voided: that could undo twice, or release what is to be captured.
+        assert len(table.service.received) == 1
+        assert isinstance(answer, Rejected if sticky else Unknown)
+        if isinstance(answer, Unknown):
+            assert answer.alarm is Alarm.PAGE
+
+    play(scene, sticky=sticky)
+
+
+def test_a_hold_is_captured_once() -> None:
+    async def scene(table: Table) -> None:
+        for question in (HOLD, CAPTURE, CAPTURE):
+            assert isinstance(await table.ask(question), Done)
+        assert table.balance == 900
+
+    play(scene)
+
+
+def test_a_hold_is_released_once() -> None:
+    async def scene(table: Table) -> None:
+        for question in (HOLD, RELEASE, RELEASE):
+            assert isinstance(await table.ask(question), Done)
+        assert table.balance == 1000
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"amount": 101}, {"party": Party("remote", "FUNDING", 8)}, {"verb": Verb.HOLD}]
+)
+@pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
+def test_the_same_key_with_another_body_pages(changes: dict[str, Any], sticky: bool) -> None:
+    async def scene(table: Table) -> None:
+        assert isinstance(await table.ask(DEBIT), Done)
+        answer = await table.ask(msgspec.structs.replace(DEBIT, **changes))
+        assert isinstance(answer, Unknown)
+        assert answer.alarm is Alarm.PAGE
+        assert table.balance == 900
+
+    play(scene, sticky=sticky)
