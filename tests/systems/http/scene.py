@@ -12,6 +12,7 @@ import msgspec
 from tests.systems.http.account_service import (
     Account,
     AccountService,
+    Fault,
     account_service,
 )
 from tidegate.core.answers import Answer
