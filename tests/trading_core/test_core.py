@@ -1,9 +1,10 @@
 """The core without sockets: group commit, the full queue, the failing disk, events, floors."""
 
 import asyncio
+import contextlib
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -84,6 +85,15 @@ class SlowDisk(Watched):
         self.gate.set()
         self.waiting = 0
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Sync nothing meanwhile; whatever happens, go on afterwards."""
+        self.gate.clear()
+        try:
+            yield
+        finally:
+            self.gate.set()
+
     def create(self, name: str) -> File:
         return SlowFile(self, super().create(name))
 
@@ -117,19 +127,17 @@ def test_nobody_sees_and_nobody_is_told_what_is_not_durable(tmp_path: Path) -> N
         disk = SlowDisk(tmp_path)
         async with running(disk) as core:
             await hear(core, credit(1, 100))
-            before = digest(core.book)
-            disk.gate.clear()
-            waiting = disk.waiting
-            original = ask(core, debit(2, 30))
-            await _until(lambda: disk.waiting > waiting)
-            duplicate = ask(core, debit(2, 30))
-            await asyncio.sleep(0.02)
-            assert not original.done()
-            assert not duplicate.done()
-            assert digest(core.book) == before
-            found = await core.submit(Kind.QUERY, tid(2) + bytes(4))
-            assert given(found, 1) == [Given(Outcome.NOTHING, 0)]
-            disk.gate.set()
+            before, waiting = digest(core.book), disk.waiting
+            with disk.held():
+                original = ask(core, debit(2, 30))
+                await _until(lambda: disk.waiting > waiting)
+                duplicate = ask(core, debit(2, 30))
+                await asyncio.sleep(0.02)
+                assert not original.done()
+                assert not duplicate.done()
+                assert digest(core.book) == before
+                found = await core.submit(Kind.QUERY, tid(2) + bytes(4))
+                assert given(found, 1) == [Given(Outcome.NOTHING, 0)]
             assert given(await original, 1) == given(await duplicate, 1)
 
     asyncio.run(scene())
@@ -139,15 +147,14 @@ def test_a_full_queue_says_busy_and_the_same_key_executes_later(tmp_path: Path) 
     async def scene() -> None:
         disk = SlowDisk(tmp_path)
         async with running(disk, SMALL._replace(queue_operations=3)) as core:
-            disk.gate.clear()
             waiting = disk.waiting
-            under_way = ask(core, credit(1, 1))
-            await _until(lambda: disk.waiting > waiting)
-            queued = ask(core, credit(2, 1), credit(3, 1))
-            with pytest.raises(Busy):
-                ask(core, credit(4, 1), credit(5, 1))
-            small = ask(core, credit(6, 1))
-            disk.gate.set()
+            with disk.held():
+                under_way = ask(core, credit(1, 1))
+                await _until(lambda: disk.waiting > waiting)
+                queued = ask(core, credit(2, 1), credit(3, 1))
+                with pytest.raises(Busy):
+                    ask(core, credit(4, 1), credit(5, 1))
+                small = ask(core, credit(6, 1))
             await asyncio.gather(under_way, queued, small)
             assert core.book.balance(ANN) == 4
             assert [g.outcome for g in await hear(core, credit(4, 1), credit(5, 1))] == [1, 1]

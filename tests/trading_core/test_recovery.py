@@ -234,6 +234,25 @@ def test_damage_halts_and_says_what_to_do(tmp_path: Path, kind: str) -> None:
         _reopened(directory)
 
 
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    directory, mark, _ = _directory(tmp_path)
+    for name in ("log-of-the-cook", "snapshot-1.jpg", "notes"):
+        (directory / name).write_text("mine")
+    assert _reopened(directory)[0].position == mark.position
+    assert (directory / "log-of-the-cook").read_text() == "mine"
+
+
+def test_a_start_that_is_refused_gives_the_directory_back(tmp_path: Path) -> None:
+    directory, _, _ = _directory(tmp_path)
+    log = max(directory.glob("log-*"))
+    content = log.read_bytes()
+    _flip(log, 20)
+    with pytest.raises(Damaged):
+        _reopened(directory)
+    log.write_bytes(content)
+    _reopened(directory)
+
+
 def test_a_segment_of_another_core_halts(tmp_path: Path) -> None:
     directory, _, _ = _directory(tmp_path / "a", snapshots=0)
     log = max(directory.glob("log-*"))

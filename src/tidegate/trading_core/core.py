@@ -102,7 +102,12 @@ class Core:
         """Take the directory and recover. A fresh uuid is used only if it is empty."""
         limits = limits or Limits()
         disk.lock()
-        return cls(disk, await recovery.recover(disk, fresh_uuid, limits.marks), limits)
+        try:
+            recovered = await recovery.recover(disk, fresh_uuid, limits.marks)
+        except BaseException:
+            disk.unlock()
+            raise
+        return cls(disk, recovered, limits)
 
     @property
     def place(self) -> Place:

@@ -6,6 +6,7 @@ under the next epoch, because what the last run wrote may so far exist in the pa
 a failed fsync leaves it readable and not durable.
 """
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.snapshot import Marks, State
 from tidegate.trading_core.wal import RESTORE, Damaged, Header, Log, Place, Section
 
+_SEGMENT = re.compile(wal.PREFIX + r"([0-9]{20})-([0-9]{10})")
+_SNAPSHOT = re.compile(snapshot.PREFIX + r"([0-9]{20})")
 KEPT_SNAPSHOTS = 2
 KEPT_TORN = 8
 DAMAGED, TORN = "damaged-", "torn-"
@@ -63,20 +66,16 @@ async def recover(disk: Disk, fresh_uuid: bytes, marks: int) -> Recovered:
 
 def segments_of(names: list[str]) -> list[Segment]:
     """In the order of the history; of two that begin at one position, the later epoch is last."""
-    found = []
-    for name in names:
-        if name.startswith(wal.PREFIX):
-            start, epoch = name.removeprefix(wal.PREFIX).split("-")
-            found.append(Segment(name, int(start), int(epoch)))
-    return sorted(found, key=lambda segment: segment[1:])
+    found = (_SEGMENT.fullmatch(name) for name in names)
+    return sorted(
+        (Segment(match[0], int(match[1]), int(match[2])) for match in found if match),
+        key=lambda segment: segment[1:],
+    )
 
 
 def snapshots_of(names: list[str]) -> list[int]:
-    return sorted(
-        int(name.removeprefix(snapshot.PREFIX))
-        for name in names
-        if name.startswith(snapshot.PREFIX)
-    )
+    found = (_SNAPSHOT.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def replay(book: Book, payload: bytes) -> None:

@@ -1,6 +1,6 @@
 """The ledger's twin for simulation: the same rules over tables in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from tidegate.core.answers import Answer
 from tidegate.core.ports import Account, MemoryTransaction
@@ -11,6 +11,7 @@ from tidegate.systems.ledger.judge import (
     Operation,
     Status,
     account_of,
+    answer_of,
     may_open,
 )
 
@@ -45,3 +46,10 @@ class MemoryLedger:
             if operation.moved:
                 tx.put(ACCOUNTS, operation.account, judgement.accounts[operation.account])
         return answers
+
+    def query(
+        self, operations: Mapping[Hashable, Sequence[Operation]], question: Question
+    ) -> Answer | None:
+        """What is stored under the question's key; None if nothing is."""
+        stored = operations.get(question.transfer_id, ())
+        return next((answer_of(o) for o in stored if o.version == question.version), None)

@@ -1,0 +1,30 @@
+"""The history computed again, out of nothing but what is stored."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+from tests.store.scenario import rows
+from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
+
+HISTORY = (
+    "SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence, actor,"
+    " (extract(epoch FROM at) * 1000000)::bigint, hash"
+    " FROM history WHERE transfer_id = %s ORDER BY version"
+)
+
+
+def broken(database: str) -> Iterator[UUID]:
+    """The transfers whose history is not the one that was written."""
+    for id_, flow, version, head in rows(
+        database, "SELECT id, flow, version, head_hash FROM transfers ORDER BY id"
+    ):
+        transfer = Transfer(id_, 1, flow, "", None, {}, 1, 1)
+        expected, whole = GENESIS, True
+        entries = rows(database, HISTORY, id_)
+        for place, row in enumerate(entries):
+            path = (row[1], *row[2].split(), row[3])
+            entry = Entry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])
+            expected = chained(expected, transfer, entry, row[9])
+            whole = whole and row[0] == place and row[10] == expected
+        if not whole or expected != head or len(entries) != version:
+            yield id_
