@@ -1,5 +1,6 @@
 """The three answers that a system can give to a question. There is no fourth."""
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeAlias
@@ -9,6 +10,21 @@ import msgspec
 Evidence: TypeAlias = Mapping[str, str]
 
 NO_EVIDENCE: Evidence = {}
+
+
+MAX_TEXT = 500  # Of a reason, or of one piece of evidence: what we keep of a stranger's words.
+MAX_EVIDENCE = 16
+_UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")  # What a database cannot hold as text.
+
+
+def bounded(text: str) -> str:
+    """A stranger's words as they can be kept, hashed and read back the same."""
+    return _UNKEEPABLE.sub("\ufffd", text[:MAX_TEXT])
+
+
+def bounded_evidence(evidence: Evidence) -> Evidence:
+    kept = list(evidence.items())[:MAX_EVIDENCE]
+    return {bounded(name): bounded(value) for name, value in kept}
 
 
 class Alarm(IntEnum):

@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.answers import (
+    Alarm,
+    Answer,
+    Done,
+    Rejected,
+    Unknown,
+    bounded,
+    bounded_evidence,
+)
 from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience
 from tidegate.core.transfer import Entry, Move, Transfer, lane_of
 
@@ -62,7 +70,7 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
         version=transfer.version + 1,
         attempts=0,
         undoes=transfer.version if done and ask.verb in TAKES else transfer.undoes,
-        error=transfer.error if isinstance(answer, Done) else answer.reason,
+        error=transfer.error if isinstance(answer, Done) else bounded(answer.reason),
         waited_s=0.0,
         expired=False,
     )
@@ -85,7 +93,7 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
         attempts=0,
         retries=transfer.retries + 1,
         paged=True,
-        error=answer.reason,
+        error=bounded(answer.reason),
         waited_s=0.0,
         expired=False,
     )
@@ -94,7 +102,7 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
         asked_again,
         (_entry(flow, transfer, answer, transfer.state, terms),),
         delay_s=backoff(ask.patience, transfer.retries + 1, terms.jitter),
-        attempt=answer.reason,
+        attempt=bounded(answer.reason),
         alarm=max(Alarm.PAGE, ask.patience.alarm),
         rests=True,
         deadline_s=ask.deadline_s,
@@ -115,7 +123,7 @@ def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
         transfer,
         waiting,
         delay_s=backoff(patience, max(transfer.attempts, 1), terms.jitter),
-        attempt=answer.reason,
+        attempt=bounded(answer.reason),
         alarm=alarm,
         rests=True,
     )
@@ -129,8 +137,8 @@ def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, ter
         tuple(str(state) for state in flow.path(transfer.version, transfer.state, to)),
         str(ask.verb),
         "done" if isinstance(answer, Done) else "rejected",
-        "" if isinstance(answer, Done) else answer.reason,
-        answer.evidence,
+        "" if isinstance(answer, Done) else bounded(answer.reason),
+        bounded_evidence(answer.evidence),
         terms.actor,
     )
 

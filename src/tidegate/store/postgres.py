@@ -264,11 +264,12 @@ async def _run(
 
 
 def as_fault(fault: psycopg.Error) -> StoreFault:
-    """Errors are told apart by SQLSTATE. Without one the connection is lost: try it again."""
+    """Errors are told apart by SQLSTATE. A connection that is lost has none: try it again."""
     code = fault.sqlstate
-    if code is None or code in RETRYABLE or code.startswith(RETRYABLE_CLASSES):
+    lost = code is None and isinstance(fault, psycopg.OperationalError | psycopg.InterfaceError)
+    if lost or (code and (code in RETRYABLE or code.startswith(RETRYABLE_CLASSES))):
         return StoreUnavailable(f"{code or 'connection lost'}: {fault}")
-    return StoreFault(f"{code}: {fault}")
+    return StoreFault(f"{code or type(fault).__name__}: {fault}")
 
 
 async def _roll_back(connection: psycopg.AsyncConnection) -> None:

@@ -10,7 +10,6 @@ from tidegate.core.ports import Birth
 from tidegate.core.transfer import NO_DETAIL, Entry, Move, Party, Transfer, chained
 
 ATTEMPTS_KEPT = 20
-MAX_REASON_CHARS = 500
 
 # In the order of the fields of Transfer.
 TRANSFER_COLUMNS = """t.id, t.owner, t.flow, t.state, t.lane, t.parties::text, t.asset_id, t.amount,
@@ -78,7 +77,7 @@ def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object
         "tos": [entry.path[-1] for _, entry, _ in rows],
         "verbs": [entry.verb for _, entry, _ in rows],
         "answers": [entry.answer for _, entry, _ in rows],
-        "reasons": [entry.reason[:MAX_REASON_CHARS] for _, entry, _ in rows],
+        "reasons": [entry.reason for _, entry, _ in rows],
         "evidences": [text(entry.evidence) for _, entry, _ in rows],
         "actors": [entry.actor for _, entry, _ in rows],
         "history_hashes": [hashed for _, _, hashed in rows],
@@ -99,7 +98,7 @@ def state_columns(
         "retries": [t.retries for t in rows],
         "pageds": [t.paged for t in rows],
         "undoes": [t.undoes for t in rows],
-        "errors": [t.error and t.error[:MAX_REASON_CHARS] for t in rows],
+        "errors": [t.error for t in rows],
         "hashes": [t.head_hash for t in rows],
         "deadlines": [m.deadline_s for m in moves],
     }
@@ -112,7 +111,7 @@ def attempt_columns(moves: Sequence[Move]) -> dict[str, object]:
         "attempt_slots": [m.after.retries % ATTEMPTS_KEPT for m in kept],
         "attempt_versions": [m.before.version for m in kept],
         "attempt_retries": [m.after.retries for m in kept],
-        "attempt_reasons": [m.attempt[:MAX_REASON_CHARS] for m in kept],
+        "attempt_reasons": [m.attempt for m in kept],
     }
 
 
