@@ -136,8 +136,8 @@ def recheck(request: Request) -> Refusal | None:
         return Refusal.INVALID_ASSET
     if request.cid is not None and not well_formed_cid(request.cid):
         return Refusal.INVALID_REQUEST
-    parties = list(request.parties.values())
-    if len(set(parties)) != len(parties):
+    source, target = request.parties.get("source"), request.parties.get("target")
+    if source is not None and source == target:
         return Refusal.SAME_ACCOUNT
     return None
 

@@ -1,0 +1,172 @@
+"""Engines on PostgreSQL and on the twin, with a venue outside that can be told to misbehave."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tests.conftest import SCHEMA
+from tests.simulation.world import Venue
+from tidegate.core.answers import Answer
+from tidegate.core.flow import Flow
+from tidegate.core.ports import Account, LocalSystem, Store
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.engine.alerts import Alert
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.memory import MemoryStore, Tables
+from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger, MemoryLedger, Status
+from tidegate.systems.ledger.judge import Balance
+
+ASSET, OWNER, SPOT = 3, 7, "SPOT"
+WAIT_S = 20.0
+_seeds = itertools.count(1_000)
+LEASE_S = 1.0
+
+Execute: TypeAlias = Callable[[], list[Answer]]
+Twist: TypeAlias = Callable[[Sequence[Question], Execute], Awaitable[Sequence[Answer]]]
+
+
+class Outside:
+    """The venue as a system. A twist stands between the question and the answer."""
+
+    name = "venue"
+
+    def __init__(self, venue: Venue, *, reversible: bool = True) -> None:
+        self.venue = venue
+        self.reversible = reversible
+        self.twist: Twist | None = None
+        self.calls: list[Sequence[Question]] = []
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        self.calls.append(questions)
+        if self.twist is None:
+            await asyncio.sleep(0)
+            return self.venue.execute(questions)
+        return await self.twist(questions, lambda: self.venue.execute(questions))
+
+
+@dataclass
+class Rig:
+    """One store, one venue, and any number of engines on them."""
+
+    store: Store[Any]
+    ledger: LocalSystem[Any]
+    outside: Outside
+    alerts: list[Alert] = field(default_factory=list)
+    flows: Mapping[str, Flow] = field(default_factory=lambda: dict(FLOWS))
+
+    def parts(self, seed: int = 1, ring_size: int = 10_000) -> Parts[Any]:
+        return Parts(
+            store=self.store,
+            flows=self.flows,
+            outside=[self.outside],
+            local=[self.ledger],
+            clock=time.monotonic,
+            dice=random.Random(seed),
+            alert=self.alerts.append,
+            scan_s=0.05,
+            ring_size=ring_size,
+        )
+
+    def engine(self, seed: int = 1, ring_size: int = 10_000) -> Engine[Any]:
+        return Engine(self.parts(seed, ring_size))
+
+    async def endow(self, amount: int, owner: int = OWNER) -> None:
+        """By a deposit, as money comes in; and as much in the venue."""
+        assert (await self.deposit(amount, owner)).state == "COMPLETED"
+        self.venue_account(owner, Balance(amount, 0, Status.ACTIVE))
+
+    async def deposit(self, amount: int, owner: int = OWNER) -> Transfer:
+        parties = {
+            "source": Party("ledger", OUTSIDE, owner),
+            "target": Party("ledger", FUNDING, owner),
+            "suspense": Party("ledger", SUSPENSE, owner),
+        }
+        # Dice of its own: two engines with the same dice in one millisecond make the same ids.
+        async with self.engine(next(_seeds)) as engine:
+            said = await engine.transfer(Request(owner, "deposit", parties, ASSET, amount))
+        assert isinstance(said, Receipt)
+        return said.transfer
+
+    def venue_account(self, owner: int, balance: Balance | None = None) -> Balance:
+        account = Account(owner, SPOT, ASSET)
+        if balance is not None:
+            self.outside.venue.accounts[account] = balance
+        return self.outside.venue.accounts[account]
+
+    async def funding(self, owner: int = OWNER) -> int:
+        return (await self.books(owner))[FUNDING].available
+
+    async def books(self, owner: int = OWNER) -> dict[str, Balance]:
+        if isinstance(self.store, PostgresStore):
+            found = await Ledger().balances(self.store, owner)
+            return {account.book: balance for account, balance in found.items()}
+        rows = self.store.tables.rows["ledger_accounts"]  # type: ignore[attr-defined]
+        return {a.book: balance for a, balance in rows.items() if a.owner == owner}
+
+    async def set_status(self, status: Status, owner: int = OWNER, book: str = FUNDING) -> None:
+        account = Account(owner, book, ASSET)
+        if book == SPOT:
+            self.venue_account(owner, self.venue_account(owner)._replace(status=status))
+        elif isinstance(self.store, PostgresStore):
+            assert await Ledger().set_status(self.store, account, status)
+        else:
+            rows = self.store.tables.rows["ledger_accounts"]  # type: ignore[attr-defined]
+            rows[account] = rows[account]._replace(status=status)
+
+    async def ended(self, transfers: Sequence[Transfer]) -> list[Transfer]:
+        """Wait until all are at an end, within a bound."""
+        until_s = time.monotonic() + WAIT_S
+        while time.monotonic() < until_s:
+            found = await self.store.find([t.id for t in transfers])
+            if all(t.lane is None for t in found):
+                return list(found)
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"not ended: {[t for t in found if t.lane][:3]}")
+
+
+def request(way: str, amount: int, cid: str | None = None, owner: int = OWNER) -> Request:
+    """`in`: FUNDING → SPOT, `out`: SPOT → FUNDING."""
+    inside, outside = Party("ledger", FUNDING, owner), Party("venue", SPOT, owner)
+    source, target = (inside, outside) if way == "in" else (outside, inside)
+    parties = {"source": source, "target": target}
+    return Request(owner, "internal_transfer", parties, ASSET, amount, cid)
+
+
+async def made(engine: Engine[Any], wanted: Request) -> Transfer:
+    said = await engine.submit(wanted)
+    assert isinstance(said, Receipt), said
+    return said.transfer
+
+
+@asynccontextmanager
+async def rigged(kind: str, database: str) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        if kind == "twin":
+            twin = MemoryStore(time.time, Tables(), lease_s=LEASE_S)
+            yield Rig(twin, MemoryLedger(), Outside(Venue()))
+        else:
+            bounds = Bounds(lease_s=LEASE_S, lock_s=2.0, pool_wait_s=5.0)
+            store = await stack.enter_async_context(PostgresStore(database, SCHEMA, bounds))
+            yield Rig(store, Ledger(), Outside(Venue()))
+
+
+Scene: TypeAlias = Callable[[Rig], Awaitable[None]]
+Play: TypeAlias = Callable[[Scene], None]
+
+
+def player(kind: str, database: str) -> Play:
+    async def whole(scene: Scene) -> None:
+        async with rigged(kind, database) as rig:
+            await rig.endow(1_000)
+            await scene(rig)
+
+    return lambda scene: asyncio.run(whole(scene))

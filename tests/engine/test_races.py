@@ -1,0 +1,367 @@
+"""Workers that race, answers that come late, rows that poison, brakes that are pulled."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+
+import psycopg
+
+from tests.conftest import SCHEMA
+from tests.engine.rig import (
+    ASSET,
+    LEASE_S,
+    OWNER,
+    SPOT,
+    Execute,
+    Play,
+    Rig,
+    made,
+    request,
+)
+from tidegate.core.answers import Alarm, Answer, Done, Unknown, Unreachable
+from tidegate.core.flow import Ask, End, Flow, Place, Verb
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party, Question
+from tidegate.engine.births import Receipt
+from tidegate.engine.step import conclude
+from tidegate.store.migrate import migrate
+from tidegate.systems.ledger import FUNDING, Status
+
+
+def test_a_stale_answer_that_leads_to_a_local_system_moves_nothing(play: Play) -> None:
+    """Two workers asked the same question; the slower one's Done must not credit again."""
+
+    async def scene(rig: Rig) -> None:
+        engine = rig.engine()
+        running = [asyncio.create_task(engine.births.run())]
+        transfer = await made(engine, request("out", 300))
+        engine.births.stop()
+        await asyncio.gather(*running)
+        answers = rig.outside.venue.execute(
+            [Question(transfer.id, 0, Verb.DEBIT, transfer.parties["source"], ASSET, 300)]
+        )
+        for _ in range(2):
+            await conclude(engine.means, "venue", [transfer], answers)
+        assert await rig.funding() == 1_300
+        [ended] = await rig.store.find([transfer.id])
+        assert (ended.state, ended.version) == ("COMMITTED", 2)
+
+    play(scene)
+
+
+def test_many_engines_on_one_store_end_every_transfer_once(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        engines = [rig.engine(seed) for seed in range(3)]
+        for engine in engines:
+            await engine.__aenter__()
+        wanted = [request(("in", "out")[n % 2], 1 + n % 7, f"c{n}") for n in range(120)]
+        made_by = [made(engines[n % 3], each) for n, each in enumerate(wanted)]
+        transfers = await asyncio.gather(*made_by)
+        ended = await rig.ended(transfers)
+        for engine in engines:
+            await engine.stop()
+        assert {t.state for t in ended} == {"COMMITTED"}
+        flow = sum((1 if n % 2 else -1) * (1 + n % 7) for n in range(120))
+        assert await rig.funding() == 1_000 + flow
+        assert rig.venue_account(OWNER).available == 1_000 - flow
+
+    play(scene)
+
+
+def test_a_batch_with_one_cid_twice_makes_one_transfer(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine() as engine:
+            same = [engine.submit(request("in", 10, "same")) for _ in range(20)]
+            other = [engine.submit(request("in", 11, "same")) for _ in range(3)]
+            said = await asyncio.gather(*same, *other)
+            receipts = [s for s in said[:20] if isinstance(s, Receipt)]
+            assert len(receipts) == 20
+            assert len({r.transfer.id for r in receipts}) == 1
+            assert sum(not r.duplicate for r in receipts) == 1
+            assert set(said[20:]) == {Refusal.IDEMPOTENCY_MISMATCH}
+            await rig.ended([receipts[0].transfer])
+            again = await engine.submit(request("in", 10, "same"))
+        assert isinstance(again, Receipt)
+        assert (again.duplicate, again.transfer.id) == (True, receipts[0].transfer.id)
+        assert await rig.funding() == 990
+
+    play(scene)
+
+
+def test_two_engines_asked_with_one_cid_make_one_transfer(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine(1) as one, rig.engine(2) as two:
+            asked = [e.submit(request("in", 10, "same")) for e in (one, two) * 10]
+            said = await asyncio.gather(*asked)
+            receipts = [s for s in said if isinstance(s, Receipt)]
+            assert len(receipts) == 20
+            assert len({r.transfer.id for r in receipts}) == 1
+            await rig.ended([receipts[0].transfer])
+        assert await rig.funding() == 990
+
+    play(scene)
+
+
+def test_opposite_transfers_do_not_deadlock(play: Play) -> None:
+    """A → B against B → A, between books of one ledger, from two engines at once."""
+
+    async def scene(rig: Rig) -> None:
+        await rig.endow(1_000, owner=8)
+
+        def between(n: int) -> Request:
+            a, b = Party("ledger", FUNDING, 7), Party("ledger", FUNDING, 8)
+            source, target = (a, b) if n % 2 else (b, a)
+            parties = {"source": source, "target": target}
+            return Request(source.owner, "internal_transfer", parties, ASSET, 5)
+
+        async with rig.engine(1) as one, rig.engine(2) as two:
+            both = [made((one, two)[n % 3 % 2], between(n)) for n in range(200)]
+            ended = await rig.ended(await asyncio.gather(*both))
+        assert {t.state for t in ended} == {"COMMITTED"}
+        assert (await rig.funding(7), await rig.funding(8)) == (1_000, 1_000)
+        assert not [a for a in rig.alerts if a.alarm > Alarm.NONE]
+
+    play(scene)
+
+
+def test_one_question_that_raises_does_not_hold_back_the_others(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            if any(question.amount == 13 for question in questions):
+                raise KeyError("no such wallet")
+            return execute()
+
+        rig.outside.twist = twist
+        async with rig.engine() as engine:
+            await rig.ended([await made(engine, request("in", 1))])
+            amounts = [13 if n == 70 else 1 for n in range(200)]
+            transfers = await asyncio.gather(*(made(engine, request("in", a)) for a in amounts))
+            ended = await rig.ended([t for t in transfers if t.amount == 1])
+            assert {t.state for t in ended} == {"COMMITTED"}
+            [stuck] = await rig.store.find([t.id for t in transfers if t.amount == 13])
+            assert stuck.state == "TARGET_PENDING"
+            rig.outside.twist = None
+            await rig.ended([stuck])
+        assert await rig.funding() == 1_000 - 213
+
+    play(scene)
+
+
+def test_one_row_that_cannot_be_recorded_does_not_hold_back_999(
+    play_postgres: Play, database: str
+) -> None:
+    async def scene(rig: Rig) -> None:
+        held = asyncio.Event()
+
+        async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            await held.wait()
+            return execute()
+
+        rig.outside.twist = twist
+        async with rig.engine() as engine:
+            made_here = [made(engine, request("in", 1)) for _ in range(1_000)]
+            transfers = await asyncio.gather(*made_here)
+            poison = transfers[500].id
+            refuse(database, f"CHECK (transfer_id <> '{poison}' OR version = 0)")
+            held.set()
+            await rig.ended([t for t in transfers if t.id != poison])
+            [stuck] = await rig.store.find([poison])
+            assert stuck.state == "TARGET_PENDING"
+            paged = [a for a in rig.alerts if a.alarm is Alarm.PAGE]
+            assert {a.transfer_id for a in paged} == {poison}
+            refuse(database, None)
+            [ended] = await rig.ended([stuck])
+        assert ended.state == "COMMITTED"
+        assert (await rig.funding(), rig.venue_account(OWNER).available) == (0, 2_000)
+
+    play_postgres(scene)
+
+
+def refuse(database: str, check: str | None) -> None:
+    """Make the database refuse certain history rows, or stop doing so, as its owner could."""
+    with psycopg.connect(database, autocommit=True) as owner:
+        owner.execute(f"SET search_path TO {SCHEMA}")  # type: ignore[arg-type, unused-ignore]
+        owner.execute("ALTER TABLE history DROP CONSTRAINT IF EXISTS poison")
+        if check is not None:
+            change = f"ALTER TABLE history ADD CONSTRAINT poison {check}"
+            owner.execute(change)  # type: ignore[arg-type, unused-ignore]
+
+
+def test_a_halt_stops_what_is_in_the_ring_and_a_resume_lets_it_go_on(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        ring_size = 40
+        async with rig.engine(ring_size=ring_size) as engine:
+            engine.lanes["venue"].stop()  # Nobody takes from the ring until it is full.
+            await asyncio.sleep(0.2)
+            first = await asyncio.gather(*(made(engine, request("in", 1)) for _ in range(60)))
+            assert len(engine.means.rings["venue"]) == ring_size
+            await rig.store.halt("a drill", "operator")
+            async with rig.engine(2) as other:
+                assert await other.submit(request("in", 1)) is Refusal.HALTED
+                # The full ring, too, is looked at only after the brake.
+                other.means.rings["venue"]._entries.extend(engine.means.rings["venue"]._entries)
+                other.lanes["venue"].wake()
+                await asyncio.sleep(2 * LEASE_S)
+                assert rig.outside.calls == []
+                assert await rig.funding() == 1_000 - 60
+                await rig.store.resume("the drill is over", "operator")
+                ended = await rig.ended(first)
+        assert {t.state for t in ended} == {"COMMITTED"}
+
+    play(scene)
+
+
+def test_a_halt_is_seen_before_the_first_local_ask(play: Play) -> None:
+    """The answer that was already there is recorded; the money goes no further."""
+
+    async def scene(rig: Rig) -> None:
+        async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            answers = execute()
+            await rig.store.halt("a drill", "operator")
+            return answers
+
+        rig.outside.twist = twist
+        async with rig.engine() as engine:
+            said = await engine.transfer(request("out", 300), wait_s=1.0)
+            assert isinstance(said, Receipt)
+            assert (said.transfer.state, said.transfer.version) == ("TARGET_PENDING", 1)
+            assert said.transfer.lane == "ledger"
+            assert await rig.funding() == 1_000
+            rig.outside.twist = None
+            await rig.store.resume("the drill is over", "operator")
+            [ended] = await rig.ended([said.transfer])
+        assert ended.state == "COMMITTED"
+        assert await rig.funding() == 1_300
+
+    play(scene)
+
+
+def test_what_our_history_holds_as_done_and_the_system_never_did_pulls_the_brake(
+    play: Play,
+) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.set_status(Status.DISABLED)
+        async with rig.engine() as engine:
+
+            async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+                if questions[0].verb is Verb.DEBIT:
+                    return [Done()]  # A lie: nothing was done.
+                return execute()
+
+            rig.outside.twist = twist
+            said = await engine.transfer(request("out", 300), wait_s=1.0)
+        assert isinstance(said, Receipt)
+        assert said.transfer.state == "COMPENSATING"
+        assert await rig.store.halted()
+        assert any(alert.alarm is Alarm.HALT for alert in rig.alerts)
+        assert rig.venue_account(OWNER).available == 1_000
+
+    play(scene)
+
+
+def test_a_full_ring_leaves_rows_due_and_loses_none(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine(ring_size=3) as engine:
+            both = [made(engine, request(("in", "out")[n % 2], 1)) for n in range(100)]
+            ended = await rig.ended(await asyncio.gather(*both))
+        assert {t.state for t in ended} == {"COMMITTED"}
+
+    play(scene)
+
+
+def test_a_clean_stop_gives_its_leases_back(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine() as engine:
+            engine.lanes["venue"].stop()
+            await asyncio.sleep(0.2)
+            await asyncio.gather(*(made(engine, request("in", 1)) for _ in range(10)))
+        assert len(await rig.store.claim("venue", 100)) == 10, "due now, not when a lease is over"
+
+    play(scene)
+
+
+def test_an_unreachable_system_closes_its_lane_with_one_page(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        down = True
+
+        async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            if down:
+                raise Unreachable("connection refused")
+            return execute()
+
+        rig.outside.twist = twist
+        async with rig.engine() as engine:
+            transfers = await asyncio.gather(*(made(engine, request("in", 1)) for _ in range(50)))
+            await asyncio.sleep(2.5 * LEASE_S)
+            assert engine.lanes["venue"].closed
+            assert len([a for a in rig.alerts if a.alarm is Alarm.PAGE]) == 1
+            later = rig.outside.calls[2:]
+            assert all(len(call) == 1 for call in later), "one probe at a time"
+            down = False
+            began = time.monotonic()
+            ended = await rig.ended(transfers)
+            assert time.monotonic() - began < 16
+        assert {t.state for t in ended} == {"COMMITTED"}
+        assert all(t.retries == 0 for t in ended), "an outage is no attempt of a transfer"
+
+    play(scene)
+
+
+class Step(StrEnum):
+    WAITING = "WAITING"
+    DEBITING = "DEBITING"
+    CREDITING = "CREDITING"
+    GIVING_BACK = "GIVING_BACK"
+    PAID = "PAID"
+    LAPSED = "LAPSED"
+    RETURNED = "RETURNED"
+
+
+APPROVED = Flow(
+    "approved",
+    first=Step.WAITING,
+    rows={
+        Step.WAITING: Ask(
+            Place.SOURCE,
+            "approver",
+            Verb.CHECK,
+            done=Step.DEBITING,
+            rejected=Step.LAPSED,
+            deadline_s=0.6,
+        ),
+        Step.DEBITING: Ask(
+            Place.SOURCE, "source", Verb.DEBIT, done=Step.CREDITING, rejected=Step.LAPSED
+        ),
+        Step.CREDITING: Ask(
+            Place.IN_FLIGHT, "target", Verb.CREDIT, done=Step.PAID, rejected=Step.GIVING_BACK
+        ),
+        Step.GIVING_BACK: Ask(Place.IN_FLIGHT, "source", Verb.REFUND, done=Step.RETURNED),
+        Step.PAID: End(Place.TARGET),
+        Step.LAPSED: End(Place.SOURCE),
+        Step.RETURNED: End(Place.SOURCE),
+    },
+)
+
+
+def test_an_answer_after_the_deadline_changes_nothing(play: Play, database: str) -> None:
+    async def scene(rig: Rig) -> None:
+        migrate(database, SCHEMA, [APPROVED])
+        rig.flows = {**rig.flows, APPROVED.name: APPROVED}
+
+        async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            return [Unknown("nobody has decided yet")] * len(questions)
+
+        rig.outside.twist = twist
+        parties = {**request("in", 1).parties, "approver": Party("venue", SPOT, OWNER)}
+        async with rig.engine() as engine:
+            transfer = await made(engine, Request(OWNER, "approved", parties, ASSET, 5))
+            [ended] = await rig.ended([transfer])
+            assert (ended.state, ended.error) == ("LAPSED", "EXPIRED")
+            await conclude(engine.means, "venue", [transfer], [Done()])
+        [after] = await rig.store.find([transfer.id])
+        assert (after.state, after.version) == ("LAPSED", 1)
+        assert await rig.funding() == 1_000
+
+    play(scene)
