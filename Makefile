@@ -46,6 +46,6 @@ test: setup format lint types layers cover ## everything
 
 cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 	@rm -f .coverage .coverage.*
-	@$(BIN)/coverage run --parallel-mode -m pytest -q tests/core tests/flows
+	@$(BIN)/coverage run --parallel-mode -m pytest -q tests/core tests/flows tests/trading_core/test_wire.py
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup --ignore tests/core --ignore tests/flows

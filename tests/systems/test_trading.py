@@ -1,21 +1,29 @@
-"""The client of the trading core, against the real core: in process, over sockets, cut off."""
+"""The client of the trading core, against the real core in the same process."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from tests.conftest import SCHEMA
+from tests.trading_core.questions import (
+    SPOT,
+    client,
+    core_at,
+    credit,
+    debit,
+    refund,
+    served,
+)
 from tests.trading_core.scenes import SMALL, UUID_A, UUID_B
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
 from tidegate.core.ports import Remembering, SqlTransaction, System
 from tidegate.core.transfer import Party, Question
-from tidegate.core.wire import Kind, Mark, Outcome, Status, Streams
+from tidegate.core.wire import Mark, Outcome, Status, Streams
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.trading import (
     ALARMS,
@@ -26,69 +34,11 @@ from tidegate.systems.trading import (
     Caller,
     Refused,
     Trading,
-    dial,
     newest,
     recall,
 )
-from tidegate.trading_core.core import Core, Limits
-from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.pipe import connect_to, pipe
-from tidegate.trading_core.server import Sessions
-from tidegate.trading_core.session import converse
-
-Connect = Callable[[], Awaitable[Streams]]
-SPOT = Party("core", "SPOT", 1)
-
-
-def credit(number: int, amount: int, party: Party = SPOT) -> Question:
-    return Question(UUID(int=number), 0, Verb.CREDIT, party, 7, amount)
-
-
-def debit(number: int, amount: int, party: Party = SPOT) -> Question:
-    return Question(UUID(int=number), 0, Verb.DEBIT, party, 7, amount)
-
-
-def refund(number: int, amount: int, expect_done: bool = True) -> Question:
-    return Question(
-        UUID(int=number), 1, Verb.REFUND, SPOT, 7, amount, undoes=0, expect_done=expect_done
-    )
-
-
-def client(
-    connect: Connect,
-    mark: Mark | None = None,
-    timeout_s: float = 5.0,
-    on_refused: Callable[[str], None] | None = None,
-) -> Trading:
-    async def marks() -> Mark | None:
-        return mark
-
-    return Trading("core", connect, Caller("store", "worker", timeout_s), marks, on_refused)
-
-
-@contextlib.asynccontextmanager
-async def core_at(
-    directory: Path, limits: Limits = SMALL, uuid: bytes = UUID_A
-) -> AsyncIterator[Core]:
-    disk = RealDisk(directory)
-    core = await Core.open(disk, uuid, limits)
-    commits = asyncio.ensure_future(core.run())
-    try:
-        yield core
-    finally:
-        core.stop()
-        await commits
-        disk.unlock()
-
-
-@contextlib.asynccontextmanager
-async def served(directory: Path, limits: Limits = SMALL) -> AsyncIterator[tuple[Core, Trading]]:
-    async with core_at(directory, limits) as core:
-        trading = client(connect_to(core))
-        try:
-            yield core, trading
-        finally:
-            await trading.close()
+from tidegate.trading_core.core import Core
+from tidegate.trading_core.pipe import connect_to
 
 
 def test_it_is_a_system_that_remembers(tmp_path: Path) -> None:
@@ -246,124 +196,6 @@ def test_many_asks_are_under_way_at_once_on_one_connection(tmp_path: Path) -> No
     asyncio.run(scene())
 
 
-class Muffled:
-    """The core's end of a connection whose words can be held back."""
-
-    def __init__(self, writer: wire.ByteWriter) -> None:
-        self._writer, self.held, self.silent = writer, list[bytes](), False
-
-    def write(self, chunk: bytes, /) -> None:
-        if self.silent:
-            self.held.append(chunk)
-        else:
-            self._writer.write(chunk)
-
-    async def drain(self) -> None:
-        await self._writer.drain()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    async def wait_closed(self) -> None:
-        await self._writer.wait_closed()
-
-    def release(self) -> None:
-        self.silent = False
-        for chunk in self.held:
-            self._writer.write(chunk)
-
-
-class Wire:
-    """Connections to a core, which a test can muffle and cut."""
-
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.ends: list[Muffled] = []
-        self.sessions: set[asyncio.Task[None]] = set()
-
-    async def connect(self) -> Streams:
-        ours, (reader, writer) = pipe()
-        muffled = Muffled(writer)
-        self.ends.append(muffled)
-        self.sessions.add(asyncio.ensure_future(converse(self.core, reader, muffled)))
-        return ours
-
-
-def test_silence_is_unreachable_for_all_that_waits_and_a_late_reply_is_ignored(
-    tmp_path: Path,
-) -> None:
-    async def scene() -> None:
-        async with core_at(tmp_path) as core:
-            lines = Wire(core)
-            trading = client(lines.connect, timeout_s=0.05)
-            await trading.ask([credit(1, 100)])
-            lines.ends[0].silent = True
-            asks = [trading.ask([debit(n, 1)]) for n in (2, 3)]
-            lost = await asyncio.gather(*asks, return_exceptions=True)
-            assert [type(found) for found in lost] == [Unreachable, Unreachable]
-            assert core.book.balances == [98]  # It happened all the same.
-            lines.ends[0].release()
-            # On the next connection the same questions get the answers of the first time.
-            again = await trading.ask([debit(2, 1), debit(3, 1), debit(4, 1)])
-            assert [a.evidence["position"] for a in again if isinstance(a, Done)] == ["3", "4", "5"]
-            assert len(lines.ends) == 2
-            assert core.book.balances == [97]
-            await trading.close()
-
-    asyncio.run(scene())
-
-
-def test_a_lost_connection_is_unreachable_and_the_next_ask_reconnects(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with core_at(tmp_path) as core:
-            lines = Wire(core)
-            trading = client(lines.connect)
-            first = await trading.ask([credit(1, 100)])
-            lines.ends[0].silent = True
-            asking = asyncio.ensure_future(trading.ask([debit(2, 5)]))
-            await asyncio.sleep(0.02)
-            lines.ends[0].close()
-            with pytest.raises(Unreachable, match="was lost"):
-                await asking
-            assert await trading.ask([credit(1, 100)]) == first
-            await trading.close()
-
-    asyncio.run(scene())
-
-
-def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
-    async def scene() -> None:
-        for address in (f"unix:{tmp_path / 'none'}", "tcp:127.0.0.1:1", "unix:" + "x" * 200):
-            with pytest.raises(Unreachable, match="cannot be reached"):
-                await client(dial(address)).ask([credit(1, 1)])
-
-    asyncio.run(scene())
-
-
-def test_somebody_else_there_is_unreachable(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async def mumble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
-
-        async with await asyncio.start_unix_server(mumble, tmp_path / "s"):
-            with pytest.raises(Unreachable, match="does not greet"):
-                await client(dial(f"unix:{tmp_path / 's'}")).ask([credit(1, 1)])
-
-    asyncio.run(scene())
-
-
-def test_a_core_that_does_not_greet_is_unreachable() -> None:
-    async def scene() -> None:
-        async def connect() -> Streams:
-            return pipe()[0]
-
-        with pytest.raises(Unreachable, match="does not greet"):
-            await client(connect, timeout_s=0.05).ask([credit(1, 1)])
-
-    asyncio.run(scene())
-
-
 def test_a_refusal_says_why_and_pages(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
@@ -419,81 +251,6 @@ def test_an_answer_from_an_earlier_start_is_none(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_only_so_many_connections_are_served(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with core_at(tmp_path, SMALL._replace(connections=2)) as core:
-            sessions = Sessions(core)
-            server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
-            clients = [client(dial(f"unix:{tmp_path / 's'}")) for _ in range(3)]
-            await clients[0].ask([credit(1, 1)])
-            await clients[1].ask([credit(2, 1)])
-            with pytest.raises(Unreachable, match="CROWDED"):
-                await clients[2].ask([credit(3, 1)])
-            assert clients[2].refusal is None  # It will do later; nobody need be called.
-            await clients[0].close()
-            await asyncio.sleep(0.05)
-            await clients[2].ask([credit(3, 1)])
-            for each in clients:
-                await each.close()
-            server.close()
-            await asyncio.sleep(0.05)
-            await sessions.end()
-
-    asyncio.run(scene())
-
-
-def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with core_at(tmp_path, SMALL._replace(farewell_s=0.05)) as core:
-            sessions = Sessions(core)
-            server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
-            hello = wire.Hello(wire.PROTOCOL, "deaf", "p", None)
-            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
-            await wire.receive(reader)
-            keys = wire.pack_keys([(UUID(int=n), 0) for n in range(8000)])
-            for request in range(1, 300):
-                writer.write(wire.frame(Kind.QUERY, request, keys))
-            trading = client(dial(f"unix:{tmp_path / 's'}"))
-            for number in range(1, 20):
-                await trading.ask([credit(number, 1)])
-            await trading.close()
-            writer.transport.abort()
-            server.close()
-            await sessions.end()
-
-    asyncio.run(scene())
-
-
-@pytest.mark.parametrize(
-    "rubbish",
-    [
-        wire.frame(Kind.ASK, 1, b"not an operation"),
-        wire.frame(99, 1),
-        wire.frame(Kind.EVENTS, 1, b"x"),
-        wire.frame(Kind.HELLO, 1),
-        b"rubbish of at least one head's length",
-    ],
-)
-def test_rubbish_ends_only_the_connection_it_came_on(tmp_path: Path, rubbish: bytes) -> None:
-    async def scene() -> None:
-        async with served(tmp_path) as (core, trading):
-            await trading.ask([credit(1, 1)])
-            reader, writer = await connect_to(core)()
-            hello = wire.Hello(wire.PROTOCOL, "", "", None)
-            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
-            assert (await wire.receive(reader)).kind == Kind.WELCOME
-            writer.write(rubbish)
-            refused = await wire.receive(reader)
-            assert refused.kind == Kind.REFUSED
-            assert "MALFORMED" in wire.unpack_refusal(refused.body).message
-            with pytest.raises(EOFError):
-                await wire.receive(reader)
-            await trading.ask([credit(2, 1)])
-
-    asyncio.run(scene())
-
-
 def test_a_store_is_registered_when_it_says_hello(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
@@ -525,30 +282,6 @@ def test_events_too_old_are_refused(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_stopping_core_still_sends_what_it_has_answered(tmp_path: Path) -> None:
-    async def scene() -> None:
-        core = await Core.open(RealDisk(tmp_path), UUID_A, SMALL)
-        commits = asyncio.ensure_future(core.run())
-        trading = client(connect_to(core))
-        await trading.ask([credit(1, 1)])
-        asking = asyncio.ensure_future(trading.ask([credit(2, 1)]))
-        for _ in range(1000):
-            if core._queue:
-                break
-            await asyncio.sleep(0)
-        core.stop()
-        await commits
-        assert await asking == [Done({"position": "3"})]
-        with pytest.raises(Unreachable):
-            await trading.ask([credit(3, 1)])
-        with pytest.raises(Unreachable):
-            await trading.ask([credit(3, 1)])
-        await trading.close()
-        core.disk.unlock()
-
-    asyncio.run(scene())
-
-
 def test_the_newest_mark_wins_and_two_cores_are_refused() -> None:
     one, other = UUID(bytes=UUID_A), UUID(bytes=UUID_B)
     assert newest([]) is None
@@ -572,11 +305,11 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
 
             pages: list[str] = []
 
-            def process(name: str) -> Trading:
+            def worker(name: str) -> Trading:
                 caller = Caller("store", name)
                 return Trading("core", connect_to(core), caller, marks, pages.append)
 
-            first, second = process("one"), process("two")
+            first, second = worker("one"), worker("two")
             assert await marks() is None
             async with store.transaction() as tx:
                 await first.remember(tx)  # Nothing is known yet.
@@ -598,7 +331,7 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
             assert await marks() == second.mark
             await _disagree(store)
             with pytest.raises(Refused, match="several cores"):
-                await process("three").ask([credit(5, 1)])
+                await worker("three").ask([credit(5, 1)])
             assert "several cores" in pages[0]
             await first.close()
             await second.close()

@@ -14,6 +14,7 @@ from tests.trading_core.scenes import (
     SMALL,
     UUID_A,
     UUID_B,
+    Desk,
     Given,
     ask,
     batches,
@@ -25,9 +26,10 @@ from tests.trading_core.scenes import (
     running,
 )
 from tidegate.core.wire import KEY, STATUS, Hello, Kind, Mark, Operation, Outcome, Status
+from tidegate.trading_core import wal
 from tidegate.trading_core.core import Core, Stopped
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.wal import Damaged
+from tidegate.trading_core.wal import Damaged, Header, Section
 
 RETIRED = Kind.RETIRE, bytes(15) + b"\x09" + b"store"
 FROZEN = Kind.SET_STATUS, STATUS.pack(BOB, Status.FROZEN)
@@ -291,6 +293,31 @@ def test_what_a_restart_found_is_vouched_for_from_then_on(tmp_path: Path) -> Non
     log.write_bytes(log.read_bytes()[:-1])
     with pytest.raises(Damaged, match=f"{mark.position} was durable"):
         _reopened(directory)
+
+
+def test_records_that_do_not_follow_halt_even_if_every_crc_is_right(tmp_path: Path) -> None:
+    desk = Desk()
+    desk.ask(credit(1, 5))
+    desk.ask(credit(2, 5))
+    begin = wal.genesis(UUID_A)
+    payload = wal.pack_section(Section.OPERATIONS, 1, desk.records[1])
+    header = Header(UUID_A, 1, begin, begin)
+    frame, _ = wal.pack_frame(begin, 1, payload)
+    (tmp_path / header.name).write_bytes(wal.pack_header(header) + frame)
+    with pytest.raises(Damaged, match="does not fit the balance before it"):
+        _reopened(tmp_path)
+
+
+def test_a_frame_that_miscounts_its_records_halts(tmp_path: Path) -> None:
+    desk = Desk()
+    desk.ask(credit(1, 5))
+    begin = wal.genesis(UUID_A)
+    payload = wal.pack_section(Section.OPERATIONS, 1, desk.records[0])
+    header = Header(UUID_A, 1, begin, begin)
+    frame, _ = wal.pack_frame(begin, 2, payload)
+    (tmp_path / header.name).write_bytes(wal.pack_header(header) + frame)
+    with pytest.raises(Damaged, match="miscounts"):
+        _reopened(tmp_path)
 
 
 def test_a_torn_tail_is_cut_and_kept_aside(tmp_path: Path) -> None:

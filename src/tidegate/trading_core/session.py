@@ -23,17 +23,19 @@ class Reply(NamedTuple):
 
 async def converse(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
     """Serve one client until it leaves, misbehaves, or the core stops."""
-    with contextlib.suppress(*wire.LOST, TimeoutError, Stopped):
-        try:
-            async with asyncio.timeout(core.limits.hello_s):
-                welcome = await _greet(core, reader, writer)
-            if welcome:
-                await _serve(core, reader, writer)
-        except Malformed as broken:
-            _refuse(writer, Refusal(Refused.MALFORMED, f"MALFORMED: {broken}"))
-        except EventsGone as gone:
-            _refuse(writer, Refusal(Refused.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
-    await part(writer, core.limits.farewell_s)
+    try:
+        async with asyncio.timeout(core.limits.hello_s):
+            welcome = await _greet(core, reader, writer)
+        if welcome:
+            await _serve(core, reader, writer)
+    except Malformed as broken:
+        _refuse(writer, Refusal(Refused.MALFORMED, f"MALFORMED: {broken}"))
+    except EventsGone as gone:
+        _refuse(writer, Refusal(Refused.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
+    except (*wire.LOST, TimeoutError, Stopped):
+        pass  # There is nobody left to tell.
+    finally:
+        await part(writer, core.limits.farewell_s)
 
 
 async def turn_away(core: Core, writer: ByteWriter) -> None:

@@ -1,0 +1,87 @@
+"""Three owners for every way that an internal transfer can go, and what must come of it."""
+
+from typing import NamedTuple
+
+from tidegate.app import CORE, LEDGER, Gate
+from tidegate.core.ports import Account
+from tidegate.core.request import Request, Wish
+from tidegate.core.transfer import Party
+from tidegate.core.wire import Status as CoreStatus
+from tidegate.engine.births import Receipt
+from tidegate.systems.ledger import FUNDING, Status
+
+ASSET, UNIT = 3, 10**6
+
+
+class Part(NamedTuple):
+    """One transfer of the scene: who, which way, how much, and how it must end."""
+
+    owner: int
+    way: str
+    amount: int
+    state: str
+
+
+def parts(base: int) -> list[Part]:
+    """`base`: spends; `base + 1`: may not be credited in SPOT; `base + 2`: nor in FUNDING."""
+    return [
+        Part(base, "in", 100, "COMMITTED"),
+        Part(base, "out", 40, "COMMITTED"),
+        Part(base, "in", 5_000, "FAILED"),
+        Part(base, "out", 5_000, "FAILED"),
+        Part(base + 1, "in", 70, "ROLLED_BACK"),
+        Part(base + 2, "out", 30, "ROLLED_BACK"),
+    ]
+
+
+def expected(base: int) -> dict[tuple[int, str], int]:
+    """What each account holds in the end, in smallest units."""
+    whole = {
+        (base, "FUNDING"): 1_000 - 100 + 40,
+        (base, "SPOT"): 500 + 100 - 40,
+        (base + 1, "FUNDING"): 1_000,
+        (base + 1, "SPOT"): 500,
+        (base + 2, "FUNDING"): 1_000,
+        (base + 2, "SPOT"): 500,
+    }
+    return {account: amount * UNIT for account, amount in whole.items()}
+
+
+def request_of(part: Part, number: int) -> Request:
+    inside, outside = Party(LEDGER, FUNDING, part.owner), Party(CORE, "SPOT", part.owner)
+    source, target = (inside, outside) if part.way == "in" else (outside, inside)
+    parties = {"source": source, "target": target}
+    amount = part.amount * UNIT
+    return Request(part.owner, "internal_transfer", parties, ASSET, amount, f"part-{number}")
+
+
+async def endow(gate: Gate, base: int) -> None:
+    assert gate.core is not None
+    for owner in range(base, base + 3):
+        for account, amount in (("FUNDING", "1000"), ("SPOT", "500")):
+            wish = Wish("", account, "USDT", amount, cid=f"endow-{account}")
+            said = await gate.deposit(wish, owner)
+            assert isinstance(said, Receipt)
+            end = await gate.engine.wait(said.transfer, 20)
+            assert end.state == "COMPLETED", end
+    await gate.core.set_status(base + 1, "SPOT", ASSET, CoreStatus.DISABLED)
+    closed = Account(base + 2, FUNDING, ASSET)
+    assert await gate.ledger.set_status(gate.store, closed, Status.DISABLED)
+
+
+async def held(gate: Gate, base: int) -> dict[tuple[int, str], int]:
+    """What the two systems hold, read from each of them."""
+    assert gate.core is not None
+    found = {}
+    for owner in range(base, base + 3):
+        books = await gate.ledger.balances(gate.store, owner)
+        found[owner, "FUNDING"] = books[Account(owner, FUNDING, ASSET)].available
+        found[owner, "SPOT"] = (await gate.core.balance(owner, "SPOT", ASSET)).amount
+        assert {a.book for a in books} == {"FUNDING", "OUTSIDE"}
+    return found
+
+
+async def states(gate: Gate, base: int) -> list[str]:
+    keys = [(part.owner, f"part-{n}") for n, part in enumerate(parts(base))]
+    _, _, known = await gate.store.look(keys)
+    return [k.transfer.state if k else "missing" for k in known]

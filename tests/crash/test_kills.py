@@ -1,0 +1,160 @@
+"""Kill -9 of the worker and of the core, before and after each commit and each call.
+
+As SQLite does it: die at the first moment, at the second, the third … until none is left. After
+each death the program is started again, the client asks again with its own cids, every transfer
+must end as it should, and the books of both systems, summed here, must be exact.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.crash.scenes import endow, expected, held, parts, request_of, states
+from tidegate.app import Gate, Setup, open_gate
+from tidegate.core.wire import Book
+from tidegate.engine.births import Receipt
+from tidegate.store.postgres import Bounds
+
+KILLED = -signal.SIGKILL
+ROUNDS = 2  # Run side by side; each takes every second moment.
+MAX_MOMENTS = 200
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def core(directory: Path, moments: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    address = f"unix:{directory}/socket"
+    command = [sys.executable, "-m", "tests.crash.core", str(directory), address, str(moments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            yield child, address
+        finally:
+            child.kill()
+
+
+def gate(database: str, address: str) -> Setup:
+    bounds = Bounds(lease_s=0.6, lock_s=2.0)
+    return Setup(database, SCHEMA, address, bounds=bounds, scan_s=0.1, alert=lambda _: None)
+
+
+async def prepare(setup: Setup, base: int) -> None:
+    async with open_gate(setup) as opened:
+        await endow(opened, base)
+
+
+async def check(opened: Gate, base: int, moment: int) -> None:
+    assert await states(opened, base) == [part.state for part in parts(base)], f"moment {moment}"
+    assert await held(opened, base) == expected(base), f"moment {moment}"
+
+
+async def sums_agree(opened: Gate, owners: int) -> None:
+    """All accounts of both systems, and what came in: to the last unit."""
+    assert opened.core is not None
+    [(inside, outside)] = await opened.store.run(
+        "SELECT sum(available) FILTER (WHERE book <> 'OUTSIDE'),"
+        " sum(available) FILTER (WHERE book = 'OUTSIDE') FROM ledger_accounts",
+        {},
+    )
+    totals = (await opened.core.totals()).sums
+    assert inside + totals[Book.SPOT.name, 3] == -outside == owners * 1_500 * 10**6
+
+
+def run_worker(database: str, address: str, base: int, moments: int) -> int:
+    command = [sys.executable, "-m", "tests.crash.worker", database, address]
+    return subprocess.run(
+        [*command, str(base), str(moments)], check=False, timeout=90, stdout=subprocess.DEVNULL
+    ).returncode
+
+
+@pytest.mark.parametrize("first", range(1, ROUNDS + 1))
+def test_a_worker_killed_at_any_moment_loses_nothing(
+    database: str, tmp_path: Path, first: int
+) -> None:
+    with core(tmp_path) as (_, address):
+        deaths, moment = 0, first
+        while moment < MAX_MOMENTS:
+            base = moment * 10
+            asyncio.run(prepare(gate(database, address), base))
+            code = run_worker(database, address, base, moment)
+            deaths += code == KILLED
+            assert code in (0, KILLED), f"moment {moment}: exit {code}"
+            if code == KILLED:
+                assert run_worker(database, address, base, 0) == 0, f"moment {moment}"
+            asyncio.run(_checked(gate(database, address), base, moment))
+            if code == 0:
+                break
+            moment += ROUNDS
+        assert code == 0, "there were more moments than expected"
+        assert deaths >= 15, f"only {deaths} moments: is the fuse shown everything?"
+
+        async def sum_up() -> None:
+            async with open_gate(gate(database, address)) as opened:
+                await sums_agree(opened, owners=3 * (deaths + 1))
+
+        asyncio.run(sum_up())
+
+
+async def _checked(setup: Setup, base: int, moment: int) -> None:
+    async with open_gate(setup) as opened:
+        await check(opened, base, moment)
+
+
+@pytest.mark.parametrize("first", range(1, ROUNDS + 1))
+def test_a_core_killed_at_any_moment_loses_nothing(
+    database: str, tmp_path: Path, first: int
+) -> None:
+    deaths, moment = 0, first
+    while moment < MAX_MOMENTS:
+        base = moment * 10
+        with core(tmp_path) as (_, address):
+            asyncio.run(prepare(gate(database, address), base))
+        died = asyncio.run(_through_a_death(database, tmp_path, base, moment))
+        deaths += died
+        if not died:
+            break
+        moment += ROUNDS
+    assert not died, "there were more moments than expected"
+    assert deaths >= 8, f"only {deaths} moments: is the fuse shown everything?"
+
+
+async def _through_a_death(database: str, directory: Path, base: int, moment: int) -> bool:
+    """Six transfers while the core dies once and comes back; the engine lives on."""
+    with core(directory, moment) as (fused, address):
+        async with open_gate(gate(database, address)) as opened:
+            made = [
+                (await opened.engine.submit(request_of(part, number)))
+                for number, part in enumerate(parts(base))
+            ]
+            died = await asyncio.to_thread(_dies, fused)
+            if died:
+                with core(directory):
+                    await _end(opened, made, base, moment)
+            else:
+                await _end(opened, made, base, moment)
+    return died
+
+
+def _dies(child: subprocess.Popen[str]) -> bool:
+    try:
+        return child.wait(timeout=2.5) == KILLED
+    except subprocess.TimeoutExpired:
+        return False
+
+
+async def _end(opened: Gate, made: Sequence[object], base: int, moment: int) -> None:
+    for said in made:
+        assert isinstance(said, Receipt)
+        await opened.engine.wait(said.transfer, 30)
+    await check(opened, base, moment)

@@ -1,0 +1,91 @@
+"""A worker with a fuse: `python -m tests.crash.worker DATABASE CORE BASE MOMENTS`.
+
+It brings the six transfers of a scene to their ends, one after the other. The fuse is shown the
+moments before and after each commit and each call; nothing in the program knows of it.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from tests.conftest import SCHEMA
+from tests.crash.fuse import Fuse
+from tests.crash.scenes import parts, request_of
+from tidegate.app import CORE, log_alert, trading
+from tidegate.core.answers import Answer
+from tidegate.core.transfer import Question, Transfer
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.systems.ledger import Ledger
+from tidegate.systems.trading import Trading
+
+BOUNDS = Bounds(lease_s=0.6, connections=4, lock_s=2.0)
+
+
+class FusedStore(PostgresStore):
+    def __init__(self, database: str, fuse: Fuse) -> None:
+        super().__init__(database, SCHEMA, BOUNDS)
+        self.fuse = fuse
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[PostgresTransaction]:
+        async with super().transaction() as tx:
+            yield tx
+            self.fuse.burn("before a COMMIT")
+        self.fuse.burn("after a COMMIT")
+
+    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
+        claimed = await super().claim(lane, limit)
+        if claimed:
+            self.fuse.burn("after a claim")
+        return claimed
+
+
+class FusedCore:
+    """The client of the core, watched from outside."""
+
+    name = CORE
+    reversible = True
+
+    def __init__(self, core: Trading, fuse: Fuse) -> None:
+        self.core, self.fuse = core, fuse
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        self.fuse.burn("before a call")
+        answers = await self.core.ask(questions)
+        self.fuse.burn("after a call")
+        return answers
+
+    async def remember(self, tx: PostgresTransaction) -> None:
+        await self.core.remember(tx)
+
+
+async def main(database: str, core: str, base: int, moments: int) -> None:
+    fuse = Fuse(moments)
+    async with FusedStore(database, fuse) as store:
+        client = trading(store, core, log_alert)
+        engine_parts: Parts[PostgresTransaction] = Parts(
+            store=store,
+            flows=FLOWS,
+            outside=[FusedCore(client, fuse)],
+            local=[Ledger()],
+            clock=time.monotonic,
+            dice=random.Random(),
+            alert=log_alert,
+            scan_s=0.1,
+        )
+        async with Engine(engine_parts) as engine:
+            for number, part in enumerate(parts(base)):
+                said = await engine.transfer(request_of(part, number), wait_s=20)
+                assert isinstance(said, Receipt), said
+                assert said.transfer.state == part.state, said.transfer
+        await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

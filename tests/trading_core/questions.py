@@ -1,0 +1,73 @@
+"""Questions as the engine puts them, and a client to put them to a core in this process."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from uuid import UUID
+
+from tests.trading_core.scenes import SMALL, UUID_A
+from tidegate.core.flow import Verb
+from tidegate.core.transfer import Party, Question
+from tidegate.core.wire import Mark, Streams
+from tidegate.systems.trading import (
+    Caller,
+    Trading,
+)
+from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.disk import RealDisk
+from tidegate.trading_core.pipe import connect_to
+
+Connect = Callable[[], Awaitable[Streams]]
+SPOT = Party("core", "SPOT", 1)
+
+
+def credit(number: int, amount: int, party: Party = SPOT) -> Question:
+    return Question(UUID(int=number), 0, Verb.CREDIT, party, 7, amount)
+
+
+def debit(number: int, amount: int, party: Party = SPOT) -> Question:
+    return Question(UUID(int=number), 0, Verb.DEBIT, party, 7, amount)
+
+
+def refund(number: int, amount: int, expect_done: bool = True) -> Question:
+    return Question(
+        UUID(int=number), 1, Verb.REFUND, SPOT, 7, amount, undoes=0, expect_done=expect_done
+    )
+
+
+def client(
+    connect: Connect,
+    mark: Mark | None = None,
+    timeout_s: float = 5.0,
+    on_refused: Callable[[str], None] | None = None,
+) -> Trading:
+    async def marks() -> Mark | None:
+        return mark
+
+    return Trading("core", connect, Caller("store", "worker", timeout_s), marks, on_refused)
+
+
+@contextlib.asynccontextmanager
+async def core_at(
+    directory: Path, limits: Limits = SMALL, uuid: bytes = UUID_A
+) -> AsyncIterator[Core]:
+    disk = RealDisk(directory)
+    core = await Core.open(disk, uuid, limits)
+    commits = asyncio.ensure_future(core.run())
+    try:
+        yield core
+    finally:
+        core.stop()
+        await commits
+        disk.unlock()
+
+
+@contextlib.asynccontextmanager
+async def served(directory: Path, limits: Limits = SMALL) -> AsyncIterator[tuple[Core, Trading]]:
+    async with core_at(directory, limits) as core:
+        trading = client(connect_to(core))
+        try:
+            yield core, trading
+        finally:
+            await trading.close()

@@ -1,0 +1,184 @@
+"""What has happened is told in order; what is over is forgotten, by all stores' leave."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trading_core.scenes import (
+    ANN,
+    BOB,
+    SMALL,
+    Given,
+    ask,
+    batches,
+    credit,
+    digest,
+    given,
+    hear,
+    refund,
+    running,
+    tid,
+)
+from tidegate.core import wire
+from tidegate.core.wire import Kind, Malformed, Outcome, Status
+from tidegate.trading_core.core import Core
+from tidegate.trading_core.disk import RealDisk
+from tidegate.trading_core.events import EventsGone, events
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+async def _retire(core: Core, store: str, floor: int) -> int:
+    body = floor.to_bytes(16) + store.encode()
+    reply = await core.submit(Kind.RETIRE, body)
+    return int.from_bytes(reply[wire.STAMP.size :])
+
+
+def test_memory_is_retired_below_the_lowest_floor_of_all_stores(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await hear(core, *(credit(n, 1) for n in range(1, 11)))
+            assert await _retire(core, "east", 0) == 0
+            assert await _retire(core, "west", 4) == 0  # The east still needs everything.
+            assert len(core.book.memory) == 10
+            assert await _retire(core, "east", 8) == 4
+            assert len(core.book.memory) == 7
+            heard = await hear(core, credit(3, 1), credit(4, 1), refund(2, 1, expect_done=False))
+            assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE, Outcome.RETIRED]
+            found = given(await core.submit(Kind.QUERY, tid(3) + bytes(4)), 1)
+            assert found == [Given(Outcome.RETIRED, 0)]
+            assert core.book.balance(ANN) == 10
+
+    asyncio.run(scene())
+
+
+def test_floors_only_rise_and_survive(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await hear(core, credit(3, 1), credit(9, 1))
+            assert await _retire(core, "east", 5) == 5
+            place = core.place
+            assert await _retire(core, "east", 2) == 5
+            assert core.place == place  # Nothing was recorded.
+            assert await _retire(core, "north", 0) == 5  # A newcomer does not bring it back.
+            assert await _retire(core, "east", 9) == 5  # But it holds the floor where it is.
+            state = digest(core.book)
+        async with running(RealDisk(tmp_path)) as core:
+            assert digest(core.book) == state
+            heard = await hear(core, credit(3, 1), credit(9, 1))
+            assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE]
+
+    asyncio.run(scene())
+
+
+def test_an_operation_behind_the_floor_in_the_same_batch_is_retired(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            before = ask(core, credit(1, 1))
+            floor = core.submit(Kind.RETIRE, tid(5) + b"east")
+            after = ask(core, credit(2, 1))
+            await asyncio.gather(before, floor, after)
+            assert len(core.marks.positions) == 2  # One frame.
+            assert given(before.result(), 1)[0].outcome == Outcome.DONE
+            assert given(after.result(), 1)[0].outcome == Outcome.RETIRED
+            assert core.book.memory == {}
+
+    asyncio.run(scene())
+
+
+def test_there_are_only_so_many_stores(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path), SMALL._replace(stores=1)) as core:
+            await _retire(core, "east", 1)
+            await _retire(core, "east", 2)
+            with pytest.raises(Malformed, match="1 stores are registered"):
+                await _retire(core, "west", 1)
+
+    asyncio.run(scene())
+
+
+async def _collect(core: Core, after: int, upto: int) -> list[wire.Event]:
+    found: list[wire.Event] = []
+    if upto > after:
+        async for rows in events(core, after):
+            found += wire.unpack_events(rows)
+            if found and found[-1].position >= upto:
+                break
+    return found
+
+
+def test_events_are_everything_after_a_position_in_order(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await core.submit(Kind.SET_STATUS, wire.STATUS.pack(BOB, Status.ACTIVE))
+            for number, batch in enumerate(batches(6)):
+                await ask(core, *batch)
+                if number == 2:
+                    await core.submit(Kind.SNAPSHOT, b"")  # The log goes on in another file.
+            whole = await _collect(core, 0, core.place.position)
+            assert [e.position for e in whole] == list(range(2, core.place.position + 1))
+            running_sum: dict[tuple[int, int, int], int] = {}
+            for event in whole:
+                account = (event.book, event.asset_id, event.owner)
+                running_sum[account] = running_sum.get(account, 0) + event.delta
+                assert event.balance == running_sum[account]
+            for after in range(core.place.position):
+                rest = await _collect(core, after, core.place.position)
+                assert rest == [e for e in whole if e.position > after]
+
+    asyncio.run(scene())
+
+
+def test_events_wait_for_more_and_end_with_the_core(tmp_path: Path) -> None:
+    async def scene() -> None:
+        seen: list[wire.Event] = []
+
+        async def follow(core: Core) -> None:
+            async for rows in events(core, 0):
+                seen.extend(wire.unpack_events(rows))
+
+        async with running(RealDisk(tmp_path)) as core:
+            following = asyncio.ensure_future(follow(core))
+            for number in range(1, 6):
+                await hear(core, credit(number, number))
+                await asyncio.sleep(0)
+                await _until(lambda: len(seen) == len(core.book.memory))
+        await asyncio.wait_for(following, 1)
+        assert [e.delta for e in seen] == [1, 2, 3, 4, 5]
+
+    asyncio.run(scene())
+
+
+def test_events_of_frames_longer_than_one_read(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            size = wire.MAX_OPERATIONS
+            for start in (1, size + 1):
+                await hear(core, *(credit(n, 1) for n in range(start, start + size)))
+            found = await _collect(core, 5, core.place.position)
+            assert [e.position for e in found] == list(range(6, 2 * size + 1))
+            assert found[-1].balance == 2 * size
+
+    asyncio.run(scene())
+
+
+def test_events_older_than_the_log_are_gone_and_said_to_be(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            for batch in batches(4):
+                await ask(core, *batch)
+                await core.submit(Kind.SNAPSHOT, b"")
+            with pytest.raises(EventsGone, match="no longer reaches back"):
+                await _collect(core, 0, 1)
+            with pytest.raises(EventsGone, match="does not exist yet"):
+                await _collect(core, core.place.position + 1, 2**40)
+
+    asyncio.run(scene())
