@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from uuid import UUID
 
-from tests.store.scenario import rows
+import psycopg
+
 from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
 
+TRANSFERS = "SELECT id, flow, version, head_hash FROM transfers ORDER BY id"
 HISTORY = (
     "SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence, actor,"
     " (extract(epoch FROM at) * 1000000)::bigint, hash"
@@ -13,14 +15,12 @@ HISTORY = (
 )
 
 
-def broken(database: str) -> Iterator[UUID]:
+def broken(connection: psycopg.Connection) -> Iterator[UUID]:
     """The transfers whose history is not the one that was written."""
-    for id_, flow, version, head in rows(
-        database, "SELECT id, flow, version, head_hash FROM transfers ORDER BY id"
-    ):
+    for id_, flow, version, head in connection.execute(TRANSFERS).fetchall():
         transfer = Transfer(id_, 1, flow, "", None, {}, 1, 1)
         expected, whole = GENESIS, True
-        entries = rows(database, HISTORY, id_)
+        entries = connection.execute(HISTORY, (id_,)).fetchall()
         for place, row in enumerate(entries):
             path = (row[1], *row[2].split(), row[3])
             entry = Entry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])

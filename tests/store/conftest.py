@@ -1,4 +1,4 @@
-"""Databases that no migration has touched."""
+"""Databases in which nothing is written, or nothing was ever migrated."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,14 @@ import pytest
 from tests.cluster import cluster_url, create_database, drop_database
 
 _numbers = count()
+
+
+@pytest.fixture(scope="module")
+def untouched(template: str) -> Iterator[str]:
+    """A migrated database for the tests of a module that leave nothing behind in it."""
+    name = f"{template}_untouched_{next(_numbers)}"
+    yield create_database(cluster_url(), name, template)
+    drop_database(cluster_url(), name)
 
 
 @pytest.fixture

@@ -102,14 +102,14 @@ def test_every_answer_that_a_flow_allows_is_accepted(database: str, name: str) -
 
 @pytest.mark.parametrize("name", FLOWS)
 def test_of_all_conceivable_answers_only_the_flow_s_own_are_accepted(
-    database: str, name: str
+    untouched: str, name: str
 ) -> None:
     flow = FLOWS[name]
     legal = {answered(edge) for edge in flow.answers()}
     legal |= {(1, *row[1:]) for row in legal if row[0] == 5}
     candidates = conceivable(flow)
     assert legal < set(candidates)
-    assert allowed(database, flow, candidates) == legal
+    assert allowed(untouched, flow, candidates) == legal
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_of_all_conceivable_answers_only_the_flow_s_own_are_accepted(
         (-1, "TARGET_PENDING", "", "COMMITTED", "credit", "done"),
     ],
 )
-def test_an_answer_that_the_flow_does_not_allow_is_refused(database: str, row: Answered) -> None:
-    with superuser(database) as connection, pytest.raises(psycopg.errors.CheckViolation) as caught:
+def test_an_answer_that_the_flow_does_not_allow_is_refused(untouched: str, row: Answered) -> None:
+    with superuser(untouched) as connection, pytest.raises(psycopg.errors.CheckViolation) as caught:
         connection.execute(INSERT_HISTORY, (uuid4(), "internal_transfer", *row))
     assert caught.value.sqlstate == "23514"
     assert caught.value.diag.constraint_name == "flow_internal_transfer"

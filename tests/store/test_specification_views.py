@@ -33,11 +33,13 @@ from tidegate.core.flow import Verb
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.transfer import Question, Transfer
 
-STALE = """
-SELECT * FROM transfers_tb 
-WHERE state IN (0, 10, 20, 30, -20) -- INIT, SOURCE_PENDING, SOURCE_DONE, TARGET_PENDING, COMPENSATING
-  AND updated_at < NOW() - INTERVAL '1 minute'; -- Stale threshold
-"""  # noqa: E501, W291  As it was printed.
+# As they were printed, to the last blank.
+STALE = (
+    "SELECT * FROM transfers_tb \n"
+    "WHERE state IN (0, 10, 20, 30, -20)"
+    " -- INIT, SOURCE_PENDING, SOURCE_DONE, TARGET_PENDING, COMPENSATING\n"
+    "  AND updated_at < NOW() - INTERVAL '1 minute'; -- Stale threshold\n"
+)
 SCAN = (
     "SELECT req_id FROM trading.transfers WHERE state NOT IN ('committed', 'rolled_back', 'failed')"
 )
@@ -57,8 +59,8 @@ def columns(database: str, relation: str) -> dict[str, str]:
     return dict(found)
 
 
-def test_transfers_tb_has_the_columns_printed(database: str) -> None:
-    assert columns(database, "transfers_tb") == {
+def test_transfers_tb_has_the_columns_printed(untouched: str) -> None:
+    assert columns(untouched, "transfers_tb") == {
         "transfer_id": "text",
         "req_id": "text",
         "cid": "text",
@@ -75,8 +77,8 @@ def test_transfers_tb_has_the_columns_printed(database: str) -> None:
     }
 
 
-def test_trading_transfers_has_the_columns_printed(database: str) -> None:
-    assert columns(database, "trading.transfers") == {
+def test_trading_transfers_has_the_columns_printed(untouched: str) -> None:
+    assert columns(untouched, "trading.transfers") == {
         "req_id": "uuid",
         "source": "text",
         "target": "text",
@@ -91,10 +93,10 @@ def test_trading_transfers_has_the_columns_printed(database: str) -> None:
     }
 
 
-def test_balances_and_operations_have_the_columns_printed(database: str) -> None:
+def test_balances_and_operations_have_the_columns_printed(untouched: str) -> None:
     wanted = {"user_id", "asset_id", "account_type", "amount", "available", "status"}
-    assert wanted <= columns(database, "balances_tb").keys()
-    assert {"req_id", "op_type", "result"} <= columns(database, "transfer_operations").keys()
+    assert wanted <= columns(untouched, "balances_tb").keys()
+    assert {"req_id", "op_type", "result"} <= columns(untouched, "transfer_operations").keys()
 
 
 def refusing_credits(question: Question) -> Answer:
@@ -169,8 +171,8 @@ def _debiting_only(question: Question) -> Answer:
     return Remote().judge(question) if question.verb is Verb.DEBIT else Unknown("timeout")
 
 
-def test_every_state_of_the_flow_has_the_code_printed(database: str) -> None:
-    found = rows(database, "SELECT state, code FROM flow_states WHERE flow = 'internal_transfer'")
+def test_every_state_of_the_flow_has_the_code_printed(untouched: str) -> None:
+    found = rows(untouched, "SELECT state, code FROM flow_states WHERE flow = 'internal_transfer'")
     assert dict(found) == {
         "INIT": 0,
         "SOURCE_PENDING": 10,
@@ -237,18 +239,18 @@ def test_an_operation_is_found_by_its_transfer_and_kind(database: str) -> None:
 @pytest.mark.parametrize(
     "number", [0, 1, 2**128 - 1, 2**127, 0x0191_2345_6789_ABCD_EF01_2345_6789_ABCD]
 )
-def test_an_id_is_written_as_everybody_writes_it(database: str, number: int) -> None:
-    [(written,)] = rows(database, "SELECT ulid(%s)", UUID(int=number))
+def test_an_id_is_written_as_everybody_writes_it(untouched: str, number: int) -> None:
+    [(written,)] = rows(untouched, "SELECT ulid(%s)", UUID(int=number))
     assert written == str(ULID.from_int(number))
     assert len(written) == 26
 
 
-def test_ids_as_text_sort_as_they_do_in_the_table(database: str) -> None:
+def test_ids_as_text_sort_as_they_do_in_the_table(untouched: str) -> None:
     ids = "SELECT md5(n::text)::uuid AS id FROM generate_series(1, 500) AS n"
-    by_id = rows(database, f"SELECT id FROM ({ids}) AS t ORDER BY id")
-    by_text = rows(database, f'SELECT id FROM ({ids}) AS t ORDER BY ulid(id) COLLATE "C"')
+    by_id = rows(untouched, f"SELECT id FROM ({ids}) AS t ORDER BY id")
+    by_text = rows(untouched, f'SELECT id FROM ({ids}) AS t ORDER BY ulid(id) COLLATE "C"')
     assert by_id == by_text
-    written = rows(database, f"SELECT id, ulid(id) FROM ({ids}) AS t")
+    written = rows(untouched, f"SELECT id, ulid(id) FROM ({ids}) AS t")
     assert all(text == str(ULID(id_.bytes)) for id_, text in written)
 
 
@@ -285,8 +287,8 @@ def test_times_are_milliseconds_in_the_older_view(database: str) -> None:
     assert abs(ms - at.timestamp() * 1000) <= 1
 
 
-def test_nobody_writes_through_a_view(database: str) -> None:
-    with psycopg.connect(database) as connection:
+def test_nobody_writes_through_a_view(untouched: str) -> None:
+    with psycopg.connect(untouched) as connection:
         connection.execute("SET ROLE tidegate_engine")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("UPDATE trading.transfers SET amount = 0")

@@ -1,0 +1,144 @@
+"""What a batch costs, counted: commits, statements and syncs do not depend on its size."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import tidegate.store.postgres
+from tests.conftest import SCHEMA
+from tidegate.app import CORE, LEDGER, Gate, log_alert
+from tidegate.core.request import Request, Wish
+from tidegate.core.transfer import Party
+from tidegate.core.wire import Mark
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import PostgresStore
+from tidegate.systems.ledger import FUNDING, Ledger
+from tidegate.systems.trading import Caller, Trading, recall
+from tidegate.trading_core.core import Core
+from tidegate.trading_core.disk import RealDisk, RealFile
+from tidegate.trading_core.pipe import connect_to
+
+OWNERS = range(1, 11)
+_cids = itertools.count()
+
+
+class CountedFile(RealFile):
+    counts: Counter[str]
+
+    async def fdatasync(self) -> None:
+        self.counts["fdatasync"] += 1
+        await super().fdatasync()
+
+
+class CountedDisk(RealDisk):
+    def __init__(self, directory: Path, counts: Counter[str]) -> None:
+        super().__init__(directory)
+        self.counts = counts
+
+    def create(self, name: str) -> CountedFile:
+        file = CountedFile(self._directory / name, self._syncer)
+        file.counts = self.counts
+        return file
+
+
+@asynccontextmanager
+async def counted_gate(database: str, directory: Path, counts: Counter[str]) -> AsyncIterator[Gate]:
+    """The core's own code in this process, so that its disk can be watched."""
+    core = await Core.open(CountedDisk(directory, counts), bytes(range(16)))
+    running = asyncio.ensure_future(core.run())
+    async with PostgresStore(database, SCHEMA) as store:
+
+        async def marks() -> Mark | None:
+            async with store.transaction() as tx:
+                return await recall(tx, CORE)
+
+        client = Trading(CORE, connect_to(core), Caller(SCHEMA, "test"), marks)
+        parts: Parts[Any] = Parts(
+            store=store,
+            flows=FLOWS,
+            outside=[client],
+            local=[Ledger(LEDGER)],
+            clock=time.monotonic,
+            dice=random.Random(5),
+            alert=log_alert,
+            scan_s=30.0,
+        )
+        async with Engine(parts) as engine:
+            yield Gate(engine, store, Ledger(LEDGER), client, await store.assets())
+        await client.close()
+    core.stop()
+    await running
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Everything that goes to the database, seen at the one door through which it goes."""
+    seen: Counter[str] = Counter()
+    run, commit = tidegate.store.postgres._run, tidegate.store.postgres._commit
+
+    async def counted_run(
+        connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
+    ) -> list[Any]:
+        seen["statements"] += 1
+        return await run(connection, statement, values)
+
+    async def counted_commit(connection: psycopg.AsyncConnection) -> None:
+        seen["commits"] += 1
+        await commit(connection)
+
+    monkeypatch.setattr(tidegate.store.postgres, "_run", counted_run)
+    monkeypatch.setattr(tidegate.store.postgres, "_commit", counted_commit)
+    return seen
+
+
+def requests(way: str, size: int) -> list[Request]:
+    made = []
+    for n in range(size):
+        owner = OWNERS[n % len(OWNERS)]
+        inside, outside = Party(LEDGER, FUNDING, owner), Party(CORE, "SPOT", owner)
+        source, target = (inside, outside) if way == "in" else (outside, inside)
+        parties = {"source": source, "target": target}
+        made.append(Request(owner, "internal_transfer", parties, 3, 1, f"n{next(_cids)}"))
+    return made
+
+
+async def cost(gate: Gate, way: str, size: int, counts: Counter[str]) -> Counter[str]:
+    before = counts.copy()
+    said = await asyncio.gather(*(gate.engine.transfer(r, 20) for r in requests(way, size)))
+    assert all(isinstance(s, Receipt) and s.transfer.state == "COMMITTED" for s in said)
+    return counts - before
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_a_batch_takes_two_commits_and_one_sync_whatever_its_size(
+    database: str, tmp_path: Path, counts: Counter[str], way: str
+) -> None:
+    async def whole() -> None:
+        async with counted_gate(database, tmp_path, counts) as gate:
+            for owner in OWNERS:
+                for account in ("FUNDING", "SPOT"):
+                    wish = Wish("", account, "USDT", "1000", cid=f"d{account}")
+                    said = await gate.deposit(wish, owner)
+                    assert isinstance(said, Receipt)
+                    end = await gate.engine.wait(said.transfer, 10)
+                    assert end.state == "COMPLETED"
+            costs = [await cost(gate, way, size, counts) for size in (1, 100, 1_000)]
+        for spent in costs:
+            assert (spent["commits"], spent["fdatasync"]) == (2, 1), costs
+        # look up the cids; lock accounts, read them, apply, insert; read the brake before the
+        # ask; lock the rows, record them, remember the core's mark.
+        #   or, on the way out: look up, insert; brake; lock rows, lock accounts, read, apply …
+        assert {spent["statements"] for spent in costs} == {9}, costs
+
+    asyncio.run(whole())
