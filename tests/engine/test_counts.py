@@ -90,7 +90,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     async def counted_run(
         connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
     ) -> list[Any]:
-        seen["statements"] += 1
+        # Who waits long is looked up now and then, which depends on time and not on the batch.
+        seen["statements"] += statement != tidegate.store.postgres.STATEMENTS["find"]
         return await run(connection, statement, values)
 
     async def counted_commit(connection: psycopg.AsyncConnection) -> None:

@@ -90,6 +90,22 @@ def test_a_batch_with_one_cid_twice_makes_one_transfer(play: Play) -> None:
     play(scene)
 
 
+def test_a_stranger_before_it_in_the_batch_does_not_refuse_a_replay(play: Play) -> None:
+    """Found by simulation: the first of a batch decided before the store was looked at."""
+
+    async def scene(rig: Rig) -> None:
+        async with rig.engine() as engine:
+            first = await made(engine, request("in", 10, "same"))
+            said = await asyncio.gather(
+                engine.submit(request("in", 11, "same")), engine.submit(request("in", 10, "same"))
+            )
+            assert said[0] is Refusal.IDEMPOTENCY_MISMATCH
+            assert isinstance(said[1], Receipt)
+            assert (said[1].transfer.id, said[1].duplicate) == (first.id, True)
+
+    play(scene)
+
+
 def test_two_engines_asked_with_one_cid_make_one_transfer(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine(1) as one, rig.engine(2) as two:

@@ -260,7 +260,6 @@ def test_every_other_code_is_a_fault_of_the_statement(database: str) -> None:
         assert not fault.retryable
 
 
-@pytest.mark.xfail(reason="25P03 is a lost connection, and is taken for a fault of the statement")
 def test_a_transaction_left_idle_for_too_long_may_be_tried_again(
     database: str, faults: list[str | None]
 ) -> None:

@@ -156,7 +156,6 @@ def test_a_store_may_have_any_name(database: str, schema: str) -> None:
     assert tables(database, schema) == tables(database, SCHEMA)
 
 
-@pytest.mark.xfail(reason="the search path of the pool's sessions is not quoted")
 def test_an_engine_works_on_stores_of_any_name(database: str) -> None:
     for owner, schema in enumerate(ODD, start=1):
         migrate(database, schema, FLOWS.values())

@@ -21,6 +21,7 @@ from tidegate.engine.step import Means, announce, pause_s, settle
 MAX_WAITING = 10_000
 MAX_BATCH = 1024
 IN_FLIGHT = 2
+LOOKS = 3  # A session that died while it was idle is found out by using it.
 HORIZON_S = 24 * 3600  # For how long systems remember operations, at the least.
 
 
@@ -109,9 +110,10 @@ class Births(Generic[Tx]):
             except CidTaken:
                 continue  # Another session was first; it has committed, and is found now.
             except StoreUnavailable:
-                if open_[0].id is None:
+                if open_[0].id is not None:
+                    maybe = True
+                elif tries >= LOOKS:
                     raise  # Nothing was ever sent that could have been kept.
-                maybe = True
             except StoreFault as fault:
                 if len(open_) > 1:
                     half = len(open_) // 2
@@ -133,7 +135,7 @@ class Births(Generic[Tx]):
         open_ = []
         for newborn in batch:
             if match := known.get(id(newborn)):
-                answer(newborn, replayed(newborn, match))
+                tell(newborn, match)
             elif halted and not maybe:
                 answer(newborn, Refusal.HALTED)
             elif newborn.id is not None and too_old(newborn.id, at_us):
@@ -159,7 +161,7 @@ class Births(Generic[Tx]):
             slots.free()
             raise
         for newborn, row in zip(newborns, rows, strict=True):
-            answer(newborn, Receipt(row))
+            tell(newborn, Known(newborn.fingerprint, row))
         means.woken(slots.fill(rows))
         await announce(means, moves, rows)
 
@@ -189,40 +191,42 @@ class Births(Generic[Tx]):
 
 
 def gathered(batch: Sequence[Newborn]) -> list[Newborn]:
-    """One newborn per key: the same request again follows the first, another body is refused."""
+    """One newborn per key; whoever asks under the same key meanwhile follows the first.
+
+    Followers are judged only when it is known what the key stands for: the first of a batch may
+    be the stranger, and the transfer that exists already a follower's own.
+    """
     first: dict[tuple[int, str], Newborn] = {}
     alone = []
     for newborn in batch:
         if newborn.request.cid is None:
             alone.append(newborn)
-            continue
-        leader = first.setdefault(newborn.key, newborn)
-        if leader is newborn:
-            continue
-        if leader.fingerprint == newborn.fingerprint:
+        elif (leader := first.setdefault(newborn.key, newborn)) is not newborn:
             leader.followers.append(newborn)
-        else:
-            answer(newborn, Refusal.IDEMPOTENCY_MISMATCH)
     return [*first.values(), *alone]
 
 
-def replayed(newborn: Newborn, known: Known) -> Receipt | Refusal:
-    if known.fingerprint != newborn.fingerprint:
-        return Refusal.IDEMPOTENCY_MISMATCH
-    return Receipt(known.transfer, duplicate=known.transfer.id != newborn.id)
-
-
-def answer(newborn: Newborn, said: "Receipt | Refusal | StoreFault") -> None:
-    """Tell whoever waits; those who made the same request meanwhile get the same transfer."""
+def tell(newborn: Newborn, known: Known) -> None:
+    """The key stands for this transfer: say so to all who asked under it for the same thing."""
     for each in (newborn, *newborn.followers):
-        if each.answer.done():
-            continue  # The caller has gone.
-        if isinstance(said, StoreFault):
-            each.answer.set_exception(said)
-        elif isinstance(said, Receipt) and each is not newborn:
-            each.answer.set_result(Receipt(said.transfer, duplicate=True))
+        if each.fingerprint != known.fingerprint:
+            reply(each, Refusal.IDEMPOTENCY_MISMATCH)
         else:
-            each.answer.set_result(said)
+            reply(each, Receipt(known.transfer, duplicate=known.transfer.id != each.id))
+
+
+def answer(newborn: Newborn, said: Refusal | StoreFault) -> None:
+    for each in (newborn, *newborn.followers):
+        reply(each, said)
+
+
+def reply(newborn: Newborn, said: Receipt | Refusal | StoreFault) -> None:
+    if newborn.answer.done():
+        return  # The caller has gone.
+    if isinstance(said, StoreFault):
+        newborn.answer.set_exception(said)
+    else:
+        newborn.answer.set_result(said)
 
 
 def too_old(id_: UUID, at_us: int) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Self
 from uuid import UUID
@@ -14,11 +14,11 @@ from tidegate.core.request import Request
 from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import IN_FLIGHT, Births, Receipt
-from tidegate.engine.lanes import Lane
+from tidegate.engine.lanes import MAX_BATCH, Lane
 from tidegate.engine.rings import RING_SIZE, Ring
 from tidegate.engine.step import Means
 
-FIRST_POLL_S = 0.1
+POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Engine(Generic[Tx]):
         for lane in self.lanes.values():
             loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
+        self._polling = asyncio.create_task(self._poll())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,6 +84,7 @@ class Engine(Generic[Tx]):
         for lane in self.lanes.values():
             lane.stop()
         await asyncio.gather(*self._tasks)
+        self._polling.cancel()
         for lane in self.lanes.values():
             await lane.drain()
 
@@ -102,31 +104,33 @@ class Engine(Generic[Tx]):
         end: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
         watchers = self._watched.setdefault(transfer.id, [])
         watchers.append(end)
-        until_s = self.means.clock() + wait_s
-        poll_s = FIRST_POLL_S
         try:
-            while (left_s := until_s - self.means.clock()) > 0:
-                done, _ = await asyncio.wait([end], timeout=min(left_s, poll_s))
-                if done:
-                    return end.result()
-                # It may have ended before we watched, or in another process.
-                transfer = await self._seen(transfer)
-                if transfer.lane is None:
-                    return transfer
-                poll_s *= 2
-            return transfer
+            done, _ = await asyncio.wait([end], timeout=wait_s)
         finally:
             watchers.remove(end)
             if not watchers:
                 self._watched.pop(transfer.id, None)
-
-    async def _seen(self, transfer: Transfer) -> Transfer:
-        """As the store has it now. The transfer is durable: that we cannot look is no failure."""
-        try:
-            found = await self.means.store.find([transfer.id])
-        except StoreUnavailable:
-            return transfer
+        if done:
+            return end.result()
+        found = await self._seen([transfer.id])
         return found[0] if found else transfer
+
+    async def _poll(self) -> None:
+        """Look for ends that another process brought about, for all who wait at once."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            ids = list(self._watched)
+            for start in range(0, len(ids), MAX_BATCH):
+                for transfer in await self._seen(ids[start : start + MAX_BATCH]):
+                    if transfer.lane is None:
+                        self._ended(transfer)
+
+    async def _seen(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        """As the store has them now. They are durable: that we cannot look is no failure."""
+        try:
+            return await self.means.store.find(ids)
+        except StoreUnavailable:
+            return []
 
     def _ended(self, transfer: Transfer) -> None:
         for end in self._watched.get(transfer.id, ()):

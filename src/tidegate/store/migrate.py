@@ -45,6 +45,8 @@ def migrate(conninfo: str, schema: str, flows: Iterable[Flow]) -> list[str]:
     applied = []
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        # Only now: to wait for another migration is right, to queue before live traffic is not.
+        connection.execute("SET lock_timeout = '10s'")
         _create_roles(connection)
         for folder, name in (("shared", SHARED_SCHEMA), ("store", schema)):
             applied += [f"{name}: {done}" for done in _migrate_schema(connection, folder, name)]

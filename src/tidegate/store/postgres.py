@@ -37,7 +37,7 @@ UNIQUE_VIOLATION = "23505"
 
 # Proof that nothing was done and that doing it again may succeed. Everything else is a fault of
 # the statement itself, or a lost connection, of which nothing is known.
-RETRYABLE = frozenset({"40001", "40P01", "55P03", "57014"})
+RETRYABLE = frozenset({"25P03", "25P04", "40001", "40P01", "55P03", "57014"})
 RETRYABLE_CLASSES = ("57P0", "53", "08")
 
 STATEMENTS = {
@@ -119,7 +119,7 @@ class PostgresStore:
             except BaseException:
                 await _roll_back(connection)
                 raise
-            await _run(connection, "COMMIT", {})
+            await _commit(connection)
 
     async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s}
@@ -243,13 +243,21 @@ async def _begin(connection: psycopg.AsyncConnection) -> tuple[int, bool]:
     try:
         # Both travel together: the answer to BEGIN is worth no round trip of its own.
         async with connection.pipeline():
-            await connection.execute("BEGIN")
+            await connection.execute("BEGIN", prepare=False)
             cursor = await connection.execute(STATEMENTS["begin"])
         [row] = await cursor.fetchall()
     except psycopg.Error as fault:
         await connection.close()
         raise as_fault(fault) from fault
     return row[0], row[1]
+
+
+async def _commit(connection: psycopg.AsyncConnection) -> None:
+    """If this fails by a lost connection, nobody knows whether it happened."""
+    try:
+        await connection.execute("COMMIT", prepare=False)
+    except psycopg.Error as fault:
+        raise as_fault(fault) from fault
 
 
 async def _run(
@@ -275,7 +283,7 @@ def as_fault(fault: psycopg.Error) -> StoreFault:
 async def _roll_back(connection: psycopg.AsyncConnection) -> None:
     """Leave nothing open. A connection that cannot even do this is closed."""
     try:
-        await connection.execute("ROLLBACK")
+        await connection.execute("ROLLBACK", prepare=False)
     except psycopg.Error:
         await connection.close()
 
@@ -286,8 +294,9 @@ async def _configure(connection: psycopg.AsyncConnection) -> None:
 
 def _session_options(schema: str, bounds: Bounds) -> str:
     """What a session is from its first moment: never by SET, which a pooler may give to others."""
+    named = schema.replace('"', '""')
     settings = {
-        "search_path": f"{schema},{SHARED_SCHEMA}",
+        "search_path": f'"{named}",{SHARED_SCHEMA}',
         "role": ENGINE_ROLE,
         "synchronous_commit": "on",
         "statement_timeout": f"{int(bounds.statement_s * 1000)}",
@@ -296,6 +305,12 @@ def _session_options(schema: str, bounds: Bounds) -> str:
         # A plan made on an empty table must still be right for a million rows.
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
+        "random_page_cost": "1.1",
         "timezone": "UTC",
     }
-    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
+
+
+def _escaped(value: str) -> str:
+    """As the server splits options: a blank or a backslash belongs to the value if so marked."""
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
