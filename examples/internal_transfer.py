@@ -4,36 +4,27 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tidegate import (
-    EmbeddedPostgres,
-    Receipt,
-    Setup,
-    Wish,
-    checked,
-    core_child,
-    migrate,
-    open_gate,
-)
+import tidegate as tg
 
 OWNER = 4001
 
 
-async def move(setup: Setup) -> None:
-    async with open_gate(setup) as gate:
+async def move(setup: tg.Setup) -> None:
+    async with tg.open_gate(setup) as gate:
         assert gate.core is not None
-        await gate.deposit(Wish("", "FUNDING", "USDT", "100", cid="first-deposit"), OWNER)
+        await gate.deposit(tg.Crossing("FUNDING", "USDT", "100", cid="first"), OWNER)
         for source, target, amount in (("FUNDING", "SPOT", "60.5"), ("SPOT", "FUNDING", "20")):
-            said = await gate.transfer(Wish(source, target, "USDT", amount), OWNER, wait_s=5)
-            assert isinstance(said, Receipt), said
+            said = await gate.transfer(tg.Wish(source, target, "USDT", amount), OWNER, wait_s=5)
+            assert isinstance(said, tg.Receipt), said
             print(f"{amount} USDT {source} → {target}: {said.transfer.state}")
         print("SPOT:", (await gate.core.balance(OWNER, "SPOT", 3)).amount, "millionths of a USDT")
 
 
 def main(directory: Path) -> None:
-    with EmbeddedPostgres(directory / "postgres") as server:
-        migrate(server.url(), "tidegate_store", checked(()))
-        with core_child(directory / "core") as address:
-            asyncio.run(move(Setup(server.url(), core=address)))
+    with tg.EmbeddedPostgres(directory / "postgres") as server:
+        tg.migrate(server.url(), "tidegate_store", tg.all_flows())
+        with tg.core_child(directory / "core") as address:
+            asyncio.run(move(tg.Setup(server.url(), core=address)))
 
 
 if __name__ == "__main__":

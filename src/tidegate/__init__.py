@@ -1,6 +1,6 @@
 """Tidegate moves money between systems that cannot share a transaction: once, or not at all."""
 
-from tidegate.app import Gate, Setup, checked, core_child, open_gate
+from tidegate.app import Crossing, Gate, Setup, all_flows, core_child, open_gate
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Pass, Patience, Place, Verb
 from tidegate.core.refusals import Refusal
@@ -17,6 +17,7 @@ __all__ = [
     "Alert",
     "Answer",
     "Ask",
+    "Crossing",
     "Done",
     "EmbeddedPostgres",
     "End",
@@ -39,7 +40,7 @@ __all__ = [
     "Unreachable",
     "Verb",
     "Wish",
-    "checked",
+    "all_flows",
     "core_child",
     "migrate",
     "open_gate",

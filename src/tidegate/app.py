@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from tidegate.core.answers import Alarm, Unreachable
@@ -20,7 +21,7 @@ from tidegate.core.money import parse_amount
 from tidegate.core.ports import StoreUnavailable, System
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Account, Asset, Request, Wish, internal_transfer
-from tidegate.core.transfer import Party
+from tidegate.core.transfer import Parties, Party
 from tidegate.core.wire import Mark
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import HORIZON_S, Receipt
@@ -58,8 +59,14 @@ class Setup:
     scan_s: float = 1.0
     alert: Callable[[Alert], None] | None = None
 
-    def all_flows(self) -> dict[str, Flow]:
-        return dict(FLOWS) | {flow.name: flow for flow in self.flows}
+
+class Crossing(msgspec.Struct, frozen=True):
+    """Money that comes into the books or leaves them: once per cid, or not at all."""
+
+    account: str
+    asset: str
+    amount: str
+    cid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +86,39 @@ class Gate:
             return request
         return await self.engine.transfer(request, wait_s)
 
-    async def deposit(self, wish: Wish, owner: int) -> Receipt | Refusal:
-        """Money comes in from outside, to `wish.target`."""
-        return await self._cross(wish, owner, "deposit")
+    async def deposit(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
+        """Money comes in from outside. An account that will not take it leaves it in suspense."""
+        party, outside = self._party(crossing, owner), Party(LEDGER, OUTSIDE, owner)
+        if isinstance(party, Refusal):
+            return party
+        suspense = Party(LEDGER, SUSPENSE, owner)
+        parties = {"source": outside, "target": party, "suspense": suspense}
+        return await self._cross(crossing, owner, "deposit", parties)
 
-    async def withdraw(self, wish: Wish, owner: int) -> Receipt | Refusal:
-        """Money leaves the books, from `wish.source`."""
-        return await self._cross(wish, owner, "external_withdrawal")
+    async def withdraw(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
+        """Money leaves the books."""
+        party, outside = self._party(crossing, owner), Party(LEDGER, OUTSIDE, owner)
+        if isinstance(party, Refusal):
+            return party
+        parties = {"source": party, "target": outside}
+        return await self._cross(crossing, owner, "external_withdrawal", parties)
 
-    async def _cross(self, wish: Wish, owner: int, flow: str) -> Receipt | Refusal:
-        inner = wish.target if flow == "deposit" else wish.source
-        account, asset = ACCOUNTS.get(inner), self.assets.get(wish.asset)
+    def _party(self, crossing: Crossing, owner: int) -> Party | Refusal:
+        account = ACCOUNTS.get(crossing.account)
         if account is None:
             return Refusal.INVALID_ACCOUNT_TYPE
+        return Party(account.system, account.book, owner)
+
+    async def _cross(
+        self, crossing: Crossing, owner: int, flow: str, parties: Parties
+    ) -> Receipt | Refusal:
+        asset = self.assets.get(crossing.asset)
         if asset is None:
             return Refusal.INVALID_ASSET
-        if wish.cid is None:
-            return Refusal.INVALID_REQUEST  # Money crosses the border once, or not at all.
-        amount = parse_amount(wish.amount, asset.decimals)
+        amount = parse_amount(crossing.amount, asset.decimals)
         if isinstance(amount, Refusal):
             return amount
-        party = Party(account.system, account.book, owner)
-        outside = Party(LEDGER, OUTSIDE, owner)
-        parties = {"source": party, "target": outside}
-        if flow == "deposit":
-            suspense = Party(LEDGER, SUSPENSE, owner)
-            parties = {"source": outside, "target": party, "suspense": suspense}
-        request = Request(owner, flow, parties, asset.id, amount, wish.cid)
+        request = Request(owner, flow, parties, asset.id, amount, crossing.cid)
         return await self.engine.transfer(request)
 
 
@@ -116,7 +129,8 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
     async with AsyncExitStack() as stack:
         store = PostgresStore(setup.database, setup.schema, setup.bounds)
         await stack.enter_async_context(store)
-        await store.verify(setup.all_flows().values())
+        flows = all_flows(*setup.flows)
+        await store.verify(flows)
         core = None
         if setup.core is not None:
             core = trading(store, setup.core, alert)
@@ -125,7 +139,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
         ledger = Ledger(LEDGER)
         parts = Parts(
             store=store,
-            flows=setup.all_flows(),
+            flows={flow.name: flow for flow in flows},
             outside=[*([core] if core else []), *setup.systems],
             local=[ledger],
             clock=time.monotonic,
@@ -196,6 +210,6 @@ def log_alert(alert: Alert) -> None:
     levels.get(alert.alarm, log.critical)(alert.cause, **known)
 
 
-def checked(flows: Iterable[Flow]) -> list[Flow]:
-    """The built-in flows and a program's own, as `migrate` installs them."""
-    return list((dict(FLOWS) | {flow.name: flow for flow in flows}).values())
+def all_flows(*own: Flow) -> list[Flow]:
+    """The built-in flows and a program's own: what `migrate` installs and an engine runs."""
+    return [*FLOWS.values(), *own]

@@ -8,7 +8,7 @@ from typing import Annotated
 import psycopg
 import typer
 
-from tidegate.app import SCHEMA, checked
+from tidegate.app import SCHEMA, all_flows
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import MigrationRefused, migrate
 from tidegate.trading_core import server
@@ -39,7 +39,7 @@ def migrate_store(
 ) -> None:
     """Make or update the tables of a store and install its flows."""
     try:
-        applied = migrate(database, schema, checked(()))
+        applied = migrate(database, schema, all_flows())
     except (MigrationRefused, psycopg.Error) as fault:
         print(f"cannot migrate: {fault}", file=sys.stderr)
         raise typer.Exit(1) from fault

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from tidegate.app import CORE, LEDGER, Gate
+from tidegate.app import CORE, LEDGER, Crossing, Gate
 from tidegate.core.ports import Account
-from tidegate.core.request import Request, Wish
+from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.core.wire import Status as CoreStatus
 from tidegate.engine.births import Receipt
@@ -59,8 +59,8 @@ async def endow(gate: Gate, base: int) -> None:
     assert gate.core is not None
     for owner in range(base, base + 3):
         for account, amount in (("FUNDING", "1000"), ("SPOT", "500")):
-            wish = Wish("", account, "USDT", amount, cid=f"endow-{account}")
-            said = await gate.deposit(wish, owner)
+            crossing = Crossing(account, "USDT", amount, cid=f"endow-{account}")
+            said = await gate.deposit(crossing, owner)
             assert isinstance(said, Receipt)
             end = await gate.engine.wait(said.transfer, 20)
             assert end.state == "COMPLETED", end

@@ -15,8 +15,8 @@ import pytest
 
 import tidegate.store.postgres
 from tests.conftest import SCHEMA
-from tidegate.app import CORE, LEDGER, Gate, log_alert
-from tidegate.core.request import Request, Wish
+from tidegate.app import CORE, LEDGER, Crossing, Gate, log_alert
+from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.core.wire import Mark
 from tidegate.engine.births import Receipt
@@ -129,8 +129,8 @@ def test_a_batch_takes_two_commits_and_one_sync_whatever_its_size(
         async with counted_gate(database, tmp_path, counts) as gate:
             for owner in OWNERS:
                 for account in ("FUNDING", "SPOT"):
-                    wish = Wish("", account, "USDT", "1000", cid=f"d{account}")
-                    said = await gate.deposit(wish, owner)
+                    crossing = Crossing(account, "USDT", "1000", cid=f"d{account}")
+                    said = await gate.deposit(crossing, owner)
                     assert isinstance(said, Receipt)
                     end = await gate.engine.wait(said.transfer, 10)
                     assert end.state == "COMPLETED"

@@ -1,0 +1,32 @@
+"""The examples are programs: run as a reader would run them, and short enough to read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+SAID = {
+    "internal_transfer": (
+        40,
+        ["60.5 USDT FUNDING → SPOT: COMMITTED", "20 USDT SPOT → FUNDING: COMMITTED"],
+    ),
+    "own_flow": (80, ["player 7: PAID after 1 retries", "player 13: RETURNED after 1 retries"]),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_example_runs_and_is_short(name: str, tmp_path: Path) -> None:
+    fewer_than, lines = SAID[name]
+    source = EXAMPLES / f"{name}.py"
+    assert len(source.read_text().splitlines()) < fewer_than
+    run = subprocess.run(
+        [sys.executable, source, tmp_path], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.splitlines()[: len(lines)] == lines
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAID)
