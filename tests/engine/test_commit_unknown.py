@@ -20,6 +20,8 @@ from tidegate.engine.births import Receipt
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 SLOW_COMMIT = """
     CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN

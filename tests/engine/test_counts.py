@@ -29,6 +29,8 @@ from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk, RealFile
 from tidegate.trading_core.pipe import connect_to
 
+pytestmark = pytest.mark.slow
+
 OWNERS = range(1, 11)
 _cids = itertools.count()
 

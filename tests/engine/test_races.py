@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import psycopg
+import pytest
 
 from tests.conftest import SCHEMA
 from tests.engine.rig import (
@@ -298,6 +299,7 @@ def test_a_clean_stop_gives_its_leases_back(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 def test_an_unreachable_system_closes_its_lane_with_one_page(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         down = True

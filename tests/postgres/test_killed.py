@@ -17,6 +17,8 @@ from tidegate.postgres import Binaries, PostgresError, Server, find_binaries
 from tidegate.postgres.child import choose_account, spawn
 from tidegate.postgres.places import PREFIX, private_directory, runnable
 
+pytestmark = pytest.mark.slow
+
 PARENT = Path(__file__).with_name("parent.py")
 SOON_S = 30.0
 

@@ -18,6 +18,8 @@ from tidegate.postgres import (
     installed_binaries,
 )
 
+pytestmark = pytest.mark.slow
+
 EVERY_POSTGRES = pytest.mark.parametrize(
     "binaries", installed_binaries(), ids=lambda binaries: f"postgres{binaries.version[0]}"
 )

@@ -14,9 +14,13 @@ from tidegate.core.transfer import Move, Transfer
 
 SEEDS = 500
 CHUNK = 50
+FAST = 100  # The first seeds run in `make check` as well.
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n >= FAST)) for n in range(0, SEEDS, CHUNK)],
+)
 def test_no_seed_loses_or_makes_money(start: int) -> None:
     states: Counter[str] = Counter()
     for seed in range(start, start + CHUNK):

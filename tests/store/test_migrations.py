@@ -24,6 +24,8 @@ from tidegate.flows import FLOWS
 from tidegate.store import migrate as module
 from tidegate.store.migrate import Migration, MigrationRefused, migrate, migrations
 
+pytestmark = pytest.mark.slow
+
 ODD = ['Store "two"', "a b", "Größe", "100%", "x'; DROP SCHEMA tidegate; --", "back\\slash", "a,b"]
 EVERYTHING = [
     "tidegate: 0001_begin",
