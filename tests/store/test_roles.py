@@ -7,10 +7,13 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import Setting, deposit, moved, rows, running, superuser
 from tidegate.core.ports import StoreFault
+from tidegate.flows import FLOWS
+from tidegate.store.migrate import migrate
 from tidegate.store.postgres import Bounds, PostgresStore
 
 APPEND_ONLY = ("history", "ledger_operations", "cids")
@@ -164,3 +167,27 @@ def test_a_session_of_the_pool_is_refused_what_its_role_is_refused(database: str
     with pytest.raises(StoreFault, match="42501") as caught:
         asyncio.run(rewrite())
     assert not caught.value.retryable
+
+
+def test_everything_belongs_to_the_migrator(database: str) -> None:
+    with psycopg.connect(database) as session:
+        owners = session.execute(
+            "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class"
+            " JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+            " WHERE nspname IN (%s, 'tidegate', 'trading') AND relkind IN ('r', 'v')",
+            (SCHEMA,),
+        ).fetchall()
+    assert owners == [("tidegate_migrator",)]
+
+
+def test_who_may_not_be_a_superuser_can_still_migrate(database: str) -> None:
+    """A member of the migrator's role, on a database that was prepared by its owner once."""
+    migrate(database, SCHEMA, FLOWS.values())
+    with psycopg.connect(database, autocommit=True) as session:
+        session.execute("DROP ROLE IF EXISTS deployer")
+        session.execute("CREATE ROLE deployer LOGIN IN ROLE tidegate_migrator")
+    try:
+        assert migrate(make_conninfo(database, user="deployer"), "another", FLOWS.values())
+    finally:
+        with psycopg.connect(database, autocommit=True) as session:
+            session.execute("DROP ROLE deployer")

@@ -13,7 +13,8 @@ from tidegate.core.flow import End, Flow
 from tidegate.store.flow_checks import checksum, history_check, state_check
 from tidegate.store.postgres import ENGINE_ROLE, SHARED_SCHEMA
 
-ROLES = (ENGINE_ROLE, "tidegate_auditor", "tidegate_migrator")
+MIGRATOR_ROLE = "tidegate_migrator"
+ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE)
 LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
 MAX_IDENTIFIER_BYTES = 63
 
@@ -48,6 +49,7 @@ def migrate(conninfo: str, schema: str, flows: Iterable[Flow]) -> list[str]:
         # Only now: to wait for another migration is right, to queue before live traffic is not.
         connection.execute("SET lock_timeout = '10s'")
         _create_roles(connection)
+        _become_migrator(connection)
         for folder, name in (("shared", SHARED_SCHEMA), ("store", schema)):
             applied += [f"{name}: {done}" for done in _migrate_schema(connection, folder, name)]
         with connection.transaction():
@@ -65,6 +67,22 @@ def _create_roles(connection: psycopg.Connection) -> None:
             # Roles are the whole server's: a migration of another database may be faster.
             with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
                 connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
+
+
+def _become_migrator(connection: psycopg.Connection) -> None:
+    """All that we make belongs to one role, whoever runs the migration; the engine owns nothing."""
+    [(member, creator)] = connection.execute(
+        "SELECT pg_has_role(current_user, %(role)s, 'MEMBER'),"
+        " has_database_privilege(%(role)s, current_database(), 'CREATE')",
+        {"role": MIGRATOR_ROLE},
+    ).fetchall()
+    role = sql.Identifier(MIGRATOR_ROLE)
+    if not member:
+        connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(role))
+    if not creator:
+        database = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, role))
+    connection.execute(sql.SQL("SET ROLE {}").format(role))
 
 
 def _migrate_schema(connection: psycopg.Connection, folder: str, schema: str) -> Iterator[str]:

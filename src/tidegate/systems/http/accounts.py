@@ -75,7 +75,7 @@ class Asset(msgspec.Struct, frozen=True):
     """How the service calls an asset, and with how many decimals it wants its amounts."""
 
     name: str
-    decimals: int = 0  # None: a whole number of the smallest unit.
+    decimals: int = 0  # 0: a whole number of the smallest unit.
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
