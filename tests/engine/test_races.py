@@ -22,6 +22,7 @@ from tests.engine.rig import (
 )
 from tidegate.core.answers import Alarm, Answer, Done, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
+from tidegate.core.ports import StoreFault, StoreUnavailable
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party, Question
@@ -284,6 +285,61 @@ def test_a_full_ring_leaves_rows_due_and_loses_none(play: Play) -> None:
             both = [made(engine, request(("in", "out")[n % 2], 1)) for n in range(100)]
             ended = await rig.ended(await asyncio.gather(*both))
         assert {t.state for t in ended} == {"COMMITTED"}
+
+    play(scene)
+
+
+def test_a_stop_is_bounded_while_the_store_is_away(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        gone = StoreUnavailable("the server is away")
+
+        async def fail(*_: object) -> None:
+            raise gone
+
+        engine = rig.engine()
+        await engine.__aenter__()
+        object.__setattr__(rig.store, "insert", fail)
+        asking = asyncio.ensure_future(engine.submit(request("in", 1)))
+        await asyncio.sleep(0.3)
+        assert not asking.done(), "nobody knows whether it was committed"
+        began = time.monotonic()
+        await engine.stop(grace_s=0.5)
+        assert time.monotonic() - began < 3
+        asking.cancel()
+
+    play(scene)
+
+
+def test_a_local_system_that_raises_refuses_only_what_made_it_raise(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        ask = rig.ledger.ask
+
+        async def touchy(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
+            if any(question.amount == 13 for question in questions):
+                raise KeyError("thirteen")
+            return await ask(tx, questions)
+
+        rig.ledger.ask = touchy  # type: ignore[method-assign]
+        async with rig.engine() as engine:
+            asked = [engine.submit(request("in", 13 if n == 5 else 1)) for n in range(20)]
+            said = await asyncio.gather(*asked, return_exceptions=True)
+        assert [n for n, s in enumerate(said) if not isinstance(s, Receipt)] == [5]
+        assert isinstance(said[5], StoreFault)
+        assert await rig.funding() == 1_000 - 19
+
+    play(scene)
+
+
+def test_a_loop_that_dies_does_not_go_unnoticed(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async def broken(*_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        object.__setattr__(rig.store, "claim", broken)
+        async with rig.engine() as engine:
+            fault = await asyncio.wait_for(engine.died, 5)
+            assert isinstance(fault, ZeroDivisionError)
+        assert any(a.alarm is Alarm.CRITICAL for a in rig.alerts)
 
     play(scene)
 

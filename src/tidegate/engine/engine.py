@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Self
 from uuid import UUID
 
+from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow
 from tidegate.core.ports import LocalSystem, Remembering, Store, StoreUnavailable, System, Tx
 from tidegate.core.refusals import Refusal
@@ -19,6 +20,7 @@ from tidegate.engine.rings import RING_SIZE, Ring
 from tidegate.engine.step import Means
 
 POLL_S = 0.25
+STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Engine(Generic[Tx]):
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
         self._watched: dict[UUID, list[asyncio.Future[Transfer]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        # Done when a loop of the engine has failed: whoever runs it should end the program.
+        self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
         loops = [self.births.run() for _ in range(IN_FLIGHT)]
@@ -73,20 +77,34 @@ class Engine(Generic[Tx]):
             loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._polling = asyncio.create_task(self._poll())
+        for task in self._tasks:
+            task.add_done_callback(self._loop_ended)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def stop(self) -> None:
-        """Finish what is being done, begin nothing, and give leases back."""
+    async def stop(self, grace_s: float = STOP_S) -> None:
+        """Finish what is being done, begin nothing, and give leases back.
+
+        What cannot be finished in time is dropped, which is as safe as a crash.
+        """
         self.births.stop()
         for lane in self.lanes.values():
             lane.stop()
-        await asyncio.gather(*self._tasks)
-        self._polling.cancel()
+        _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+        for task in (*late, self._polling):
+            task.cancel()
+        await asyncio.gather(*late, self._polling, return_exceptions=True)
         for lane in self.lanes.values():
             await lane.drain()
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        """A loop ends only when it is told to. Else it is a bug, and must not go unnoticed."""
+        if not task.cancelled() and (fault := task.exception()):
+            self.parts.alert(Alert(Alarm.CRITICAL, f"a loop of the engine died: {fault!r}"))
+            if not self.died.done():
+                self.died.set_result(fault)
 
     async def submit(self, request: Request) -> Receipt | Refusal:
         """Make a transfer of a request, once. Answered as soon as it is durable."""

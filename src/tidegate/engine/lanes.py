@@ -56,9 +56,14 @@ class Lane(Generic[Tx]):
                 tries += 1
 
     async def drain(self) -> None:
-        """A clean stop leaves no lease behind."""
+        """Leave no lease behind: what was handed over and not asked about is due now."""
         while left := self.ring.pop(MAX_BATCH, self.means.clock()):
-            await self.means.store.release(left)
+            await self._release(left)
+
+    async def _release(self, batch: list[Transfer]) -> None:
+        # A lease that cannot be given back runs out by itself.
+        with contextlib.suppress(StoreUnavailable):
+            await self.means.store.release(batch)
 
     async def _turn(self) -> None:
         # Cleared before looking: whoever adds work after the look sets it again.
@@ -85,7 +90,7 @@ class Lane(Generic[Tx]):
     async def _popped(self, now_s: float) -> list[Transfer]:
         batch = self.ring.pop(MAX_BATCH, now_s)
         if batch and await self.means.store.halted():
-            await self.means.store.release(batch)
+            await self._release(batch)
             return []
         return batch
 
@@ -94,6 +99,8 @@ class Lane(Generic[Tx]):
             self.well = await step(self.means, self.name, batch, split=self.well)
         except Unreachable as fault:
             self._close(str(fault))
+            await self._release(batch)
+            await self.drain()
             return
         self.failures = 0
         self.ring.open = True

@@ -187,13 +187,27 @@ async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:
         for name in sorted({str(move.after.lane) for move in waiting}):
             group = [move for move in waiting if move.after.lane == name]
             questions = [question_of(means.flows[m.after.flow], m.after) for m in group]
-            answers = await means.local[name].ask(tx, questions)
+            answers = await _ask_locally(means.local[name], tx, questions)
             for move, answer in zip(group, answers, strict=True):
                 flow = means.flows[move.after.flow]
                 later = decide(flow, move.after, answer, means.terms())
                 settled[move.before.id] = move.then(later)
         waiting = _asking_locally(means, [settled[move.before.id] for move in waiting])
     return list(settled.values())
+
+
+async def _ask_locally(
+    system: LocalSystem[Tx], tx: Tx, questions: Sequence[Question]
+) -> Sequence[Answer]:
+    """What a local system raises ends the transaction, so that nothing of it has happened."""
+    try:
+        answers = await system.ask(tx, questions)
+        assert len(answers) == len(questions), f"{system.name} left questions without an answer"
+    except StoreFault:
+        raise
+    except Exception as fault:
+        raise StoreFault(f"{system.name} raised {fault!r}") from fault
+    return answers
 
 
 def _asking_locally(means: Means[Tx], moves: Iterable[Move]) -> list[Move]:
