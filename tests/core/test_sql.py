@@ -1,6 +1,8 @@
 """Statements by name: what the server is given is the statement, without the prose around it."""
 
-from tidegate.core.sql import load, parse
+from uuid import UUID
+
+from tidegate.core.sql import blobs, load, numbers, parse, texts, uuids
 
 TWO = """-- What stands before the first header belongs to no statement.
 
@@ -26,3 +28,13 @@ def test_statements_are_read_from_the_package_that_owns_them() -> None:
     statements = load("tidegate.store", "queries.sql")
     assert statements["claim"].startswith("WITH due AS MATERIALIZED")
     assert not any("--" in text or text.endswith(";") for text in statements.values())
+
+
+def test_a_batch_is_written_as_the_database_reads_arrays() -> None:
+    assert numbers([1, None, -3, 2**100, True, 0.5]) == f"{{1,NULL,-3,{2**100},True,0.5}}"
+    assert uuids([UUID(int=1), None]) == "{00000000000000000000000000000001,NULL}"
+    assert blobs([b"", b"\x00\xff"]) == '{"\\\\x","\\\\x00ff"}'
+    assert texts(["a", None, ""]) == '{"a",NULL,""}'
+    assert texts(['say "no"', "back\\slash", "NULL", "{,}"]) == (
+        '{"say \\"no\\"","back\\\\slash","NULL","{,}"}'
+    )

@@ -1,8 +1,13 @@
-"""Statements by name, out of the .sql files that ship with the package."""
+"""Statements by name, out of the .sql files of the package, and batches as their arrays.
+
+A batch goes to the database as one array per column, written here as PostgreSQL reads it. A
+general client library looks at every element to find out what it is; we know.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
+from uuid import UUID
 
 # A header names a statement and says why it is safe: «-- claim: lease what is due».
 _HEADER = re.compile(r"^-- ([a-z_]+): ", re.MULTILINE)
@@ -21,3 +26,25 @@ def parse(text: str) -> Mapping[str, str]:
 def _bare(body: str) -> str:
     lines = [re.sub(r"\s*--.*$", "", line) for line in body.splitlines()[1:]]
     return "\n".join(line for line in lines if line.strip()).rstrip().removesuffix(";")
+
+
+def numbers(values: Iterable[int | float | bool | None]) -> str:
+    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
+
+
+def uuids(values: Iterable[UUID | None]) -> str:
+    return "{" + ",".join(["NULL" if v is None else v.hex for v in values]) + "}"
+
+
+def blobs(values: Iterable[bytes]) -> str:
+    return "{" + ",".join(['"\\\\x' + v.hex() + '"' for v in values]) + "}"
+
+
+def texts(values: Iterable[str | None]) -> str:
+    return "{" + ",".join(["NULL" if v is None else _quoted(v) for v in values]) + "}"
+
+
+def _quoted(text: str) -> str:
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

@@ -18,7 +18,7 @@ from tidegate.core.ports import (
     StoreUnavailable,
 )
 from tidegate.core.request import Asset
-from tidegate.core.sql import load
+from tidegate.core.sql import load, numbers, texts, uuids
 from tidegate.core.transfer import Move, Transfer
 from tidegate.store.flow_checks import differing
 from tidegate.store.rows import (
@@ -128,7 +128,7 @@ class PostgresStore:
     async def lock(
         self, tx: PostgresTransaction, transfers: Sequence[Transfer]
     ) -> Sequence[Transfer]:
-        rows = await tx.fetch(STATEMENTS["lock"], {"ids": [t.id for t in transfers]})
+        rows = await tx.fetch(STATEMENTS["lock"], {"ids": uuids(t.id for t in transfers)})
         versions: dict[UUID, int] = dict(rows)
         return [t for t in transfers if versions.get(t.id) == t.version]
 
@@ -137,7 +137,7 @@ class PostgresStore:
     ) -> Sequence[Transfer]:
         rows = [written(move, leased, tx.at_us, move.before.created_us) for move in moves]
         values = {
-            "versions": [m.before.version for m in moves],
+            "versions": numbers(m.before.version for m in moves),
             **attempt_columns(moves),
             **self._columns(moves, rows, leased),
         }
@@ -174,16 +174,19 @@ class PostgresStore:
     async def look(
         self, keys: Sequence[tuple[int, str]]
     ) -> tuple[int, bool, Sequence[Known | None]]:
-        values = {"owners": [owner for owner, _ in keys], "cids": [cid for _, cid in keys]}
+        values = {"owners": numbers(o for o, _ in keys), "cids": texts(c for _, c in keys)}
         rows = await self._fetch("look", values)
         known = [None if row[2] is None else Known(row[2], transfer_from(row[3:])) for row in rows]
         return rows[0][0], rows[0][1], known
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
-        return [transfer_from(row) for row in await self._fetch("find", {"ids": list(ids)})]
+        return [transfer_from(row) for row in await self._fetch("find", {"ids": uuids(ids)})]
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
-        values = {"ids": [t.id for t in transfers], "versions": [t.version for t in transfers]}
+        values = {
+            "ids": uuids(t.id for t in transfers),
+            "versions": numbers(t.version for t in transfers),
+        }
         await self._fetch("release", values)
 
     async def halted(self) -> bool:

@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.ports import Birth
+from tidegate.core.sql import blobs, numbers, texts, uuids
 from tidegate.core.transfer import NO_DETAIL, Entry, Move, Party, Transfer, chained
 
 ATTEMPTS_KEPT = 20
@@ -70,17 +71,17 @@ def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object
         for entry, hashed in zip(move.entries, hashes, strict=True)
     ]
     return {
-        "history_ids": [id_ for id_, _, _ in rows],
-        "history_versions": [entry.version for _, entry, _ in rows],
-        "froms": [entry.path[0] for _, entry, _ in rows],
-        "waypoints": [" ".join(entry.path[1:-1]) for _, entry, _ in rows],
-        "tos": [entry.path[-1] for _, entry, _ in rows],
-        "verbs": [entry.verb for _, entry, _ in rows],
-        "answers": [entry.answer for _, entry, _ in rows],
-        "reasons": [entry.reason for _, entry, _ in rows],
-        "evidences": [text(entry.evidence) for _, entry, _ in rows],
-        "actors": [entry.actor for _, entry, _ in rows],
-        "history_hashes": [hashed for _, _, hashed in rows],
+        "history_ids": uuids(id_ for id_, _, _ in rows),
+        "history_versions": numbers(entry.version for _, entry, _ in rows),
+        "froms": texts(entry.path[0] for _, entry, _ in rows),
+        "waypoints": texts(" ".join(entry.path[1:-1]) for _, entry, _ in rows),
+        "tos": texts(entry.path[-1] for _, entry, _ in rows),
+        "verbs": texts(entry.verb for _, entry, _ in rows),
+        "answers": texts(entry.answer for _, entry, _ in rows),
+        "reasons": texts(entry.reason for _, entry, _ in rows),
+        "evidences": texts(text(entry.evidence) for _, entry, _ in rows),
+        "actors": texts(entry.actor for _, entry, _ in rows),
+        "history_hashes": blobs(hashed for _, _, hashed in rows),
     }
 
 
@@ -89,44 +90,44 @@ def state_columns(
 ) -> dict[str, object]:
     """The columns that a birth and a move share."""
     return {
-        "ids": [t.id for t in rows],
-        "states": [t.state for t in rows],
-        "lanes": [t.lane for t in rows],
-        "delays": [_delay(m, leased, lease_s) for m in moves],
-        "new_versions": [t.version for t in rows],
-        "attempts": [t.attempts for t in rows],
-        "retries": [t.retries for t in rows],
-        "pageds": [t.paged for t in rows],
-        "undoes": [t.undoes for t in rows],
-        "errors": [t.error for t in rows],
-        "hashes": [t.head_hash for t in rows],
-        "deadlines": [m.deadline_s for m in moves],
+        "ids": uuids(t.id for t in rows),
+        "states": texts(t.state for t in rows),
+        "lanes": texts(t.lane for t in rows),
+        "delays": numbers(_delay(m, leased, lease_s) for m in moves),
+        "new_versions": numbers(t.version for t in rows),
+        "attempts": numbers(t.attempts for t in rows),
+        "retries": numbers(t.retries for t in rows),
+        "pageds": numbers(t.paged for t in rows),
+        "undoes": numbers(t.undoes for t in rows),
+        "errors": texts(t.error for t in rows),
+        "hashes": blobs(t.head_hash for t in rows),
+        "deadlines": numbers(m.deadline_s for m in moves),
     }
 
 
 def attempt_columns(moves: Sequence[Move]) -> dict[str, object]:
     kept = [m for m in moves if m.attempt]
     return {
-        "attempt_ids": [m.before.id for m in kept],
-        "attempt_slots": [m.after.retries % ATTEMPTS_KEPT for m in kept],
-        "attempt_versions": [m.before.version for m in kept],
-        "attempt_retries": [m.after.retries for m in kept],
-        "attempt_reasons": [m.attempt for m in kept],
+        "attempt_ids": uuids(m.before.id for m in kept),
+        "attempt_slots": numbers(m.after.retries % ATTEMPTS_KEPT for m in kept),
+        "attempt_versions": numbers(m.before.version for m in kept),
+        "attempt_retries": numbers(m.after.retries for m in kept),
+        "attempt_reasons": texts(m.attempt for m in kept),
     }
 
 
 def birth_columns(births: Sequence[Birth]) -> dict[str, object]:
     newborn = [b.move.after for b in births]
     return {
-        "owners": [t.owner for t in newborn],
-        "flows": [t.flow for t in newborn],
-        "parties": [_encode(t.parties).decode() for t in newborn],
-        "assets": [t.asset_id for t in newborn],
-        "amounts": [t.amount for t in newborn],
-        "parents": [t.parent for t in newborn],
-        "details": [text(t.detail) for t in newborn],
-        "traces": [t.trace for t in newborn],
-        "cids": [t.cid for t in newborn],
-        "keys": [b.cid for b in births],
-        "fingerprints": [b.fingerprint for b in births],
+        "owners": numbers(t.owner for t in newborn),
+        "flows": texts(t.flow for t in newborn),
+        "parties": texts(_encode(t.parties).decode() for t in newborn),
+        "assets": numbers(t.asset_id for t in newborn),
+        "amounts": numbers(t.amount for t in newborn),
+        "parents": uuids(t.parent for t in newborn),
+        "details": texts(text(t.detail) for t in newborn),
+        "traces": texts(t.trace for t in newborn),
+        "cids": texts(t.cid for t in newborn),
+        "keys": texts(b.cid for b in births),
+        "fingerprints": blobs(b.fingerprint for b in births),
     }

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
 from tidegate.core.ports import Account, SqlTransaction
-from tidegate.core.sql import load
+from tidegate.core.sql import load, numbers, texts, uuids
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
     Balance,
@@ -47,7 +47,7 @@ class Ledger:
             await self.lock(tx, missing)
             accounts, known = await self._look(tx, questions)
         if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
-            rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": undoing})
+            rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})
             known += [_operation(row) for row in rows]
         judgement = Judgement(accounts, known)
         answers = [judgement.judge(question) for question in questions]
@@ -59,8 +59,8 @@ class Ledger:
         self, tx: SqlTransaction, questions: Sequence[Question]
     ) -> tuple[dict[Account, Balance], list[Operation]]:
         values = {
-            "ids": [q.transfer_id for q in questions],
-            "versions": [q.version for q in questions],
+            "ids": uuids(q.transfer_id for q in questions),
+            "versions": numbers(q.version for q in questions),
             **_account_columns([account_of(q) for q in questions]),
         }
         rows = await tx.fetch(STATEMENTS["look"], values)
@@ -74,7 +74,9 @@ class Ledger:
 
     async def query(self, sql: Sql, questions: Sequence[Question]) -> Sequence[Answer | None]:
         """What is stored under each question's key; None where nothing is."""
-        rows = await sql.run(STATEMENTS["look_undone"], {"ids": [q.transfer_id for q in questions]})
+        rows = await sql.run(
+            STATEMENTS["look_undone"], {"ids": uuids(q.transfer_id for q in questions)}
+        )
         stored = {(o.transfer_id, o.version): answer_of(o) for o in map(_operation, rows)}
         return [stored.get((q.transfer_id, q.version)) for q in questions]
 
@@ -90,25 +92,25 @@ class Ledger:
 
 def _account_columns(accounts: Sequence[Account]) -> dict[str, object]:
     return {
-        "owners": [a.owner for a in accounts],
-        "books": [a.book for a in accounts],
-        "assets": [a.asset_id for a in accounts],
+        "owners": numbers(a.owner for a in accounts),
+        "books": texts(a.book for a in accounts),
+        "assets": numbers(a.asset_id for a in accounts),
     }
 
 
 def _operation_columns(operations: Sequence[Operation]) -> dict[str, object]:
     return {
-        "ids": [o.transfer_id for o in operations],
-        "versions": [o.version for o in operations],
+        "ids": uuids(o.transfer_id for o in operations),
+        "versions": numbers(o.version for o in operations),
         **_account_columns([o.account for o in operations]),
-        "verbs": [o.verb for o in operations],
-        "amounts": [o.amount for o in operations],
-        "undoes": [o.undoes for o in operations],
-        "results": [o.result for o in operations],
-        "reasons": [o.reason for o in operations],
-        "deltas": [o.delta for o in operations],
-        "held_deltas": [o.held_delta for o in operations],
-        "balances": [o.balance_after for o in operations],
+        "verbs": texts(o.verb for o in operations),
+        "amounts": numbers(o.amount for o in operations),
+        "undoes": numbers(o.undoes for o in operations),
+        "results": texts(o.result for o in operations),
+        "reasons": texts(o.reason for o in operations),
+        "deltas": numbers(o.delta for o in operations),
+        "held_deltas": numbers(o.held_delta for o in operations),
+        "balances": numbers(o.balance_after for o in operations),
     }
 
 
