@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from tidegate.app import CORE, LEDGER, Crossing, Gate
 from tidegate.core.ports import Account
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.core.wire import Status as CoreStatus
 from tidegate.engine.births import Receipt
+from tidegate.engine.gate import CORE, LEDGER, Crossing, Gate
 from tidegate.systems.ledger import FUNDING, Status
 
 ASSET, UNIT = 3, 10**6

@@ -17,9 +17,10 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.crash.scenes import endow, expected, held, parts, request_of, states
-from tidegate.app import Gate, Setup, open_gate
+from tidegate.app import Setup, open_gate
 from tidegate.core.wire import Book
 from tidegate.engine.births import Receipt
+from tidegate.engine.gate import Gate
 from tidegate.store.postgres import Bounds
 
 KILLED = -signal.SIGKILL

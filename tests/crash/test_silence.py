@@ -9,8 +9,9 @@ import pytest
 
 from tests.crash.scenes import Part, endow, expected, held, parts, request_of, states
 from tests.crash.test_kills import core, gate
-from tidegate.app import CORE, Gate, open_gate
+from tidegate.app import open_gate
 from tidegate.engine.births import Receipt
+from tidegate.engine.gate import CORE, Gate
 
 pytestmark = pytest.mark.slow
 

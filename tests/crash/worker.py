@@ -14,11 +14,12 @@ from contextlib import asynccontextmanager
 from tests.conftest import SCHEMA
 from tests.crash.fuse import Fuse
 from tests.crash.scenes import parts, request_of
-from tidegate.app import CORE, log_alert, trading
+from tidegate.app import log_alert, trading
 from tidegate.core.answers import Answer
 from tidegate.core.transfer import Question, Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.gate import CORE
 from tidegate.flows import FLOWS
 from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
 from tidegate.systems.ledger import Ledger

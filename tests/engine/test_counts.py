@@ -15,12 +15,13 @@ import pytest
 
 import tidegate.store.postgres
 from tests.conftest import SCHEMA
-from tidegate.app import CORE, LEDGER, Crossing, Gate, log_alert
+from tidegate.app import log_alert
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.core.wire import Mark
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.gate import CORE, LEDGER, Crossing, Gate
 from tidegate.flows import FLOWS
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.ledger import FUNDING, Ledger

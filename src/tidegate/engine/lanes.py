@@ -23,9 +23,7 @@ class Lane(Generic[Tx]):
         self.means = means
         self.scan_s = scan_s
         self.ring = means.rings[name]
-        self.failures = (
-            0  # Calls in a row that brought no word at all; the lane is closed while > 0.
-        )
+        self.failures = 0  # Calls in a row without a word: while there are any, it is closed.
         self.well = True  # The last ask raised nothing: if the next does, a row is to blame.
         self._next_scan_s = 0.0
         self._probing = False

@@ -27,6 +27,7 @@ RECORD_TRIES = 8
 MAX_SPLIT_CALLS = 64
 RETRY_FIRST_S = 0.02
 RETRY_CAP_S = 1.0
+RETRY_DOUBLINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ async def conclude(
 
 def pause_s(attempt: int, dice: random.Random) -> float:
     """Between two tries of a transaction that the database could not take."""
-    return float(min(RETRY_FIRST_S * 2**attempt, RETRY_CAP_S)) * (0.5 + dice.random() / 2)
+    full: float = min(RETRY_FIRST_S * 2 ** min(attempt, RETRY_DOUBLINGS), RETRY_CAP_S)
+    return full * (0.5 + dice.random() / 2)
 
 
 def _blame(means: Means[Tx], lane: str, transfer: Transfer, fault: Exception) -> None:
