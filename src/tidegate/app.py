@@ -76,7 +76,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
         if core is not None:
             retiring = asyncio.create_task(_retire(store, core))
             stack.callback(retiring.cancel)
-        yield Gate(engine, store, ledger, core, await store.assets())
+        yield Gate(engine, store, ledger, core, dict(await store.assets()))
 
 
 def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) -> Trading:

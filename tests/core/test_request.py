@@ -15,6 +15,7 @@ from tidegate.core.request import (
     MAX_OWNER,
     Account,
     Asset,
+    Checked,
     Request,
     Wish,
     internal_transfer,
@@ -59,8 +60,19 @@ ORDER = (
 )
 
 
+CHANGING = {
+    Refusal.UNSUPPORTED_ACCOUNT_TYPE,
+    Refusal.ASSET_SUSPENDED,
+    Refusal.TRANSFER_NOT_ALLOWED,
+    Refusal.AMOUNT_TOO_SMALL,
+    Refusal.AMOUNT_TOO_LARGE,
+}
+
+
 def check(wish: Wish) -> Request | Refusal:
-    return internal_transfer(wish, ALICE, ACCOUNTS, ASSETS)
+    """What a new wish is answered: its refusal, or what speaks against it, or the request."""
+    checked = internal_transfer(wish, ALICE, ACCOUNTS, ASSETS)
+    return checked if isinstance(checked, Refusal) else checked.veto or checked.request
 
 
 def wish_with(wrongs: frozenset[Refusal]) -> Wish:
@@ -118,6 +130,17 @@ def test_the_first_violation_in_order_is_the_answer_whatever_else_is_wrong() -> 
         assert check(wish_with(wrongs)) is first, sorted(wrongs)
 
 
+def test_what_may_change_with_time_is_a_veto_and_no_refusal() -> None:
+    # A replay is looked up before it counts: the same wish was good when it was first made.
+    for refusal in ORDER:
+        checked = internal_transfer(wish_with(frozenset({refusal})), ALICE, ACCOUNTS, ASSETS)
+        if refusal in CHANGING:
+            assert isinstance(checked, Checked)
+            assert checked.veto is refusal
+        else:
+            assert checked is refusal
+
+
 def test_a_good_wish_becomes_a_request_between_the_callers_own_accounts() -> None:
     parties = {
         "source": Party("ledger", "FUNDING", ALICE),
@@ -168,7 +191,9 @@ def test_an_asset_without_bounds_takes_one_unit_and_the_largest_amount() -> None
     assets = {"USDT": Asset(1, "USDT", 6)}
     for amount in ("0.000001", "1844674407370955161"):
         wish = replace(GOOD, amount=amount)
-        assert isinstance(internal_transfer(wish, ALICE, ACCOUNTS, assets), Request)
+        checked = internal_transfer(wish, ALICE, ACCOUNTS, assets)
+        assert isinstance(checked, Checked)
+        assert checked.veto is None
 
 
 @pytest.mark.parametrize("cid", ["c", "a b", "~" * MAX_CID_CHARS, "{}", "01890000-0000"])

@@ -78,7 +78,7 @@ async def counted_gate(database: str, directory: Path, counts: Counter[str]) -> 
             scan_s=30.0,
         )
         async with Engine(parts) as engine:
-            yield Gate(engine, store, Ledger(LEDGER), client, await store.assets())
+            yield Gate(engine, store, Ledger(LEDGER), client, dict(await store.assets()))
         await client.close()
     core.stop()
     await running

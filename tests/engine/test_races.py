@@ -108,6 +108,27 @@ def test_a_stranger_before_it_in_the_batch_does_not_refuse_a_replay(play: Play) 
     play(scene)
 
 
+def test_a_veto_is_for_what_is_new_and_not_for_a_replay(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        veto = Refusal.ASSET_SUSPENDED
+        async with rig.engine() as engine:
+            first = await made(engine, request("in", 10, "same"))
+            replay = await engine.submit(request("in", 10, "same"), veto)
+            assert isinstance(replay, Receipt)
+            assert (replay.transfer.id, replay.duplicate) == (first.id, True)
+            assert await engine.submit(request("in", 10, "new"), veto) is veto
+            assert await engine.submit(request("in", 10), veto) is veto
+            said = await asyncio.gather(
+                engine.submit(request("in", 99, "both"), veto),
+                engine.submit(request("in", 10, "both")),
+            )
+            assert said[0] is Refusal.IDEMPOTENCY_MISMATCH
+            assert isinstance(said[1], Receipt)
+        assert await rig.funding() == 1_000 - 20
+
+    play(scene)
+
+
 def test_two_engines_asked_with_one_cid_make_one_transfer(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine(1) as one, rig.engine(2) as two:

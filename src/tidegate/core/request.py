@@ -65,49 +65,47 @@ class Request(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """A request as the engine may take it, unless it is new and something speaks against it."""
+
+    request: Request
+    veto: Refusal | None = None  # What may change with time: a replay is answered all the same.
+
+
 def internal_transfer(
     wish: Wish,
     caller: int,
     accounts: Mapping[str, Account],
     assets: Mapping[str, Asset],
-) -> Request | Refusal:
+) -> Checked | Refusal:
     """Check a wish in the order that the callers rely on; the first «no» is the answer."""
     if wish.user_id is not None and wish.user_id != caller:
         return Refusal.FORBIDDEN
     if wish.cid is not None and not well_formed_cid(wish.cid):
         return Refusal.INVALID_REQUEST
-    if refusal := _account_refusal(wish, accounts):
-        return refusal
-    asset = assets.get(wish.asset)
-    if asset is None:
-        return Refusal.INVALID_ASSET
-    if refusal := asset_refusal(asset):
-        return refusal
-    amount = parse_amount(wish.amount, asset.decimals)
-    if isinstance(amount, Refusal):
-        return amount
-    if refusal := _range_refusal(amount, asset):
-        return refusal
-    source, target = accounts[wish.source], accounts[wish.target]
-    parties = {
-        "source": Party(source.system, source.book, caller),
-        "target": Party(target.system, target.book, caller),
-    }
-    return Request(caller, "internal_transfer", parties, asset.id, amount, wish.cid)
-
-
-def well_formed_cid(cid: str) -> bool:
-    return 0 < len(cid) <= MAX_CID_CHARS and cid.isascii() and cid.isprintable()
-
-
-def _account_refusal(wish: Wish, accounts: Mapping[str, Account]) -> Refusal | None:
     if wish.source not in accounts or wish.target not in accounts:
         return Refusal.INVALID_ACCOUNT_TYPE
     if wish.source == wish.target:
         return Refusal.SAME_ACCOUNT
-    if not (accounts[wish.source].supported and accounts[wish.target].supported):
-        return Refusal.UNSUPPORTED_ACCOUNT_TYPE
-    return None
+    source, target = accounts[wish.source], accounts[wish.target]
+    veto = None if source.supported and target.supported else Refusal.UNSUPPORTED_ACCOUNT_TYPE
+    asset = assets.get(wish.asset)
+    if asset is None:
+        return veto or Refusal.INVALID_ASSET
+    veto = veto or asset_refusal(asset)
+    amount = parse_amount(wish.amount, asset.decimals)
+    if isinstance(amount, Refusal):
+        return veto or amount
+    parties = {
+        "source": Party(source.system, source.book, caller),
+        "target": Party(target.system, target.book, caller),
+    }
+    request = Request(caller, "internal_transfer", parties, asset.id, amount, wish.cid)
+    return Checked(request, veto or _range_refusal(amount, asset))
+
+
+def well_formed_cid(cid: str) -> bool:
+    return 0 < len(cid) <= MAX_CID_CHARS and cid.isascii() and cid.isprintable()
 
 
 def asset_refusal(asset: Asset) -> Refusal | None:

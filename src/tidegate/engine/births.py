@@ -39,6 +39,7 @@ class Newborn:
     request: Request
     answer: "asyncio.Future[Receipt | Refusal]"
     fingerprint: bytes
+    veto: Refusal | None = None
     id: UUID | None = None
     followers: list["Newborn"] = field(default_factory=list)
 
@@ -54,12 +55,14 @@ class Births(Generic[Tx]):
         self._arrived = asyncio.Event()
         self._stopping = False
 
-    async def submit(self, request: Request) -> Receipt | Refusal:
+    async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
         """Answered when the transfer is durable, wherever it rests then."""
         if refusal := self._refusal(request):
             return refusal
+        if veto is not None and request.cid is None:
+            return veto
         answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Newborn(request, answer, request.fingerprint()))
+        self._waiting.append(Newborn(request, answer, request.fingerprint(), veto))
         self._arrived.set()
         return await answer
 
@@ -136,6 +139,8 @@ class Births(Generic[Tx]):
         for newborn in batch:
             if match := known.get(id(newborn)):
                 tell(newborn, match)
+            elif newborn.veto is not None:
+                answer(newborn, newborn.veto)
             elif halted and not maybe:
                 answer(newborn, Refusal.HALTED)
             elif newborn.id is not None and too_old(newborn.id, at_us):
@@ -198,7 +203,8 @@ def gathered(batch: Sequence[Newborn]) -> list[Newborn]:
     """
     first: dict[tuple[int, str], Newborn] = {}
     alone = []
-    for newborn in batch:
+    # One that may be born goes before one that may not.
+    for newborn in sorted(batch, key=lambda n: n.veto is not None):
         if newborn.request.cid is None:
             alone.append(newborn)
         elif (leader := first.setdefault(newborn.key, newborn)) is not newborn:

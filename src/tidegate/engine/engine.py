@@ -106,13 +106,18 @@ class Engine(Generic[Tx]):
             if not self.died.done():
                 self.died.set_result(fault)
 
-    async def submit(self, request: Request) -> Receipt | Refusal:
-        """Make a transfer of a request, once. Answered as soon as it is durable."""
-        return await self.births.submit(request)
+    async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
+        """Make a transfer of a request, once. Answered as soon as it is durable.
 
-    async def transfer(self, request: Request, wait_s: float = 0.5) -> Receipt | Refusal:
+        With a veto only a request that is known already is answered by its transfer.
+        """
+        return await self.births.submit(request, veto)
+
+    async def transfer(
+        self, request: Request, wait_s: float = 0.5, veto: Refusal | None = None
+    ) -> Receipt | Refusal:
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
-        receipt = await self.submit(request)
+        receipt = await self.submit(request, veto)
         if isinstance(receipt, Refusal) or receipt.transfer.lane is None:
             return receipt
         return Receipt(await self.wait(receipt.transfer, wait_s), receipt.duplicate)

@@ -1,7 +1,7 @@
 """A running engine on one store, in the words of its users."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -42,14 +42,19 @@ class Gate:
     store: PostgresStore
     ledger: Ledger
     core: Trading | None
-    assets: Mapping[str, Asset]
+    assets: dict[str, Asset]
+    accounts: Mapping[str, Account] = field(default_factory=lambda: ACCOUNTS)
+
+    async def refresh_assets(self) -> None:
+        """Asset settings are an operator's to change while we run."""
+        self.assets.update(await self.store.assets())
 
     async def transfer(self, wish: Wish, owner: int, wait_s: float = 0.5) -> Receipt | Refusal:
         """Move an owner's money between two of the owner's accounts."""
-        request = internal_transfer(wish, owner, ACCOUNTS, self.assets)
-        if isinstance(request, Refusal):
-            return request
-        return await self.engine.transfer(request, wait_s)
+        checked = internal_transfer(wish, owner, self.accounts, self.assets)
+        if isinstance(checked, Refusal):
+            return checked
+        return await self.engine.transfer(checked.request, wait_s, checked.veto)
 
     async def deposit(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
         """Money comes in from outside. An account that will not take it leaves it in suspense."""
@@ -69,7 +74,7 @@ class Gate:
         return await self._cross(crossing, owner, "external_withdrawal", parties)
 
     def _party(self, crossing: Crossing, owner: int) -> Party | Refusal:
-        account = ACCOUNTS.get(crossing.account)
+        account = self.accounts.get(crossing.account)
         if account is None:
             return Refusal.INVALID_ACCOUNT_TYPE
         return Party(account.system, account.book, owner)
