@@ -3,19 +3,25 @@
 import asyncio
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
+import httpx2
+import msgspec
 import structlog
+import uvicorn
+from ulid import ULID
 
 from tidegate.core.answers import Alarm, Unreachable
-from tidegate.core.flow import Flow
+from tidegate.core.flow import Ask, Flow, Row
 from tidegate.core.ports import StoreUnavailable, System
 from tidegate.core.wire import Mark
 from tidegate.engine.alerts import Alert
@@ -23,12 +29,23 @@ from tidegate.engine.births import HORIZON_S
 from tidegate.engine.engine import Engine, Parts
 from tidegate.engine.gate import CORE, LEDGER, Gate
 from tidegate.flows import FLOWS
+from tidegate.service.api import build
+from tidegate.service.auth import Terms, Verifier
+from tidegate.service.front import Service
+from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
+from tidegate.service.meters import Meters
+from tidegate.settings import Settings
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import Caller, Trading, dial, recall
 
 SCHEMA = "tidegate_store"
 RETIRE_EVERY_S = 600.0
+ASSETS_EVERY_S = 2.0
+MAX_CONNECTIONS = 2_000
+KEEP_ALIVE_S = 30
+MAX_HEADERS = 32 * 1024
+JWKS_S = 5.0
 
 log = structlog.get_logger("tidegate")
 
@@ -135,6 +152,97 @@ def log_alert(alert: Alert) -> None:
     levels.get(alert.alarm, log.critical)(alert.cause, **known)
 
 
+def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -> Flow:
+    """The same table with an operator's patience; what is urgent stays so."""
+    rows: dict[StrEnum, Row] = {}
+    for state, row in flow.rows.items():
+        rows[state] = row
+        if isinstance(row, Ask) and row.patience.page_attempts is not None:
+            late_s = min(page_after_s, row.patience.page_after_s or page_after_s)
+            patience = msgspec.structs.replace(
+                row.patience, first_s=first_s, page_attempts=page_attempts, page_after_s=late_s
+            )
+            rows[state] = msgspec.structs.replace(row, patience=patience)
+    return msgspec.structs.replace(flow, rows=rows)
+
+
+async def serve_api(settings: Settings) -> None:
+    """The engine with the HTTP service in front, until a signal ends it."""
+    async with open_gate(setup_of(settings)) as gate:
+        meters, audit = Meters(), None
+        service = Service(
+            gate=gate,
+            authenticate=verifier(settings).authenticate,
+            meters=meters,
+            clock=time.monotonic,
+            new_id=lambda: str(ULID()),
+            audit=audit,
+            wait_s=settings.wait_ms / 1000,
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build(service),
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                lifespan="off",
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                h11_max_incomplete_event_size=MAX_HEADERS,
+            )
+        )
+        chores = [asyncio.create_task(_refresh_assets(gate))]
+        gate.engine.died.add_done_callback(lambda _: server.handle_exit(signal.SIGTERM, None))
+        try:
+            await server.serve()
+        finally:
+            for chore in chores:
+                chore.cancel()
+        if gate.engine.died.done():
+            raise SystemExit(1)
+
+
+def verifier(settings: Settings) -> Verifier:
+    """Tokens are checked with keys from a file or from a JWKS address, never from the token."""
+    terms = Terms(issuer=settings.issuer, audience=settings.audience)
+    if settings.jwks_url is not None:
+        keys: Keys = FetchedKeys(_fetch(settings.jwks_url), time.time, Patience())
+    elif settings.keys is not None:
+        keys = FixedKeys(keys_of(Path(settings.keys).read_bytes()))
+    else:
+        keys = FixedKeys(())
+    return Verifier(keys, terms, time.time)
+
+
+def _fetch(url: str) -> Fetch:
+    async def fetch() -> bytes:
+        async with httpx2.AsyncClient(timeout=JWKS_S, follow_redirects=False) as client:
+            return (await client.get(url)).raise_for_status().content
+
+    return fetch
+
+
+def setup_of(settings: Settings) -> Setup:
+    assert settings.database is not None, "a database is needed"
+    bounds = Bounds(lease_s=settings.lease_s, connections=settings.connections)
+    patience = (settings.retry_first_s, settings.alert_after_attempts, settings.alert_after_s)
+    return Setup(
+        settings.database,
+        settings.schema,
+        settings.core,
+        flows=tuple(tuned(flow, *patience) for flow in FLOWS.values()),
+        bounds=bounds,
+        scan_s=settings.scan_s,
+    )
+
+
+async def _refresh_assets(gate: Gate) -> None:
+    while True:
+        await asyncio.sleep(ASSETS_EVERY_S)
+        with suppress(StoreUnavailable):
+            await gate.refresh_assets()
+
+
 def all_flows(*own: Flow) -> list[Flow]:
     """The built-in flows and a program's own: what `migrate` installs and an engine runs."""
-    return [*FLOWS.values(), *own]
+    return list((dict(FLOWS) | {flow.name: flow for flow in own}).values())

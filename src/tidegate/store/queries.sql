@@ -186,13 +186,6 @@ UPDATE transfers AS t
            FOR NO KEY UPDATE OF x) AS held
  WHERE t.id = held.id;
 
--- history: the answers of one transfer, oldest first.
-SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence, actor,
-       (extract(epoch FROM at) * 1000000)::bigint, hash
-  FROM history
- WHERE transfer_id = %(id)s
- ORDER BY version;
-
 -- assets: few, read at start and when told.
 SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amount,
        max_transfer_amount

@@ -1,0 +1,1 @@
+"""The HTTP service around the engine: who asks, what is asked, and what is answered."""

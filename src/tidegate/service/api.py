@@ -1,0 +1,64 @@
+"""The HTTP service: every route with its rule, and nothing without one."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.service import health, operator, transfers
+from tidegate.service.front import (
+    ANYBODY,
+    OPERATOR,
+    STAFF,
+    USER,
+    Rule,
+    Service,
+    guarded,
+)
+from tidegate.service.problem import METHOD_NOT_ALLOWED, NOT_FOUND, SYSTEM_ERROR, problem
+
+V1 = "/api/v1"
+DESK = f"{V1}/operator"
+
+RULES: Sequence[Rule] = (
+    Rule("POST", f"{V1}/internal_transfer", transfers.create, USER, "Make a transfer"),
+    Rule("GET", f"{V1}/internal_transfer", transfers.list_own, USER, "List own transfers"),
+    Rule("GET", f"{V1}/internal_transfer/{{id}}", transfers.show, USER, "Show a transfer"),
+    Rule("POST", f"{V1}/internal_transfers", transfers.create_batch, USER, "Make many transfers"),
+    Rule("POST", f"{V1}/transfer", transfers.create_first, USER, "Make a transfer (older shape)"),
+    Rule("GET", f"{V1}/transfer/{{id}}", transfers.show_first, USER, "Show it (older shape)"),
+    Rule("GET", f"{V1}/balances", transfers.balances, USER, "Own balances"),
+    Rule("GET", f"{V1}/assets", transfers.assets, USER | STAFF, "Assets and their limits"),
+    Rule("POST", f"{DESK}/deposit", operator.deposit, OPERATOR, "Money comes in"),
+    Rule("POST", f"{DESK}/external_withdrawal", operator.withdraw, OPERATOR, "Money leaves"),
+    Rule("POST", f"{DESK}/account_status", operator.account_status, OPERATOR, "Freeze or thaw"),
+    Rule("PATCH", f"{DESK}/assets/{{code}}", operator.set_asset, OPERATOR, "Change an asset"),
+    Rule("GET", f"{DESK}/transfers", operator.search, STAFF, "Search transfers"),
+    Rule("GET", f"{DESK}/transfers/{{id}}", operator.history, STAFF, "A transfer's history"),
+    Rule("POST", f"{DESK}/transfers/{{id}}/retry", operator.retry_now, OPERATOR, "Retry now"),
+    Rule("POST", f"{DESK}/halt", operator.halt, OPERATOR, "Stop everything"),
+    Rule("POST", f"{DESK}/resume", operator.resume, OPERATOR, "Go on"),
+    Rule("GET", f"{DESK}/audit", operator.audit, STAFF, "Do the books agree?"),
+    Rule("GET", "/healthz", health.alive, ANYBODY, "Alive"),
+    Rule("GET", "/readyz", health.ready, ANYBODY, "Ready"),
+    Rule("GET", "/metrics", health.metrics, ANYBODY, "Metrics"),
+)
+
+
+def build(service: Service) -> Starlette:
+    async def not_found(_: Request, __: Exception) -> Response:
+        return problem(NOT_FOUND, service.new_id())
+
+    async def not_allowed(_: Request, __: Exception) -> Response:
+        return problem(METHOD_NOT_ALLOWED, service.new_id())
+
+    async def failed(_: Request, __: Exception) -> Response:
+        return problem(SYSTEM_ERROR, service.new_id())
+
+    routes = [Route(rule.path, guarded(service, rule), methods=[rule.method]) for rule in RULES]
+    return Starlette(
+        routes=routes,
+        exception_handlers={404: not_found, 405: not_allowed, Exception: failed},
+    )

@@ -1,0 +1,158 @@
+"""What every route shares: who asks, may they, what did they send, and errors as problems."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.core.ports import StoreFault
+from tidegate.core.refusals import Refusal
+from tidegate.engine.gate import Gate
+from tidegate.service.auth import Identity
+from tidegate.service.body import Malformed, decode
+from tidegate.service.meters import Meters
+from tidegate.service.problem import PAYLOAD_TOO_LARGE, SYSTEM_ERROR, problem
+
+MAX_BODY = 16 * 1024
+MAX_BATCH_BODY = 1024 * 1024
+BODY_S = 10.0  # A body that drips longer than this is not waited for.
+JSON = "application/json"
+
+T = TypeVar("T")
+
+
+class Report(Protocol):
+    ok: bool
+
+
+class Auditing(Protocol):
+    """What the operators' audit route needs of the audit."""
+
+    async def run(self, *, full: bool) -> Report: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes work on. Put together in the composition root."""
+
+    gate: Gate
+    authenticate: Callable[[str], Awaitable[Identity | None]]
+    meters: Meters
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    audit: Auditing | None = None
+    wait_s: float = 0.5
+
+
+class Refused(Exception):
+    """A route's own «no», on its way to becoming a problem."""
+
+    def __init__(self, code: str, detail: str = "", more: dict[str, object] | None = None) -> None:
+        super().__init__(code)
+        self.code, self.detail, self.more = code, detail, more or {}
+
+
+class Call(NamedTuple):
+    """One request that was let in."""
+
+    service: Service
+    request: Request
+    identity: Identity
+    request_id: str
+
+    @property
+    def owner(self) -> int:
+        if self.identity.owner is None:
+            raise Refused(Refusal.FORBIDDEN, "this token belongs to no user")
+        return self.identity.owner
+
+    async def body(self, type_: type[T], limit: int = MAX_BODY) -> T:
+        kind = self.request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != JSON:
+            raise Refused(Refusal.INVALID_REQUEST, f"send {JSON}")
+        return decode(await _read(self.request, limit), type_, max_bytes=limit)
+
+
+Endpoint: TypeAlias = Callable[[Call], Awaitable[Response]]
+
+NOBODY = Identity(subject="", owner=None, roles=frozenset())
+USER = frozenset({"user"})
+OPERATOR = frozenset({"operator"})
+APPROVER = frozenset({"approver"})
+STAFF = frozenset({"operator", "approver", "auditor"})
+ANYBODY: frozenset[str] = frozenset()
+
+
+class Rule(NamedTuple):
+    """One route and who may use it. There is no route without one."""
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    roles: frozenset[str]
+    summary: str
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise Refused(PAYLOAD_TOO_LARGE)
+    except TimeoutError as late:
+        raise Refused(Refusal.INVALID_REQUEST, "the body took too long to arrive") from late
+    return bytes(body)
+
+
+def guarded(service: Service, rule: Rule) -> Callable[[Request], Awaitable[Response]]:
+    """A route behind its rule: nobody gets in but those whom the rule names."""
+
+    async def serve(request: Request) -> Response:
+        request_id = service.new_id()
+        began_s = service.clock()
+        response = await _answer(service, rule, request, request_id)
+        response.headers["X-Request-Id"] = request_id
+        service.meters.request(rule.path, response.status_code, service.clock() - began_s)
+        return response
+
+    return serve
+
+
+async def _answer(service: Service, rule: Rule, request: Request, request_id: str) -> Response:
+    identity = await _identity(service, request) if rule.roles else NOBODY
+    if identity is None:
+        return problem(Refusal.UNAUTHORIZED, request_id)
+    if rule.roles and not identity.roles & rule.roles:
+        return problem(Refusal.FORBIDDEN, request_id)
+    try:
+        return await rule.endpoint(Call(service, request, identity, request_id))
+    except Malformed as fault:
+        return _counted(service, problem(Refusal.INVALID_REQUEST, request_id, str(fault)))
+    except Refused as refused:
+        service.meters.refusal(refused.code)
+        return problem(refused.code, request_id, refused.detail, refused.more)
+    except StoreFault:
+        # What it says is about our database: for the log, not for the caller.
+        return problem(SYSTEM_ERROR, request_id)
+
+
+def _counted(service: Service, response: Response) -> Response:
+    service.meters.refusal(Refusal.INVALID_REQUEST)
+    return response
+
+
+async def _identity(service: Service, request: Request) -> Identity | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        return None
+    return await service.authenticate(token)
+
+
+def reply(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, JSON)

@@ -1,0 +1,32 @@
+"""Is it alive, can it serve, how is it doing."""
+
+from starlette.responses import Response
+
+from tidegate.core.ports import StoreFault
+from tidegate.service.front import Call, reply
+from tidegate.store import reading
+
+
+async def alive(_: Call) -> Response:
+    return reply({"status": "ok"})
+
+
+async def ready(call: Call) -> Response:
+    """Whether a transfer made now would go through, system by system."""
+    gate = call.service.gate
+    try:
+        halted = await gate.store.halted()
+    except StoreFault:
+        return reply({"status": "unavailable", "database": "unreachable"}, 503)
+    lanes = {name: "closed" if lane.closed else "open" for name, lane in gate.engine.lanes.items()}
+    well = not halted and "closed" not in lanes.values() and not gate.engine.died.done()
+    body = {"status": "ok" if well else "unavailable", "halted": halted, "lanes": lanes}
+    return reply(body, 200 if well else 503)
+
+
+async def metrics(call: Call) -> Response:
+    gate, meters = call.service.gate, call.service.meters
+    for name, lane in gate.engine.lanes.items():
+        meters.lane(name, len(lane.ring), closed=lane.closed)
+    meters.backlog(list(await reading.backlog(gate.store)))
+    return Response(meters.page(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,251 @@
+"""Public keys that tokens are checked with: each has a name (kid) and one algorithm.
+
+The algorithm follows from the key and never from the token. There are no symmetric keys.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jwt
+import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from jwt.algorithms import Algorithm, ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from tidegate.service import body
+
+MIN_RSA_BITS, MAX_RSA_BITS = 2_048, 8_192
+MAX_KID_CHARS = 200
+MAX_DOCUMENT_BYTES = 2**18
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "EdDSA": OKPAlgorithm(),
+    "ES256": ECAlgorithm(ECAlgorithm.SHA256),
+    "RS256": RSAAlgorithm(RSAAlgorithm.SHA256),
+}
+JWK_PARSERS: Mapping[str, Callable[[dict[str, Any]], object]] = {
+    "OKP": OKPAlgorithm.from_jwk,
+    "EC": ECAlgorithm.from_jwk,
+    "RSA": RSAAlgorithm.from_jwk,
+}
+
+PublicKey: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
+Fetch: TypeAlias = Callable[[], Awaitable[bytes]]
+
+
+class UnusableKey(ValueError):
+    """A key that is not taken, and why, in one line."""
+
+
+class Key(NamedTuple):
+    kid: str
+    algorithm: str
+    public: PublicKey
+    material: bytes  # By which two readings of the same key are known to be the same.
+
+    def signed(self, message: bytes, signature: bytes) -> bool:
+        return ALGORITHMS[self.algorithm].verify(message, self.public, signature)
+
+
+class Keys(Protocol):
+    def find(self, kid: str, now: float) -> Key | None:
+        """Return the key of this name if it is to be believed now."""
+
+    async def fetch_for(self, kid: str, now: float) -> bool:
+        """Look for a key that is not known; false if there is no point in asking again."""
+
+
+class FixedKeys:
+    """Keys from the configuration. To rotate one, list the old and the new for a while."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self._keys = by_kid(keys)
+
+    def find(self, kid: str, now: float) -> Key | None:  # noqa: ARG002
+        return self._keys.get(kid)
+
+    async def fetch_for(self, kid: str, now: float) -> bool:  # noqa: ARG002
+        return False
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long fetched keys are believed, and how often they are asked for."""
+
+    refresh_s: float = 300  # After this they are fetched again: so long may a removed key live.
+    ttl_s: float = 3_600  # After this, without a single answer, they are believed no more.
+    retry_s: float = 30  # Between two fetches, whatever strangers write into their tokens.
+    fetch_s: float = 5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s <= self.refresh_s <= self.ttl_s or self.fetch_s <= 0:
+            raise ValueError("JWKS times must be positive: retry_s <= refresh_s <= ttl_s")
+
+
+class FetchedKeys:
+    """Keys from a JWKS document. `fetch` raises OSError when it cannot get one."""
+
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], patience: Patience) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._patience = patience
+        self._keys: Mapping[str, Key] = {}
+        self._fetched_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._fetching: asyncio.Task[None] | None = None
+        self.trouble: str | None = None  # Why the last fetch failed: for the log and readiness.
+
+    def find(self, kid: str, now: float) -> Key | None:
+        return self._keys.get(kid) if now - self._fetched_at < self._patience.ttl_s else None
+
+    async def fetch_for(self, kid: str, now: float) -> bool:
+        if not self._running() and 0 <= now - self._tried_at < self._patience.retry_s:
+            return False
+        await self._join()
+        return self.find(kid, self._clock()) is not None
+
+    async def refresh(self) -> None:
+        """Fetch the document if that is due. A clock that was put back makes it due."""
+        now = self._clock()
+        if 0 <= now - self._fetched_at < self._patience.refresh_s:
+            return
+        if self._running() or not 0 <= now - self._tried_at < self._patience.retry_s:
+            await self._join()
+
+    async def keep_fresh(self) -> None:
+        """Run beside the service for as long as it runs."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._patience.retry_s)
+
+    def _running(self) -> bool:
+        return self._fetching is not None and not self._fetching.done()
+
+    async def _join(self) -> None:
+        # One fetch serves all who wait, and outlives the request that began it.
+        if self._fetching is None or self._fetching.done():
+            self._tried_at = self._clock()
+            self._fetching = asyncio.create_task(self._replace())
+        await asyncio.shield(self._fetching)
+
+    async def _replace(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience.fetch_s):
+                document = await self._fetch()
+            fresh = by_kid(keys_of(document))
+        except (OSError, ValueError) as error:
+            self.trouble = body.quoted(f"{type(error).__name__}: {error}", body.DETAIL_CHARS)
+            return
+        # A key that is still there stays the same object, and what it verified stays verified.
+        self._keys = {kid: same(self._keys.get(kid), key) for kid, key in fresh.items()}
+        self._fetched_at = self._tried_at
+        self.trouble = None
+
+
+def same(old: Key | None, new: Key) -> Key:
+    return old if old is not None and old.material == new.material else new
+
+
+def by_kid(keys: Iterable[Key]) -> dict[str, Key]:
+    found: dict[str, Key] = {}
+    for key in keys:
+        if key.kid in found:
+            raise UnusableKey(f"two keys are named {body.quoted(key.kid)}: rename one")
+        found[key.kid] = key
+    return found
+
+
+def key_of_pem(kid: str, pem: bytes) -> Key:
+    try:
+        public = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        raise UnusableKey(f"the key {body.quoted(kid)} is not a public key in PEM") from None
+    return key_of(kid, public)
+
+
+def key_of_jwk(jwk: Mapping[str, Any]) -> Key:
+    kid, kind = jwk.get("kid"), jwk.get("kty")
+    if not isinstance(kid, str):
+        raise UnusableKey("a key has no kid: give it one")
+    parser = JWK_PARSERS.get(kind) if isinstance(kind, str) else None
+    if parser is None or "d" in jwk or jwk.get("use", "sig") != "sig":
+        raise UnusableKey(f"the key {body.quoted(kid)} is not a public key for signatures")
+    operations = jwk.get("key_ops", ["verify"])
+    if not isinstance(operations, list) or "verify" not in operations:
+        raise UnusableKey(f"the key {body.quoted(kid)} is not for verifying")
+    numbers = {name: jwk[name] for name in ("crv", "x", "y", "n", "e") if name in jwk}
+    if not all(isinstance(number, str) for number in numbers.values()):
+        raise UnusableKey(f"the key {body.quoted(kid)} is not a JWK")
+    try:
+        public = parser({"kty": kind, **numbers})
+    except (jwt.PyJWTError, ValueError, KeyError):
+        raise UnusableKey(f"the key {body.quoted(kid)} is not a JWK that we know") from None
+    key = key_of(kid, public)
+    if jwk.get("alg", key.algorithm) != key.algorithm:
+        raise UnusableKey(f"the key {body.quoted(kid)} names another algorithm than its own")
+    return key
+
+
+def keys_of(document: bytes) -> list[Key]:
+    """The keys of a JWKS document that we can use. It may list others, for others."""
+    listed = body.decode(document, dict, max_bytes=MAX_DOCUMENT_BYTES).get("keys")
+    if not isinstance(listed, list):
+        raise UnusableKey("the JWKS document has no list of keys")
+    found = []
+    for jwk in listed:
+        try:
+            found.append(key_of_jwk(jwk if isinstance(jwk, dict) else {}))
+        except UnusableKey:
+            continue
+    return found
+
+
+def key_of(kid: str, public: object) -> Key:
+    if not 0 < len(kid) <= MAX_KID_CHARS or not kid.isascii() or not kid.isprintable():
+        raise UnusableKey(f"a kid is 1 to {MAX_KID_CHARS} printable ASCII characters")
+    match public:
+        case Ed25519PublicKey():
+            algorithm = "EdDSA"
+        case EllipticCurvePublicKey(curve=SECP256R1()):
+            algorithm = "ES256"
+        case RSAPublicKey(key_size=bits) if MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
+            algorithm = "RS256"
+        case _:
+            raise UnusableKey(
+                f"the key {body.quoted(kid)} must be Ed25519, P-256 or RSA of 2048 bits or more"
+            )
+    material = public.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return Key(kid, algorithm, public, material)
+
+
+def new_keypair() -> tuple[bytes, bytes]:
+    """Make an Ed25519 key; return its private and its public half as PEM."""
+    private = Ed25519PrivateKey.generate()
+    return (
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+        private.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        ),
+    )
+
+
+def issue(private_pem: bytes, kid: str, claims: Mapping[str, Any]) -> str:
+    """Sign a token. A service never does: this is for development and for tests."""
+    private = serialization.load_pem_private_key(private_pem, password=None)
+    if not isinstance(private, Ed25519PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey):
+        raise UnusableKey(f"the key {body.quoted(kid)} does not sign tokens")
+    algorithm = key_of(kid, private.public_key()).algorithm
+    return jwt.encode(dict(claims), private, algorithm=algorithm, headers={"kid": kid})

@@ -1,0 +1,91 @@
+"""What is counted and timed, under the names that dashboards were built on."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tidegate.core.transfer import Transfer
+from tidegate.store.reading import Waiting
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Meters:
+    """One registry per process. Labels have few values: never an owner or an id."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "internal_transfer_requests",
+            "Requests, by route and status",
+            ["route", "status"],
+            registry=registry,
+        )
+        self._states = Counter(
+            "internal_transfer_by_status", "Transfers seen at an end", ["status"], registry=registry
+        )
+        self._durations = Histogram(
+            "internal_transfer_request_duration_seconds",
+            "Time to answer a request",
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "internal_transfer_validation_errors", "Refused requests", ["code"], registry=registry
+        )
+        self._lag = Histogram(
+            "internal_transfer_settlement_lag_seconds",
+            "From birth to end",
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._backlog = Gauge(
+            "tidegate_backlog",
+            "Transfers that rest here",
+            ["lane", "flow", "state"],
+            registry=registry,
+        )
+        self._dwell = Gauge(
+            "tidegate_oldest_seconds",
+            "How long the oldest has rested here",
+            ["lane", "flow", "state"],
+            registry=registry,
+        )
+        self._ring = Gauge(
+            "tidegate_ring", "Handed over and not yet asked", ["lane"], registry=registry
+        )
+        self._closed = Gauge(
+            "tidegate_lane_closed", "1 while a system is unreachable", ["lane"], registry=registry
+        )
+        self._gap = Gauge(
+            "tidegate_conservation_gap",
+            "Smallest units that are missing",
+            ["asset"],
+            registry=registry,
+        )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._durations.observe(seconds)
+
+    def refusal(self, code: str) -> None:
+        self._refusals.labels(code).inc()
+
+    def ended(self, transfer: Transfer) -> None:
+        self._states.labels(transfer.state).inc()
+        self._lag.observe(max(transfer.updated_us - transfer.created_us, 0) / 1_000_000)
+
+    def gap(self, asset: str, units: int) -> None:
+        self._gap.labels(asset).set(units)
+
+    def lane(self, name: str, waiting: int, *, closed: bool) -> None:
+        self._ring.labels(name).set(waiting)
+        self._closed.labels(name).set(closed)
+
+    def backlog(self, found: list[Waiting]) -> None:
+        self._backlog.clear()
+        self._dwell.clear()
+        for row in found:
+            self._backlog.labels(row.lane, row.flow, row.state).set(row.count)
+            self._dwell.labels(row.lane, row.flow, row.state).set(row.oldest_s)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

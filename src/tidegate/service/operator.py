@@ -1,0 +1,225 @@
+"""The routes of those who answer for the money: deposits, brakes, searches, histories."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from starlette.responses import Response
+
+from tidegate.core import wire
+from tidegate.core.money import format_amount, parse_amount
+from tidegate.core.ports import Account
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import Transfer
+from tidegate.engine.births import Receipt
+from tidegate.engine.gate import LEDGER, Crossing
+from tidegate.service.front import Call, Refused, reply
+from tidegate.service.problem import NOT_FOUND
+from tidegate.service.shapes import (
+    AssetBody,
+    CrossingBody,
+    ReasonBody,
+    StatusBody,
+    asset_of,
+    id_from,
+    limit_from,
+    time_of,
+    ulid_of,
+)
+from tidegate.store import reading
+from tidegate.systems.ledger import Status
+
+MAX_REASON = 500
+
+
+async def deposit(call: Call) -> Response:
+    body = await call.body(CrossingBody)
+    crossing = Crossing(body.account, body.asset, body.amount, body.cid)
+    return _crossed(call, await call.service.gate.deposit(crossing, body.user_id))
+
+
+async def withdraw(call: Call) -> Response:
+    body = await call.body(CrossingBody)
+    crossing = Crossing(body.account, body.asset, body.amount, body.cid)
+    return _crossed(call, await call.service.gate.withdraw(crossing, body.user_id))
+
+
+def _crossed(call: Call, said: Receipt | Refusal) -> Response:
+    if isinstance(said, Refusal):
+        raise Refused(said)
+    transfer = said.transfer
+    if transfer.state in ("FAILED", "RETURNED"):
+        more: dict[str, object] = {"req_id": ulid_of(transfer.id), "state": transfer.state}
+        raise Refused(transfer.error or "FAILED", "the money has not moved", more)
+    status = 202 if transfer.lane else 200 if said.duplicate else 201
+    return reply(shown(call, transfer) | {"duplicate": said.duplicate}, status)
+
+
+async def account_status(call: Call) -> Response:
+    body = await call.body(StatusBody)
+    gate = call.service.gate
+    account, asset = gate.accounts.get(body.account), gate.assets.get(body.asset)
+    if account is None:
+        raise Refused(Refusal.INVALID_ACCOUNT_TYPE)
+    if asset is None:
+        raise Refused(Refusal.INVALID_ASSET)
+    if body.status not in Status.__members__:
+        raise Refused(Refusal.INVALID_REQUEST, "status is ACTIVE, FROZEN or DISABLED")
+    if account.system == LEDGER:
+        key = Account(body.user_id, account.book, asset.id)
+        if not await gate.ledger.set_status(gate.store, key, Status(body.status)):
+            raise Refused(NOT_FOUND, "there is no such account")
+    else:
+        assert gate.core is not None
+        status = wire.Status[body.status]
+        await gate.core.set_status(body.user_id, account.book, asset.id, status)
+    return reply({"user_id": body.user_id, "account": body.account, "status": body.status})
+
+
+async def set_asset(call: Call) -> Response:
+    body = await call.body(AssetBody)
+    gate = call.service.gate
+    asset = gate.assets.get(call.request.path_params["code"])
+    if asset is None:
+        raise Refused(NOT_FOUND, "there is no such asset")
+    if body.status not in (None, "ACTIVE", "SUSPENDED"):
+        raise Refused(Refusal.INVALID_REQUEST, "status is ACTIVE or SUSPENDED")
+    minimum = _amount(body.min_transfer_amount, asset.decimals)
+    maximum = _amount(body.max_transfer_amount or None, asset.decimals)
+    if minimum is not None and maximum is not None and maximum < minimum:
+        raise Refused(Refusal.INVALID_REQUEST, "the maximum is below the minimum")
+    change = reading.AssetChange(
+        asset.code,
+        body.status,
+        body.internal_transfer_enabled,
+        minimum,
+        maximum,
+        body.max_transfer_amount == "",
+    )
+    await reading.set_asset(gate.store, change)
+    await gate.refresh_assets()
+    return reply({"asset": asset.code})
+
+
+def _amount(text: str | None, decimals: int) -> int | None:
+    amount = None if text is None else parse_amount(text, decimals)
+    if isinstance(amount, Refusal):
+        raise Refused(amount)
+    return amount
+
+
+async def search(call: Call) -> Response:
+    query = call.request.query_params
+    limit = limit_from(query.get("limit"))
+    before = id_from(query["cursor"]) if "cursor" in query else reading.NEWEST
+    store = call.service.gate.store
+    if "stuck_s" in query:
+        found = await reading.stuck(store, _number(query["stuck_s"]), before, limit)
+    else:
+        owner = int(_number(query["owner"])) if "owner" in query else None
+        wanted = reading.Search(owner, query.get("flow"), query.get("state"))
+        found = await reading.search(store, wanted, before, limit)
+    return reply({"transfers": _rows(call, found), "next_cursor": _cursor(found, limit)})
+
+
+def _rows(call: Call, found: Sequence[Transfer]) -> list[dict[str, object]]:
+    return [shown(call, transfer) for transfer in found]
+
+
+def _cursor(found: Sequence[Transfer], limit: int) -> str | None:
+    return ulid_of(found[-1].id) if len(found) == limit else None
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise Refused(Refusal.INVALID_REQUEST, "this must be a number")
+    return int(text)
+
+
+def shown(call: Call, transfer: Transfer) -> dict[str, object]:
+    """A transfer as an operator sees it: everything but the hash."""
+    asset = asset_of(call.service.gate.assets, transfer.asset_id)
+    return {
+        "req_id": ulid_of(transfer.id),
+        "user_id": transfer.owner,
+        "flow": transfer.flow,
+        "state": transfer.state,
+        "lane": transfer.lane,
+        "asset": asset.code,
+        "amount": format_amount(transfer.amount, asset.decimals),
+        "parties": {role: f"{p.system}/{p.book}/{p.owner}" for role, p in transfer.parties.items()},
+        "cid": transfer.cid,
+        "version": transfer.version,
+        "attempts": transfer.attempts,
+        "retries": transfer.retries,
+        "paged": transfer.paged,
+        "error": transfer.error,
+        "created_at": time_of(transfer.created_us),
+        "updated_at": time_of(transfer.updated_us),
+    }
+
+
+async def _found(call: Call) -> Transfer:
+    id_: UUID = id_from(call.request.path_params["id"])
+    found = await call.service.gate.store.find([id_])
+    if not found:
+        raise Refused(NOT_FOUND)
+    return found[0]
+
+
+async def history(call: Call) -> Response:
+    """One transfer with every answer and the attempts that are kept."""
+    transfer, store = await _found(call), call.service.gate.store
+    answers = [
+        {
+            "version": a.version,
+            "path": a.path,
+            "verb": a.verb,
+            "answer": a.answer,
+            "reason": a.reason,
+            "evidence": a.evidence,
+            "actor": a.actor,
+            "at": time_of(a.at_us),
+            "hash": a.hash,
+        }
+        for a in await reading.history(store, transfer.id)
+    ]
+    attempts = [
+        {"version": a.version, "retry": a.retry, "reason": a.reason, "at": time_of(a.at_us)}
+        for a in await reading.attempts(store, transfer.id)
+    ]
+    return reply({"transfer": shown(call, transfer), "history": answers, "attempts": attempts})
+
+
+async def retry_now(call: Call) -> Response:
+    transfer = await _found(call)
+    if transfer.lane is None:
+        raise Refused(Refusal.INVALID_REQUEST, "this transfer has ended")
+    await call.service.gate.store.release([transfer])
+    call.service.gate.engine.lanes[transfer.lane].wake()
+    return reply(shown(call, transfer), 202)
+
+
+async def halt(call: Call) -> Response:
+    reason = _reason(await call.body(ReasonBody))
+    await call.service.gate.store.halt(reason, call.identity.subject)
+    return reply({"halted": True, "reason": reason})
+
+
+async def resume(call: Call) -> Response:
+    reason = _reason(await call.body(ReasonBody))
+    await call.service.gate.store.resume(reason, call.identity.subject)
+    return reply({"halted": False, "reason": reason})
+
+
+def _reason(body: ReasonBody) -> str:
+    reason = body.reason.strip()
+    if not 0 < len(reason) <= MAX_REASON:
+        raise Refused(Refusal.INVALID_REQUEST, f"a reason of 1 to {MAX_REASON} characters")
+    return reason
+
+
+async def audit(call: Call) -> Response:
+    if call.service.audit is None:
+        raise Refused(NOT_FOUND, "no audit runs here")
+    full = call.request.query_params.get("full", "true") != "false"
+    return reply(await call.service.audit.run(full=full))

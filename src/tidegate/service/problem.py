@@ -1,0 +1,95 @@
+"""Errors as RFC 9457 problems: a stable code, whether to try again, never a stack or SQL."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.responses import Response
+
+from tidegate.core.refusals import Refusal
+
+SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
+PAYLOAD_TOO_LARGE, CONFLICT = "PAYLOAD_TOO_LARGE", "CONFLICT"
+MEDIA_TYPE = "application/problem+json"
+
+# The shape of a request is wrong: 400. The request is well-formed and refused: 422.
+STATUS: Mapping[str, int] = {
+    Refusal.UNAUTHORIZED: 401,
+    Refusal.FORBIDDEN: 403,
+    Refusal.IDEMPOTENCY_MISMATCH: 422,
+    Refusal.INVALID_REQUEST: 400,
+    Refusal.SAME_ACCOUNT: 400,
+    Refusal.INVALID_ACCOUNT_TYPE: 400,
+    Refusal.UNSUPPORTED_ACCOUNT_TYPE: 400,
+    Refusal.INVALID_ASSET: 400,
+    Refusal.ASSET_SUSPENDED: 422,
+    Refusal.TRANSFER_NOT_ALLOWED: 422,
+    Refusal.INVALID_AMOUNT: 400,
+    Refusal.PRECISION_OVERFLOW: 400,
+    Refusal.AMOUNT_TOO_SMALL: 422,
+    Refusal.AMOUNT_TOO_LARGE: 422,
+    Refusal.OVERFLOW: 400,
+    Refusal.RATE_LIMIT_EXCEEDED: 429,
+    Refusal.DAILY_LIMIT_EXCEEDED: 429,
+    Refusal.DAILY_AMOUNT_EXCEEDED: 429,
+    Refusal.HALTED: 503,
+    Refusal.TOO_LATE: 503,
+    Refusal.OVERLOADED: 503,
+    SYSTEM_ERROR: 500,
+    NOT_FOUND: 404,
+    METHOD_NOT_ALLOWED: 405,
+    PAYLOAD_TOO_LARGE: 413,
+    CONFLICT: 409,
+}
+TRY_AGAIN = frozenset({429, 500, 503})
+
+DETAILS: Mapping[str, str] = {
+    Refusal.UNAUTHORIZED: "a valid bearer token is needed",
+    Refusal.FORBIDDEN: "this token may not do this",
+    Refusal.IDEMPOTENCY_MISMATCH: "this cid was used for another request; choose a new one",
+    Refusal.SAME_ACCOUNT: "from and to are the same account",
+    Refusal.INVALID_ACCOUNT_TYPE: "from and to must be FUNDING or SPOT",
+    Refusal.UNSUPPORTED_ACCOUNT_TYPE: "this account type is not offered",
+    Refusal.INVALID_ASSET: "there is no such asset; see /api/v1/assets",
+    Refusal.ASSET_SUSPENDED: "this asset is suspended",
+    Refusal.TRANSFER_NOT_ALLOWED: "this asset cannot be transferred internally",
+    Refusal.INVALID_AMOUNT: "amount must be a positive decimal string such as «12.50»",
+    Refusal.PRECISION_OVERFLOW: "amount has more decimals than the asset",
+    Refusal.AMOUNT_TOO_SMALL: "amount is below the asset's minimum",
+    Refusal.AMOUNT_TOO_LARGE: "amount is above the asset's maximum",
+    Refusal.OVERFLOW: "amount is larger than any transfer can be",
+    Refusal.HALTED: "transfers are halted; an operator will resume them",
+    Refusal.OVERLOADED: "too many requests are waiting; nothing was accepted",
+    Refusal.TOO_LATE: "the request waited too long; nothing was accepted",
+    SYSTEM_ERROR: "something failed on our side; nothing was accepted",
+    NOT_FOUND: "there is nothing here",
+    METHOD_NOT_ALLOWED: "this method is not offered here",
+    PAYLOAD_TOO_LARGE: "the body is larger than this route takes",
+}
+DEFAULT_STATUS = 422  # A system's own reason: well-formed, and refused.
+
+
+def problem(
+    code: str,
+    request_id: str,
+    detail: str = "",
+    more: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    status = STATUS.get(code, DEFAULT_STATUS)
+    body = {
+        "type": f"https://tidegate.invalid/problems/{code.lower()}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail or DETAILS.get(code, "the request was refused"),
+        "code": code,
+        "retryable": status in TRY_AGAIN,
+        "request_id": request_id,
+        **(more or {}),
+    }
+    said = dict(headers or {})
+    if status == HTTPStatus.UNAUTHORIZED:
+        said["WWW-Authenticate"] = "Bearer"
+    if status in TRY_AGAIN:
+        said.setdefault("Retry-After", "1")
+    return Response(msgspec.json.encode(body), status, said, MEDIA_TYPE)

@@ -1,0 +1,157 @@
+"""What goes over the wire: requests as they are read, transfers as they are shown."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+from ulid import ULID
+
+from tidegate.core.money import format_amount
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Account, Asset
+from tidegate.core.transfer import Party, Transfer
+from tidegate.engine.gate import Gate
+from tidegate.service.front import Refused
+from tidegate.service.problem import NOT_FOUND
+
+PENDING = "PENDING"
+MAX_LIMIT, DEFAULT_LIMIT = 100, 20
+ULID_CHARS = 26
+
+
+FROM_TO = {"source": "from", "target": "to"}
+
+
+class TransferBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=FROM_TO):
+    """`POST /api/v1/internal_transfer`."""
+
+    source: str
+    target: str
+    asset: str
+    amount: str
+    cid: str | None = None
+    user_id: int | None = None
+
+
+class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    transfers: list[TransferBody]
+
+
+class FirstBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=FROM_TO):
+    """`POST /api/v1/transfer`, in the older words."""
+
+    source: str
+    target: str
+    asset: str
+    amount: str
+    user_id: int | None = None
+    cid: str | None = None
+
+
+class CrossingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    user_id: int
+    account: str
+    asset: str
+    amount: str
+    cid: str
+
+
+class StatusBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    user_id: int
+    account: str
+    asset: str
+    status: str
+
+
+class AssetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Amounts are decimal strings; an empty maximum means none."""
+
+    status: str | None = None
+    internal_transfer_enabled: bool | None = None
+    min_transfer_amount: str | None = None
+    max_transfer_amount: str | None = None
+
+
+class ReasonBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reason: str
+
+
+class TransferShape(msgspec.Struct, frozen=True, rename=FROM_TO):
+    """A transfer as its owner sees it. Both ids carry the same ULID."""
+
+    transfer_id: str
+    req_id: str
+    source: str
+    target: str
+    asset: str
+    amount: str
+    state: str
+    message: str
+    cid: str | None
+    created_at: str
+    updated_at: str
+    duplicate: bool = False
+
+
+def ulid_of(id_: UUID) -> str:
+    return str(ULID.from_uuid(id_))
+
+
+def id_from(text: str) -> UUID:
+    """A ULID or a UUID; whatever else is given, there is no such transfer."""
+    try:
+        return ULID.from_str(text).to_uuid() if len(text) == ULID_CHARS else UUID(text)
+    except ValueError:
+        raise Refused(NOT_FOUND) from None
+
+
+def time_of(at_us: int) -> str:
+    at = datetime.fromtimestamp(at_us / 1_000_000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def account_name(accounts: Mapping[str, Account], party: Party) -> str:
+    known = {(a.system, a.book): name for name, a in accounts.items()}
+    return known.get((party.system, party.book), party.book)
+
+
+def asset_of(assets: Mapping[str, Asset], asset_id: int) -> Asset:
+    return next(asset for asset in assets.values() if asset.id == asset_id)
+
+
+MESSAGES = {
+    "COMMITTED": "Transfer successful",
+    "FAILED": "Transfer failed: nothing was moved",
+    "ROLLED_BACK": "Transfer was undone: the money is back where it was",
+}
+
+
+def shape(
+    gate: Gate, transfer: Transfer, *, duplicate: bool = False, pending: bool = False
+) -> TransferShape:
+    """`pending`: say only that it has not ended, not where it is."""
+    asset = asset_of(gate.assets, transfer.asset_id)
+    state = PENDING if pending and transfer.lane is not None else transfer.state
+    return TransferShape(
+        transfer_id=ulid_of(transfer.id),
+        req_id=ulid_of(transfer.id),
+        source=account_name(gate.accounts, transfer.parties["source"]),
+        target=account_name(gate.accounts, transfer.parties["target"]),
+        asset=asset.code,
+        amount=format_amount(transfer.amount, asset.decimals),
+        state=state,
+        message=MESSAGES.get(transfer.state, "Transfer is being processed"),
+        cid=transfer.cid,
+        created_at=time_of(transfer.created_us),
+        updated_at=time_of(transfer.updated_us),
+        duplicate=duplicate,
+    )
+
+
+def limit_from(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 4 and 0 < int(text) <= MAX_LIMIT):
+        raise Refused(Refusal.INVALID_REQUEST, f"limit is a number from 1 to {MAX_LIMIT}")
+    return int(text)

@@ -1,0 +1,224 @@
+"""The routes of an owner: make a transfer, look at it, list them, balances, assets."""
+
+import asyncio
+
+from starlette.responses import Response
+
+from tidegate.core.money import format_amount
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Wish
+from tidegate.core.transfer import Transfer
+from tidegate.engine.births import Receipt
+from tidegate.engine.gate import CORE, LEDGER
+from tidegate.service.front import MAX_BATCH_BODY, Call, Refused, reply
+from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS
+from tidegate.service.shapes import (
+    BatchBody,
+    FirstBody,
+    TransferBody,
+    TransferShape,
+    id_from,
+    limit_from,
+    shape,
+    ulid_of,
+)
+from tidegate.store import reading
+
+MAX_BATCH = 1_000
+MAX_WAIT_S = 10.0
+FIRST_ACCOUNTS = {"funding": "FUNDING", "trading": "SPOT"}
+FIRST_STATUS = {"COMMITTED": "committed", "FAILED": "failed", "ROLLED_BACK": "failed"}
+
+
+async def create(call: Call) -> Response:
+    body = await call.body(TransferBody)
+    said = await _made(call, _wish(call, body))
+    return _created(call, said)
+
+
+async def create_batch(call: Call) -> Response:
+    """An answer per item, in order; each is made or refused by itself."""
+    body = await call.body(BatchBody, MAX_BATCH_BODY)
+    if not 0 < len(body.transfers) <= MAX_BATCH:
+        raise Refused(Refusal.INVALID_REQUEST, f"send 1 to {MAX_BATCH} transfers")
+    wishes = [Wish(b.source, b.target, b.asset, b.amount, b.cid, b.user_id) for b in body.transfers]
+    said = await asyncio.gather(*(_made(call, wish) for wish in wishes))
+    return reply({"results": [_item(call, each) for each in said]})
+
+
+def _item(call: Call, said: Receipt | Refusal) -> dict[str, object]:
+    if isinstance(said, Refusal):
+        return {"status": STATUS[said], "code": said, "detail": DETAILS.get(said, "")}
+    transfer = said.transfer
+    shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
+    if transfer.lane is None and transfer.state != "COMMITTED":
+        return {"status": 422, "code": transfer.error, "transfer": shown}
+    status = 202 if transfer.lane else 200 if said.duplicate else 201
+    return {"status": status, "transfer": shown}
+
+
+async def show(call: Call) -> Response:
+    return reply(shape(call.service.gate, await _own(call)))
+
+
+async def list_own(call: Call) -> Response:
+    query = call.request.query_params
+    limit, state = limit_from(query.get("limit")), query.get("state")
+    before = id_from(query["cursor"]) if "cursor" in query else reading.NEWEST
+    gate = call.service.gate
+    found = await reading.list_of_owner(gate.store, call.owner, state, before, limit)
+    shown: list[TransferShape] = [shape(gate, transfer) for transfer in found]
+    cursor = shown[-1].req_id if len(shown) == limit else None
+    return reply({"transfers": shown, "next_cursor": cursor})
+
+
+async def balances(call: Call) -> Response:
+    gate, owner = call.service.gate, call.owner
+    held = await gate.ledger.balances(gate.store, owner)
+    rows = []
+    for name, account in gate.accounts.items():
+        if account.system != LEDGER or not account.supported:
+            continue
+        for asset in gate.assets.values():
+            for key, balance in held.items():
+                if (key.book, key.asset_id) == (account.book, asset.id):
+                    amounts = (balance.available, balance.held)
+                    rows.append(_balance(name, asset.code, asset.decimals, amounts, balance.status))
+    return reply({"balances": rows + await _core_balances(call, owner)})
+
+
+async def _core_balances(call: Call, owner: int) -> list[dict[str, str]]:
+    gate = call.service.gate
+    if gate.core is None:
+        return []
+    asked = [
+        (name, asset, gate.core.balance(owner, account.book, asset.id))
+        for name, account in gate.accounts.items()
+        if account.system == CORE and account.supported
+        for asset in gate.assets.values()
+    ]
+    found = await asyncio.gather(*(asking for _, _, asking in asked))
+    return [
+        _balance(name, asset.code, asset.decimals, (balance.amount, 0), balance.status.name)
+        for (name, asset, _), balance in zip(asked, found, strict=True)
+        if balance.status.name != "ABSENT"
+    ]
+
+
+def _balance(
+    account: str, asset: str, decimals: int, amounts: tuple[int, int], status: str
+) -> dict[str, str]:
+    return {
+        "account": account,
+        "asset": asset,
+        "available": format_amount(amounts[0], decimals),
+        "frozen": format_amount(amounts[1], decimals),
+        "status": status,
+    }
+
+
+async def assets(call: Call) -> Response:
+    rows = [
+        {
+            "asset": a.code,
+            "decimals": a.decimals,
+            "status": a.status,
+            "internal_transfer_enabled": a.internal_transfer_enabled,
+            "min_transfer_amount": format_amount(a.min_transfer_amount, a.decimals),
+            "max_transfer_amount": None
+            if a.max_transfer_amount is None
+            else format_amount(a.max_transfer_amount, a.decimals),
+        }
+        for a in call.service.gate.assets.values()
+    ]
+    return reply({"assets": rows})
+
+
+async def create_first(call: Call) -> Response:
+    """The older shape: funding and trading, status instead of state."""
+    body = await call.body(FirstBody)
+    accounts = [FIRST_ACCOUNTS.get(name, name.upper() + "?") for name in (body.source, body.target)]
+    wish = Wish(accounts[0], accounts[1], body.asset, body.amount, body.cid, body.user_id)
+    said = await _made(call, _with_key(call, wish))
+    if isinstance(said, Refusal):
+        raise Refused(said)
+    transfer = said.transfer
+    shown = shape(call.service.gate, transfer)
+    status = FIRST_STATUS.get(transfer.state, "pending")
+    message = transfer.error or shown.message
+    answer = {"req_id": str(transfer.id), "status": status, "message": message}
+    return reply(answer, 202 if transfer.lane else 200)
+
+
+async def show_first(call: Call) -> Response:
+    transfer = await _own(call)
+    return reply(
+        {
+            "req_id": str(transfer.id),
+            "state": transfer.state.lower(),
+            "created_at": transfer.created_us // 1000,
+        }
+    )
+
+
+def _wish(call: Call, body: TransferBody) -> Wish:
+    wish = Wish(body.source, body.target, body.asset, body.amount, body.cid, body.user_id)
+    return _with_key(call, wish)
+
+
+def _with_key(call: Call, wish: Wish) -> Wish:
+    """The header and the field are one thing; where both are given they must agree."""
+    header = call.request.headers.get("idempotency-key")
+    if header is None:
+        return wish
+    header = header.strip().removeprefix('"').removesuffix('"')
+    if wish.cid is not None and wish.cid != header:
+        raise Refused(Refusal.INVALID_REQUEST, "cid and Idempotency-Key differ")
+    return Wish(wish.source, wish.target, wish.asset, wish.amount, header, wish.user_id)
+
+
+async def _made(call: Call, wish: Wish) -> Receipt | Refusal:
+    said = await call.service.gate.transfer(wish, call.owner, _wait_s(call))
+    if isinstance(said, Refusal):
+        call.service.meters.refusal(said)
+    elif said.transfer.lane is None and not said.duplicate:
+        call.service.meters.ended(said.transfer)
+    return said
+
+
+def _wait_s(call: Call) -> float:
+    """`Prefer: wait=N`, within a bound."""
+    for wish in call.request.headers.get("prefer", "").split(","):
+        name, _, value = wish.strip().partition("=")
+        if name == "wait" and value.isascii() and value.isdigit() and len(value) < 6:
+            return min(float(value), MAX_WAIT_S)
+    return call.service.wait_s
+
+
+def _created(call: Call, said: Receipt | Refusal) -> Response:
+    if isinstance(said, Refusal):
+        raise Refused(said)
+    transfer = said.transfer
+    if transfer.lane is None and transfer.state != "COMMITTED":
+        raise Refused(transfer.error or "FAILED", _why(transfer), _outcome(said))
+    shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
+    status = 202 if transfer.lane else 200 if said.duplicate else 201
+    return reply(shown, status, {"Location": f"/api/v1/internal_transfer/{shown.req_id}"})
+
+
+def _why(transfer: Transfer) -> str:
+    return f"the transfer was refused and ended as {transfer.state}; no money has moved"
+
+
+def _outcome(said: Receipt) -> dict[str, object]:
+    id_ = ulid_of(said.transfer.id)
+    more: dict[str, object] = {"req_id": id_, "transfer_id": id_, "state": said.transfer.state}
+    return more | ({"duplicate": True} if said.duplicate else {})
+
+
+async def _own(call: Call) -> Transfer:
+    """A stranger's transfer and one that is not there get the same answer."""
+    found = await call.service.gate.store.find([id_from(call.request.path_params["id"])])
+    if not found or found[0].owner != call.owner or found[0].flow != "internal_transfer":
+        raise Refused(NOT_FOUND)
+    return found[0]

@@ -1,0 +1,212 @@
+"""Settings: a TOML file, then the environment, then flags; a wrong one is refused by name."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+FILE = "tidegate.toml"
+PREFIX = "TIDEGATE_"
+# Of the environment, but not settings: who asks, and what the test suite tells its workers.
+NOT_SETTINGS = ("TIDEGATE_TOKEN", "TIDEGATE_URL", "TIDEGATE_TEST_")
+
+Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
+Count = Annotated[int, Meta(ge=1, le=1_000_000, description="a whole number from 1 to 1000000")]
+Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 is any free one")]
+Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds: more than 0, up to 86400")]
+Switch = Annotated[bool, Meta(description="true or false")]
+Url = Annotated[str, Meta(pattern="^https?://", description="an address http://… or https://…")]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running Tidegate is told. Every field may stand in the file, by this name."""
+
+    database: (
+        Annotated[str, Meta(min_length=1, description="postgresql://USER@HOST/NAME")] | None
+    ) = None
+    schema: Annotated[str, Meta(min_length=1, max_length=63, description="1 to 63 bytes")] = (
+        "tidegate_store"
+    )
+    core: (
+        Annotated[str, Meta(pattern="^(unix|tcp):.", description="unix:PATH or tcp:HOST:PORT")]
+        | None
+    ) = None
+    host: Text = "127.0.0.1"
+    port: Port = 8080
+    directory: Text = "data"  # Where `tidegate up` keeps everything.
+    workers: Annotated[int, Meta(ge=0, le=64, description="a whole number from 0 to 64")] = 1
+    log_format: Annotated[Literal["text", "json"], Meta(description="text or json")] = "text"
+
+    scan_s: Seconds = 1.0
+    lease_s: Seconds = 10.0
+    connections: Annotated[int, Meta(ge=2, le=1000, description="a number from 2 to 1000")] = 8
+    ring_size: Count = 10_000
+    wait_ms: Annotated[int, Meta(ge=0, le=10_000, description="milliseconds from 0 to 10000")] = 500
+    audit_s: Seconds = 30.0
+
+    retry_first_s: Seconds = 1.0
+    alert_after_attempts: Count = 10
+    alert_after_s: Seconds = 300.0
+    alert_busy_owner: Count = 30  # Transfers of one owner in a minute.
+    alert_webhook: Url | None = None
+
+    rate_limits: Switch = False  # The three below hold only when this is on.
+    requests_per_second: Count = 10
+    transfers_per_day: Count = 100
+    daily_amounts: Annotated[
+        dict[str, str], Meta(description="amounts per asset, such as USDT=1000.50,BTC=2")
+    ] = {}
+
+    accounts: Annotated[
+        tuple[Literal["FUNDING", "SPOT", "FUTURE", "MARGIN"], ...],
+        Meta(min_length=1, description="a list of FUNDING, SPOT, FUTURE, MARGIN"),
+    ] = ("FUNDING", "SPOT")
+
+    issuer: Text = "tidegate"
+    audience: Text = "tidegate"
+    keys: Text | None = None  # A file with the public keys, a JWKS.
+    jwks_url: Url | None = None
+    deny_list: Text | None = None  # A file with one revoked token id per line.
+
+
+class WrongSetting(Exception):
+    """A setting is unknown, or not what it may be; one line says which, and what is allowed."""
+
+
+HINTS = get_type_hints(Settings, include_extras=True)
+NAMES = tuple(HINTS)
+
+# The names that the specifications give to some of them, and what turns their unit into ours.
+ALIASES: Mapping[str, tuple[str, float]] = {
+    "database_url": ("database", 0),
+    "scan_interval_ms": ("scan_s", 1000),
+    "retry_backoff_ms": ("retry_first_s", 1000),
+    "alert_threshold": ("alert_after_attempts", 0),
+    "alert_after_retries": ("alert_after_attempts", 0),
+    "alert_after_seconds": ("alert_after_s", 0),
+}
+
+
+def read_settings(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    file: Path | None = None,
+    directory: Path | None = None,
+) -> Settings:
+    """Every source over the one before it; a flag that is None was not given."""
+    given: dict[str, object] = {}
+    if path := _file(file, directory):
+        given |= _resolve(_toml(path).items(), str(path))
+    given |= _resolve(_environment(environ), "the environment")
+    flagged = {name: value for name, value in flags.items() if value is not None}
+    given |= _resolve(flagged.items(), "a flag")
+    return Settings(**given)  # type: ignore[arg-type]
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The same settings for a child, so that it needs no file and no flags."""
+    return {
+        PREFIX + name.upper(): _text(value)
+        for name, value in msgspec.structs.asdict(settings).items()
+        if value is not None and value != {}
+    }
+
+
+def _text(value: object) -> str:
+    match value:
+        case dict():
+            return ",".join(f"{asset}={amount}" for asset, amount in value.items())
+        case tuple():
+            return ",".join(value)
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return str(value)
+
+
+def _file(named: Path | None, directory: Path | None) -> Path | None:
+    """The file asked for, which must exist, or one that happens to be there."""
+    if named is not None:
+        return named
+    places = [Path(FILE), *([directory / FILE] if directory else [])]
+    return next((path for path in places if path.is_file()), None)
+
+
+def _toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as fault:
+        raise WrongSetting(f"--config: {path} cannot be read: {fault}") from fault
+    except tomllib.TOMLDecodeError as fault:
+        raise WrongSetting(f"{path} is not TOML: {fault}") from fault
+
+
+def _environment(environ: Mapping[str, str]) -> Iterable[tuple[str, object]]:
+    for name, value in sorted(environ.items()):
+        if name.startswith(PREFIX):
+            if not name.startswith(NOT_SETTINGS):
+                yield name.removeprefix(PREFIX).lower(), value
+        elif name.lower() in ALIASES and name in (name.upper(), name.lower()):
+            yield name.lower(), value
+
+
+def _resolve(given: Iterable[tuple[str, object]], where: str) -> dict[str, object]:
+    """By our names, in our units; two names for one thing must agree."""
+    resolved: dict[str, object] = {}
+    names: dict[str, str] = {}
+    for name, value in given:
+        if name not in HINTS and name not in ALIASES:
+            raise WrongSetting(f"{where}: there is no setting {name!r}; {_meant(name)}")
+        ours, per_unit = ALIASES.get(name, (name, 0))
+        checked = _converted(ours, _scaled(value, per_unit), f"{where}: {name} = {value!r}")
+        other = names.setdefault(ours, name)
+        if resolved.setdefault(ours, checked) != checked:
+            raise WrongSetting(f"{where}: {other} and {name} are one setting and differ: keep one")
+    return resolved
+
+
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name, [*NAMES, *ALIASES], 1)
+    return f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(NAMES)}"
+
+
+def _scaled(value: object, per_unit: float) -> object:
+    try:
+        return float(str(value)) / per_unit if per_unit else value
+    except ValueError:
+        return value  # It is no number, and the next check says so.
+
+
+def _converted(name: str, value: object, said: str) -> object:
+    hint = HINTS[name]
+    try:
+        # Text is read as the type wants it, because the environment has nothing else.
+        return msgspec.convert(_unpacked(hint, value), hint, strict=not isinstance(value, str))
+    except (msgspec.ValidationError, ValueError) as fault:
+        raise WrongSetting(f"{said} is wrong; allowed: {_allowed(hint)}") from fault
+
+
+def _unpacked(hint: Any, value: object) -> object:
+    """Lists and tables in the one-line form of the environment."""
+    if not isinstance(value, str):
+        return value
+    kind = get_origin(get_args(hint)[0]) if get_args(hint) else None
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if kind is tuple:
+        return parts
+    if kind is dict:
+        pairs = [part.partition("=") for part in parts]
+        if not all(equals and asset and amount for asset, equals, amount in pairs):
+            raise ValueError(value)
+        return {asset.strip(): amount.strip() for asset, _, amount in pairs}
+    return value
+
+
+def _allowed(hint: Any) -> str:
+    inside = [note for part in get_args(hint) for note in getattr(part, "__metadata__", ())]
+    notes = [*getattr(hint, "__metadata__", ()), *inside]
+    return next(n.description for n in notes if isinstance(n, Meta) and n.description)

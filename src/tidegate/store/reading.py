@@ -1,0 +1,117 @@
+"""What people ask of the store: lists, searches, histories. Nothing here moves money."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.sql import load
+from tidegate.core.transfer import Transfer
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
+
+STATEMENTS = {
+    name: statement.replace("{transfer}", TRANSFER_COLUMNS)
+    for name, statement in load("tidegate.store", "reading.sql").items()
+}
+NEWEST = UUID(int=2**128 - 1)
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """One answer as the history has it."""
+
+    version: int
+    path: tuple[str, ...]
+    verb: str
+    answer: str
+    reason: str
+    evidence: dict[str, str]
+    actor: str
+    at_us: int
+    hash: str
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    version: int
+    retry: int
+    reason: str
+    at_us: int
+
+
+class Search(msgspec.Struct, frozen=True):
+    """What an operator looks for; what is None is not asked about."""
+
+    owner: int | None = None
+    flow: str | None = None
+    state: str | None = None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What rests in one state of one lane."""
+
+    lane: str
+    flow: str
+    state: str
+    count: int
+    oldest_s: float
+
+
+class AssetChange(msgspec.Struct, frozen=True):
+    code: str
+    status: str | None = None
+    enabled: bool | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    unbounded: bool = False
+
+
+async def list_of_owner(
+    store: PostgresStore, owner: int, state: str | None, before: UUID, limit: int
+) -> Sequence[Transfer]:
+    values = {"owner": owner, "state": state, "before": before, "limit": limit}
+    return [transfer_from(r) for r in await store.run(STATEMENTS["list_of_owner"], values)]
+
+
+async def search(
+    store: PostgresStore, wanted: Search, before: UUID, limit: int
+) -> Sequence[Transfer]:
+    values = msgspec.structs.asdict(wanted) | {"before": before, "limit": limit}
+    return [transfer_from(r) for r in await store.run(STATEMENTS["search"], values)]
+
+
+async def stuck(
+    store: PostgresStore, stuck_s: float, before: UUID, limit: int
+) -> Sequence[Transfer]:
+    values = {"stuck_s": stuck_s, "before": before, "limit": limit}
+    return [transfer_from(r) for r in await store.run(STATEMENTS["stuck"], values)]
+
+
+async def history(store: PostgresStore, id_: UUID) -> Sequence[Answered]:
+    rows = await store.run(STATEMENTS["history"], {"id": id_})
+    return [
+        Answered(
+            version=row[0],
+            path=(row[1], *row[2].split(), row[3]),
+            verb=row[4],
+            answer=row[5],
+            reason=row[6],
+            evidence=msgspec.json.decode(row[7], type=dict[str, str]) if row[7] else {},
+            actor=row[8],
+            at_us=row[9],
+            hash=row[10].hex(),
+        )
+        for row in rows
+    ]
+
+
+async def attempts(store: PostgresStore, id_: UUID) -> Sequence[Attempt]:
+    return [Attempt(*row) for row in await store.run(STATEMENTS["attempts"], {"id": id_})]
+
+
+async def set_asset(store: PostgresStore, change: AssetChange) -> bool:
+    """False if there is no such asset."""
+    return bool(await store.run(STATEMENTS["set_asset"], msgspec.structs.asdict(change)))
+
+
+async def backlog(store: PostgresStore) -> Sequence[Waiting]:
+    return [Waiting(*row) for row in await store.run(STATEMENTS["backlog"], {})]

@@ -1,0 +1,57 @@
+-- list_of_owner: newest first, from below a cursor; ids order by time.
+SELECT {transfer}
+  FROM transfers AS t
+ WHERE t.owner = %(owner)s
+   AND t.flow = 'internal_transfer'
+   AND t.id < %(before)s::uuid
+   AND (%(state)s::text IS NULL OR t.state = %(state)s)
+ ORDER BY t.id DESC
+ LIMIT %(limit)s;
+
+-- search: an operator's look over all flows; by owner it uses that index, else the ids.
+SELECT {transfer}
+  FROM transfers AS t
+ WHERE t.id < %(before)s::uuid
+   AND (%(owner)s::bigint IS NULL OR t.owner = %(owner)s)
+   AND (%(flow)s::text IS NULL OR t.flow = %(flow)s)
+   AND (%(state)s::text IS NULL OR t.state = %(state)s)
+ ORDER BY t.id DESC
+ LIMIT %(limit)s;
+
+-- stuck: what has not ended and has rested where it is for a while; few rows, by their own index.
+SELECT {transfer}
+  FROM transfers AS t
+ WHERE t.lane IS NOT NULL
+   AND t.updated_at < now() - %(stuck_s)s * interval '1 second'
+   AND t.id < %(before)s::uuid
+ ORDER BY t.id DESC
+ LIMIT %(limit)s;
+
+-- history: the answers of one transfer, oldest first.
+SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence::text, actor,
+       (extract(epoch FROM at) * 1000000)::bigint, hash
+  FROM history
+ WHERE transfer_id = %(id)s
+ ORDER BY version;
+
+-- attempts: why questions stayed open, oldest first.
+SELECT version, retry, reason, (extract(epoch FROM at) * 1000000)::bigint
+  FROM attempts
+ WHERE transfer_id = %(id)s
+ ORDER BY retry;
+
+-- set_asset: what is not given stays as it is.
+UPDATE assets
+   SET status = coalesce(%(status)s, status),
+       internal_transfer_enabled = coalesce(%(enabled)s, internal_transfer_enabled),
+       min_transfer_amount = coalesce(%(minimum)s::numeric, min_transfer_amount),
+       max_transfer_amount = CASE WHEN %(unbounded)s THEN NULL
+                                  ELSE coalesce(%(maximum)s::numeric, max_transfer_amount) END
+ WHERE code = %(code)s
+RETURNING code;
+
+-- backlog: how much rests in each lane and state, and for how long the oldest.
+SELECT lane, flow, state, count(*), extract(epoch FROM now() - min(updated_at))::float8
+  FROM transfers
+ WHERE lane IS NOT NULL
+ GROUP BY lane, flow, state;

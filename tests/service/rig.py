@@ -1,0 +1,112 @@
+"""The HTTP service on a real socket, with real tokens, a real database and the real core's code."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx2
+import uvicorn
+
+from tests.engine.test_counts import counted_gate
+from tidegate.engine.gate import Gate
+from tidegate.service.api import build
+from tidegate.service.auth import Terms, Verifier
+from tidegate.service.front import Service
+from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
+from tidegate.service.meters import Meters
+
+TERMS = Terms(issuer="tests", audience="tidegate")
+PRIVATE, PUBLIC = new_keypair()
+ALICE, BOB = 4001, 4002
+
+
+def token(subject: str, *roles: str) -> str:
+    return issue(PRIVATE, "test", TERMS.claims(subject, roles, time.time()))
+
+
+@dataclass
+class Answer:
+    status: int
+    body: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Front:
+    """A running service and a client that speaks to it."""
+
+    gate: Gate
+    client: httpx2.AsyncClient
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    async def call(
+        self, method: str, path: str, body: object = None, who: str | None = None, **more: Any
+    ) -> Answer:
+        headers = dict(more.pop("headers", {}))
+        if who is not None:
+            headers["Authorization"] = f"Bearer {who}"
+        said = await self.client.request(method, path, json=body, headers=headers, **more)
+        kind = said.headers.get("content-type", "")
+        return Answer(said.status_code, said.json() if "json" in kind else said.text, said.headers)
+
+    async def transfer(self, body: Mapping[str, object], owner: int = ALICE, **more: Any) -> Answer:
+        return await self.call(
+            "POST", "/api/v1/internal_transfer", body, token(str(owner), "user"), **more
+        )
+
+    async def desk(self, method: str, path: str, body: object = None) -> Answer:
+        who = token("olga", "operator", "auditor")
+        return await self.call(method, f"/api/v1/operator{path}", body, who)
+
+    async def fund(self, account: str, amount: str, owner: int = ALICE) -> None:
+        body = {"user_id": owner, "account": account, "asset": "USDT", "amount": amount}
+        said = await self.desk("POST", "/deposit", body | {"cid": f"fund-{next(self.numbers)}"})
+        assert said.status in (201, 202), said
+
+    async def balances(self, owner: int = ALICE) -> dict[tuple[str, str], str]:
+        said = await self.call("GET", "/api/v1/balances", who=token(str(owner), "user"))
+        return {(b["account"], b["asset"]): b["available"] for b in said.body["balances"]}
+
+
+@asynccontextmanager
+async def fronted(database: str, directory: Path) -> AsyncIterator[Front]:
+    verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
+    dice = random.Random(3)
+    async with counted_gate(database, directory, Counter()) as gate:
+        service = Service(
+            gate=gate,
+            authenticate=verifier.authenticate,
+            meters=Meters(),
+            clock=time.monotonic,
+            new_id=lambda: f"{dice.getrandbits(64):016x}",
+            wait_s=5.0,
+        )
+        config = uvicorn.Config(build(service), port=0, log_config=None, lifespan="off")
+        server = uvicorn.Server(config)
+        serving = asyncio.ensure_future(server.serve())
+        while not server.started:  # noqa: ASYNC110  It has no event to wait for.
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            yield Front(gate, client)
+        server.should_exit = True
+        await serving
+
+
+Scene: TypeAlias = Callable[[Front], Awaitable[None]]
+Play: TypeAlias = Callable[[Scene], None]
+
+
+def player(database: str, directory: Path) -> Play:
+    async def whole(scene: Scene) -> None:
+        async with fronted(database, directory) as front:
+            await scene(front)
+
+    return lambda scene: asyncio.run(whole(scene))

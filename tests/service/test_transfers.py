@@ -1,0 +1,172 @@
+"""The routes of an owner, as a caller sees them."""
+
+import asyncio
+
+import pytest
+
+from tests.service.rig import ALICE, BOB, Front, Play, token
+
+IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10.5"}
+
+
+def test_a_transfer_is_made_shown_and_listed(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        said = await front.transfer(IN | {"cid": "first"})
+        assert said.status == 201, said
+        body = said.body
+        assert (body["state"], body["cid"], body["amount"]) == ("COMMITTED", "first", "10.500000")
+        assert body["req_id"] == body["transfer_id"]
+        assert len(body["req_id"]) == 26
+        assert said.headers["location"].endswith(body["req_id"])
+        who = token(str(ALICE), "user")
+        shown = await front.call("GET", f"/api/v1/internal_transfer/{body['req_id']}", who=who)
+        assert shown.body["state"] == "COMMITTED"
+        listed = await front.call("GET", "/api/v1/internal_transfer?limit=5", who=who)
+        assert [t["req_id"] for t in listed.body["transfers"]] == [body["req_id"]]
+        assert listed.body["next_cursor"] is None
+        assert await front.balances() == {
+            ("FUNDING", "USDT"): "89.500000",
+            ("SPOT", "USDT"): "10.500000",
+        }
+
+    play(scene)
+
+
+def test_the_same_cid_is_the_same_transfer_and_another_body_a_422(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        first = await front.transfer(IN, headers={"Idempotency-Key": "k"})
+        again = await front.transfer(IN | {"cid": "k"})
+        assert (first.status, again.status) == (201, 200)
+        assert again.body["duplicate"] is True
+        assert again.body["req_id"] == first.body["req_id"]
+        other = await front.transfer(IN | {"cid": "k", "amount": "11"})
+        assert (other.status, other.body["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+        both = await front.transfer(IN | {"cid": "k"}, headers={"Idempotency-Key": "other"})
+        assert (both.status, both.body["code"]) == (400, "INVALID_REQUEST")
+
+    play(scene)
+
+
+def test_a_replay_is_answered_although_the_asset_is_suspended_by_now(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        first = await front.transfer(IN | {"cid": "k"})
+        await front.desk("PATCH", "/assets/USDT", {"status": "SUSPENDED"})
+        again = await front.transfer(IN | {"cid": "k"})
+        assert (again.status, again.body["req_id"]) == (200, first.body["req_id"])
+        fresh = await front.transfer(IN | {"cid": "k2"})
+        assert (fresh.status, fresh.body["code"]) == (422, "ASSET_SUSPENDED")
+
+    play(scene)
+
+
+def test_a_refusal_by_a_system_is_a_422_with_the_transfer(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "1")
+        said = await front.transfer(IN | {"cid": "k"})
+        assert (said.status, said.body["code"]) == (422, "INSUFFICIENT_BALANCE")
+        assert said.body["state"] == "FAILED"
+        assert said.headers["content-type"] == "application/problem+json"
+        again = await front.transfer(IN | {"cid": "k"})
+        assert (again.status, again.body["req_id"]) == (422, said.body["req_id"])
+        shown = await front.call(
+            "GET",
+            f"/api/v1/internal_transfer/{said.body['req_id']}",
+            who=token(str(ALICE), "user"),
+        )
+        assert shown.body["state"] == "FAILED"
+
+    play(scene)
+
+
+def test_a_strangers_transfer_and_one_that_is_not_there_look_the_same(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        made = await front.transfer(IN)
+        who = token(str(BOB), "user")
+        foreign = await front.call(
+            "GET", f"/api/v1/internal_transfer/{made.body['req_id']}", who=who
+        )
+        absent = await front.call(
+            "GET", "/api/v1/internal_transfer/01JFVQ2X8Z0Y1M3N4P5R6S7T8V", who=who
+        )
+        rubbish = await front.call("GET", "/api/v1/internal_transfer/…", who=who)
+        for said in (foreign, absent, rubbish):
+            said.body.pop("request_id")
+            assert said.status == 404
+        assert foreign.body == absent.body == rubbish.body
+
+    play(scene)
+
+
+def test_a_batch_answers_each_item_by_itself(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "12")
+        items = [IN | {"cid": "a"}, IN | {"cid": "b"}, IN | {"amount": "-1"}, IN | {"to": "MOON"}]
+        said = await front.call(
+            "POST", "/api/v1/internal_transfers", {"transfers": items}, token(str(ALICE), "user")
+        )
+        assert said.status == 200
+        assert [r["status"] for r in said.body["results"]] == [201, 422, 400, 400]
+        codes = [r.get("code") for r in said.body["results"]]
+        assert codes == [None, "INSUFFICIENT_BALANCE", "INVALID_AMOUNT", "INVALID_ACCOUNT_TYPE"]
+
+    play(scene)
+
+
+def test_the_older_shape_speaks_of_funding_and_trading(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        who = token(str(ALICE), "user")
+        body = {"from": "funding", "to": "trading", "user_id": ALICE, "asset": "USDT"}
+        said = await front.call("POST", "/api/v1/transfer", body | {"amount": "1.5"}, who)
+        assert (said.status, said.body["status"]) == (200, "committed")
+        shown = await front.call("GET", f"/api/v1/transfer/{said.body['req_id']}", who=who)
+        assert shown.body["state"] == "committed"
+        assert shown.body["created_at"] > 1_700_000_000_000
+        failed = await front.call("POST", "/api/v1/transfer", body | {"amount": "500"}, who)
+        assert (failed.status, failed.body["status"]) == (200, "failed")
+        assert failed.body["message"] == "INSUFFICIENT_BALANCE"
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"user_id": BOB}, 403, "FORBIDDEN"),
+        ({"to": "FUNDING"}, 400, "SAME_ACCOUNT"),
+        ({"to": "MOON"}, 400, "INVALID_ACCOUNT_TYPE"),
+        ({"to": "FUTURE"}, 400, "UNSUPPORTED_ACCOUNT_TYPE"),
+        ({"asset": "DOGE"}, 400, "INVALID_ASSET"),
+        ({"amount": "0"}, 400, "INVALID_AMOUNT"),
+        ({"amount": "1e3"}, 400, "INVALID_AMOUNT"),
+        ({"amount": "0.0000001"}, 400, "PRECISION_OVERFLOW"),
+        ({"amount": "18446744073709551616"}, 400, "OVERFLOW"),
+        ({"amount": 5}, 400, "INVALID_REQUEST"),
+        ({"surprise": 1}, 400, "INVALID_REQUEST"),
+        ({"cid": ""}, 400, "INVALID_REQUEST"),
+    ],
+)
+def test_bad_input_gets_its_code(
+    play: Play, change: dict[str, object], status: int, code: str
+) -> None:
+    async def scene(front: Front) -> None:
+        said = await front.transfer(IN | change)
+        assert (said.status, said.body["code"]) == (status, code)
+        assert said.body["request_id"] == said.headers["x-request-id"]
+
+    play(scene)
+
+
+def test_a_thousand_posts_with_one_cid_make_one_transfer(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        said = await asyncio.gather(*(front.transfer(IN | {"cid": "k"}) for _ in range(300)))
+        assert len({s.body["req_id"] for s in said}) == 1
+        assert sorted({s.status for s in said}) == [200, 201]
+        assert (await front.balances())["FUNDING", "USDT"] == "89.500000"
+
+    play(scene)
