@@ -242,6 +242,23 @@ def test_an_amount_out_of_range_moves_nothing(play_ours: Play, amount: int) -> N
     play_ours(scene)
 
 
+def test_a_void_refuses_what_is_undecided_and_leaves_what_is_decided(play: Play) -> None:
+    async def scene(desk: Desk) -> None:
+        for verb in (Verb.DEBIT, Verb.CREDIT):
+            open_, done = question(desk, verb, 10), question(desk, verb, 10)
+            await desk.ask([done])
+            before = await desk.balance(OWNER)
+            [voided] = await desk.ask([replace(open_, void=True)])
+            assert isinstance(voided, Rejected)
+            [late] = await desk.ask([open_])
+            assert isinstance(late, Rejected), "the late original finds the refusal"
+            [kept] = await desk.ask([replace(done, void=True)])
+            assert isinstance(kept, Done)
+            assert await desk.balance(OWNER) == before
+
+    play(scene)
+
+
 def test_a_question_can_be_looked_up_by_its_key(play: Play) -> None:
     async def scene(desk: Desk) -> None:
         done, refused = question(desk, Verb.DEBIT, 40), question(desk, Verb.DEBIT, 400)

@@ -9,8 +9,18 @@ from tests.core.samples import ALL_FLOWS, ANSWERS, ASKING, ENDED, NO, NOBODY_KNO
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import EXPIRED, Terms, backoff, decide
-from tidegate.core.flow import ACCOUNTS, ACTIONS, NEVER_PAGES, URGENT, Ask, Edge, Flow, Patience
-from tidegate.core.transfer import Move, Transfer, born, question_of
+from tidegate.core.flow import (
+    ACCOUNTS,
+    ACTIONS,
+    NEVER_PAGES,
+    URGENT,
+    Ask,
+    Edge,
+    Flow,
+    Patience,
+    Verb,
+)
+from tidegate.core.transfer import Move, Party, Transfer, born, question_of
 from tidegate.flows.deposit import DEPOSIT
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
@@ -425,3 +435,25 @@ def test_there_is_no_attempt_before_the_first() -> None:
 
 def test_an_answer_found_in_the_birth_transaction_waits_as_after_a_first_attempt() -> None:
     assert stays(resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=0)).delay_s == 0.75
+
+
+def test_a_refund_that_is_re_pointed_asks_somebody_else_at_once() -> None:
+    refunding = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0)
+    suspense = ("ledger", "SUSPENSE", 7)
+    move = decide(INTERNAL_TRANSFER, refunding, Rejected("CLOSED", repoint=suspense), TERMS)
+    assert (move.after.state, move.after.version, move.after.lane) == ("COMPENSATING", 3, "ledger")
+    assert (move.delay_s, move.rests, move.alarm) == (0.0, False, Alarm.NONE)
+    then = question_of(INTERNAL_TRANSFER, move.after)
+    # A credit: the suspense book was never debited, so there is nothing there to undo.
+    assert (then.verb, then.undoes, then.opens) == (Verb.CREDIT, None, True)
+    assert then.party == Party(*suspense)
+    paid = decide(INTERNAL_TRANSFER, move.after, YES, TERMS)
+    assert paid.after.state == "ROLLED_BACK"
+    assert paid.entries[0].verb == "refund"
+
+
+def test_only_a_refund_can_be_re_pointed() -> None:
+    crediting = resting_in(INTERNAL_TRANSFER, "TARGET_PENDING", version=1, undoes=0)
+    astray = Rejected("CLOSED", repoint=("ledger", "SUSPENSE", 7))
+    with pytest.raises(AssertionError):
+        decide(INTERNAL_TRANSFER, crediting, astray, IRREVERSIBLE)

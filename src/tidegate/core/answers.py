@@ -47,6 +47,8 @@ class Rejected(msgspec.Struct, frozen=True):
 
     reason: str
     evidence: Evidence = NO_EVIDENCE
+    # Two people may re-point a refused refund: the (system, book, owner) that gets the money.
+    repoint: tuple[str, str, int] | None = None
 
 
 class Unknown(msgspec.Struct, frozen=True):

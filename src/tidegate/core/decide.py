@@ -14,8 +14,8 @@ from tidegate.core.answers import (
     bounded,
     bounded_evidence,
 )
-from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience
-from tidegate.core.transfer import Entry, Move, Transfer, lane_of
+from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience, Verb
+from tidegate.core.transfer import SUSPENSE, Entry, Move, Party, Transfer, lane_of
 
 EXPIRED = "EXPIRED"
 DOUBLINGS = 20  # 2**20 seconds is past every cap; beyond it a float would only grow.
@@ -87,8 +87,14 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
     """A «no» that is not acceptable: a new question, later, and a human is called."""
     ask = flow.ask(transfer.state)
     assert ask is not None
+    parties = transfer.parties
+    if answer.repoint is not None:
+        assert ask.verb is Verb.REFUND, "only a refund can be re-pointed"
+        parties = {**parties, SUSPENSE: Party(*answer.repoint)}
     asked_again = replace(
         transfer,
+        parties=parties,
+        lane=lane_of(flow, parties, transfer.state),
         version=transfer.version + 1,
         attempts=0,
         retries=transfer.retries + 1,
@@ -101,10 +107,13 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
         transfer,
         asked_again,
         (_entry(flow, transfer, answer, transfer.state, terms),),
-        delay_s=backoff(ask.patience, transfer.retries + 1, terms.jitter),
+        # One that was re-pointed has somebody new to ask, who has not refused anything.
+        delay_s=0.0
+        if answer.repoint
+        else backoff(ask.patience, transfer.retries + 1, terms.jitter),
         attempt=bounded(answer.reason),
-        alarm=max(Alarm.PAGE, ask.patience.alarm),
-        rests=True,
+        alarm=Alarm.NONE if answer.repoint else max(Alarm.PAGE, ask.patience.alarm),
+        rests=answer.repoint is None,
         deadline_s=ask.deadline_s,
     )
 

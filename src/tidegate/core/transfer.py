@@ -8,12 +8,13 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Evidence
-from tidegate.core.flow import UNDOES, Flow, Verb
+from tidegate.core.flow import UNDOES, Ask, Flow, Verb
 
 GENESIS = bytes(32)  # What the first answer of a transfer is chained to.
 
 Detail: TypeAlias = Mapping[str, str]
 NO_DETAIL: Detail = {}
+SUSPENSE = "suspense"  # The role of the book to which a refused refund is re-pointed.
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,7 @@ class Question(msgspec.Struct, frozen=True):
     expect_done: bool = False  # Our history holds that key as Done.
     opens: bool = False
     detail: Detail = NO_DETAIL
+    void: bool = False  # Do not do it: refuse it for ever, unless it is decided already.
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -110,24 +112,32 @@ def question_of(flow: Flow, transfer: Transfer) -> Question:
     """The question that a transfer's state asks. It is the same however often it is put."""
     ask = flow.ask(transfer.state)
     assert ask is not None, f"{transfer.id} rests in {transfer.state}, which asks nothing"
-    undo = ask.verb in UNDOES
+    verb, party = asked_of(ask, transfer.parties)
+    undo = verb in UNDOES
     return Question(
         transfer.id,
         transfer.version,
-        ask.verb,
-        transfer.parties[ask.role],
+        verb,
+        party,
         transfer.asset_id,
         transfer.amount,
         transfer.undoes if undo else None,
         undo and transfer.undoes is not None,
-        ask.opens,
+        ask.opens or verb is not ask.verb,
         transfer.detail,
     )
 
 
+def asked_of(ask: Ask, parties: Parties) -> tuple[Verb, Party]:
+    """Which verb is asked of whom. A refund that was re-pointed is a credit to the suspense."""
+    if ask.verb is Verb.REFUND and SUSPENSE in parties:
+        return Verb.CREDIT, parties[SUSPENSE]
+    return ask.verb, parties[ask.role]
+
+
 def lane_of(flow: Flow, parties: Parties, state: str) -> str | None:
     ask = flow.ask(state)
-    return None if ask is None else parties[ask.role].system
+    return None if ask is None else asked_of(ask, parties)[1].system
 
 
 def born(flow: Flow, transfer: Transfer) -> Transfer:

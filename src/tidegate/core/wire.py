@@ -21,7 +21,9 @@ MAX_NAME = 64
 
 HEAD = struct.Struct(">IIBI")  # Length of the body, CRC, kind, request id.
 STAMP = struct.Struct(">QQI")  # Epoch, position and chain CRC at the moment of the reply.
-OPERATION = struct.Struct(">20sBBI13s16s")  # Key, verb, expect_done, undoes, account, amount.
+OPERATION = struct.Struct(">20sBBI13s16s")  # Key, verb, mode, undoes, account, amount.
+# The mode of an operation: an undo of what we hold as done, or a refusal of what is undecided.
+EXPECT_DONE, VOID = 1, 2
 RECORD = struct.Struct(">20sBBI13s16sB16s16s")  # The same, then outcome, delta, balance after.
 ANSWER = struct.Struct(">BQ")  # Outcome, position of the record that stores it.
 EVENT = struct.Struct(f">Q{RECORD.size}s")

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, NamedTuple
 from uuid import UUID
 
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
@@ -101,12 +101,16 @@ async def _split(
 
 
 async def conclude(
-    means: Means[Tx], lane: str, batch: Sequence[Transfer], answers: Sequence[Answer] | None
+    means: Means[Tx],
+    lane: str,
+    batch: Sequence[Transfer],
+    answers: Sequence[Answer] | None,
+    actor: str = "",
 ) -> None:
     """Record what was answered. A row that cannot be recorded is found by halving, and stays."""
     for attempt in range(RECORD_TRIES):
         try:
-            return await _record(means, lane, batch, answers)
+            return await _record(means, lane, batch, answers, actor)
         except Exception as fault:
             if isinstance(fault, StoreFault) and fault.retryable:
                 if attempt == RECORD_TRIES - 1:
@@ -119,7 +123,8 @@ async def conclude(
                 break
     half = len(batch) // 2
     for part in (slice(half), slice(half, None)):
-        await conclude(means, lane, batch[part], None if answers is None else answers[part])
+        some = None if answers is None else answers[part]
+        await conclude(means, lane, batch[part], some, actor)
     return None
 
 
@@ -135,14 +140,19 @@ def _blame(means: Means[Tx], lane: str, transfer: Transfer, fault: Exception) ->
 
 
 async def _record(
-    means: Means[Tx], lane: str, batch: Sequence[Transfer], answers: Sequence[Answer] | None
+    means: Means[Tx],
+    lane: str,
+    batch: Sequence[Transfer],
+    answers: Sequence[Answer] | None,
+    actor: str,
 ) -> None:
     replies: dict[UUID, Answer] = {}
     if answers is not None:
         replies = {t.id: answer for t, answer in zip(batch, answers, strict=True)}
     slots = Slots(means.rings, means.clock() + means.store.lease_s)
     try:
-        moves, rows = await _transact(means, lane, (batch, replies), slots)
+        work = Work(batch, replies, actor)
+        moves, rows = await _transact(means, lane, work, slots)
     except BaseException:
         slots.free()
         raise
@@ -150,19 +160,23 @@ async def _record(
     await announce(means, moves, rows)
 
 
+class Work(NamedTuple):
+    """What was asked, what was answered, and who answered if it was a person."""
+
+    batch: Sequence[Transfer]
+    replies: Mapping[UUID, Answer]
+    actor: str
+
+
 async def _transact(
-    means: Means[Tx],
-    lane: str,
-    work: tuple[Sequence[Transfer], Mapping[UUID, Answer]],
-    slots: Slots,
+    means: Means[Tx], lane: str, work: Work, slots: Slots
 ) -> tuple[Sequence[Move], Sequence[Transfer]]:
-    batch, replies = work
     moves: Sequence[Move] = ()
     rows: Sequence[Transfer] = ()
     async with means.store.transaction() as tx:
-        fresh = await means.store.lock(tx, batch)
+        fresh = await means.store.lock(tx, work.batch)
         if fresh:
-            moves = await settle(means, tx, [_first_move(means, t, replies) for t in fresh])
+            moves = await settle(means, tx, [_first_move(means, t, work) for t in fresh])
             slots.reserve(() if tx.halted else moves)
             rows = await means.store.record(tx, moves, slots.leased)
         if lane in means.remembering:
@@ -170,10 +184,11 @@ async def _transact(
     return moves, rows
 
 
-def _first_move(means: Means[Tx], transfer: Transfer, replies: Mapping[UUID, Answer]) -> Move:
-    if transfer.id not in replies:
+def _first_move(means: Means[Tx], transfer: Transfer, work: Work) -> Move:
+    if transfer.id not in work.replies:
         return Move(transfer, transfer)  # Of a local lane: settle asks.
-    return decide(means.flows[transfer.flow], transfer, replies[transfer.id], means.terms())
+    terms = means.terms()._replace(actor=work.actor)
+    return decide(means.flows[transfer.flow], transfer, work.replies[transfer.id], terms)
 
 
 async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from tidegate.service import health, operator, transfers
 from tidegate.service.front import (
     ANYBODY,
+    APPROVER,
     OPERATOR,
     STAFF,
     USER,
@@ -38,6 +39,8 @@ RULES: Sequence[Rule] = (
     Rule("GET", f"{DESK}/transfers", operator.search, STAFF, "Search transfers"),
     Rule("GET", f"{DESK}/transfers/{{id}}", operator.history, STAFF, "A transfer's history"),
     Rule("POST", f"{DESK}/transfers/{{id}}/retry", operator.retry_now, OPERATOR, "Retry now"),
+    Rule("POST", f"{DESK}/transfers/{{id}}/resolve", operator.propose, OPERATOR, "Propose"),
+    Rule("POST", f"{DESK}/resolutions/{{id}}/confirm", operator.confirm, APPROVER, "Confirm"),
     Rule("POST", f"{DESK}/halt", operator.halt, OPERATOR, "Stop everything"),
     Rule("POST", f"{DESK}/resume", operator.resume, OPERATOR, "Go on"),
     Rule("GET", f"{DESK}/audit", operator.audit, STAFF, "Do the books agree?"),

@@ -232,7 +232,7 @@ def accepts(terms: Terms, claims: dict[str, Any], now: float) -> bool:
         return False
     if "jti" in claims and not is_name(claims["jti"]):
         return False
-    return 0 < expires - issued <= terms.max_lifetime_s
+    return expires - issued <= terms.max_lifetime_s
 
 
 def is_for(audience: str, named: object) -> bool:

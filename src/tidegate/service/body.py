@@ -6,8 +6,7 @@ than we do: a second key of the same name, NaN, half a surrogate pair, a number 
 
 import json
 import re
-from collections.abc import Hashable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -24,6 +23,8 @@ OPENING, CLOSING = b"[{", b"]}"
 BRACKETS = bytes.maketrans(OPENING + CLOSING, b"{{}}")
 NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
+CLOSED_TYPES: set[object] = set()  # Found to forbid unknown fields, at their first use.
+
 T = TypeVar("T")
 
 
@@ -39,7 +40,9 @@ def decode(raw: bytes, type_: type[T], *, max_bytes: int, max_depth: int = MAX_D
     """Read one JSON object as the type, which must forbid unknown fields in all its parts."""
     if len(raw) > max_bytes:
         raise Malformed(f"the body has {len(raw)} bytes: send at most {max_bytes}")
-    refuse_open_structs(type_)
+    if type_ not in CLOSED_TYPES:
+        refuse_open_structs(type_)
+        CLOSED_TYPES.add(type_)
     value = parse(raw, max_depth)
     try:
         return msgspec.convert(value, type_, str_keys=True)
@@ -136,8 +139,7 @@ def quoted(text: str, limit: int = QUOTED_CHARS) -> str:
     return "".join(c if c.isprintable() else "?" for c in short)
 
 
-@cache
-def refuse_open_structs(type_: Hashable) -> None:
+def refuse_open_structs(type_: object) -> None:
     """A type that would drop an unknown field in silence is our bug, found at its first use."""
     for part in parts(msgspec.inspect.type_info(type_), set()):
         if isinstance(part, msgspec.inspect.StructType):

@@ -10,6 +10,7 @@ from tidegate.core.money import format_amount, parse_amount
 from tidegate.core.ports import Account
 from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Transfer
+from tidegate.engine import resolve
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import LEDGER, Crossing
 from tidegate.service.front import Call, Refused, reply
@@ -18,6 +19,7 @@ from tidegate.service.shapes import (
     AssetBody,
     CrossingBody,
     ReasonBody,
+    ResolveBody,
     StatusBody,
     asset_of,
     id_from,
@@ -25,7 +27,8 @@ from tidegate.service.shapes import (
     time_of,
     ulid_of,
 )
-from tidegate.store import reading
+from tidegate.store import reading, resolutions
+from tidegate.store.resolutions import Proposal
 from tidegate.systems.ledger import Status
 
 MAX_REASON = 500
@@ -197,6 +200,36 @@ async def retry_now(call: Call) -> Response:
     await call.service.gate.store.release([transfer])
     call.service.gate.engine.lanes[transfer.lane].wake()
     return reply(shown(call, transfer), 202)
+
+
+async def propose(call: Call) -> Response:
+    """One person says what became of a stuck question; nothing happens until another agrees."""
+    body, transfer = await call.body(ResolveBody), await _found(call)
+    proposal = Proposal(
+        transfer.id,
+        body.version,
+        body.answer,
+        body.reason.strip()[:MAX_REASON],
+        body.evidence,
+        call.identity.subject,
+    )
+    said = await resolve.propose(call.service.gate, transfer, proposal)
+    if isinstance(said, Refusal):
+        raise Refused(said, "name the open version, an answer, a reason and evidence")
+    return reply({"resolution": said, "req_id": ulid_of(transfer.id)}, 201)
+
+
+async def confirm(call: Call) -> Response:
+    """The second person. The system is asked first to make a «no» true."""
+    gate = call.service.gate
+    found = await resolutions.find(gate.store, _number(call.request.path_params["id"]))
+    if found is None:
+        raise Refused(NOT_FOUND)
+    if found.proposal.proposed_by == call.identity.subject:
+        raise Refused(Refusal.FORBIDDEN, "a second person must confirm")
+    outcome = await resolve.confirm(gate, found, call.identity.subject)
+    [transfer] = await gate.store.find([found.proposal.transfer_id])
+    return reply({"resolution": found.id, "outcome": outcome, "transfer": shown(call, transfer)})
 
 
 async def halt(call: Call) -> Response:

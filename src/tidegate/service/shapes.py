@@ -73,6 +73,15 @@ class AssetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_transfer_amount: str | None = None
 
 
+class ResolveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one person says about a stuck question: `answer` is done, rejected or suspense."""
+
+    version: int
+    answer: str
+    reason: str
+    evidence: dict[str, str]
+
+
 class ReasonBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 

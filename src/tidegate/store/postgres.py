@@ -26,6 +26,7 @@ from tidegate.store.rows import (
     attempt_columns,
     birth_columns,
     entry_columns,
+    party_columns,
     state_columns,
     transfer_from,
     written,
@@ -139,6 +140,7 @@ class PostgresStore:
         values = {
             "versions": numbers(m.before.version for m in moves),
             **attempt_columns(moves),
+            **party_columns(moves),
             **self._columns(moves, rows, leased),
         }
         [(count,)] = await tx.fetch(STATEMENTS["record"], values)

@@ -50,9 +50,10 @@ WITH locked AS MATERIALIZED (
                %(ids)s::uuid[], %(versions)s::integer[], %(states)s::text[], %(lanes)s::text[],
                %(delays)s::float8[], %(new_versions)s::integer[], %(attempts)s::integer[],
                %(retries)s::integer[], %(pageds)s::boolean[], %(undoes)s::integer[],
-               %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[]
+               %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[],
+               %(parties)s::text[]
            ) AS m (id, version, state, lane, delay_s, new_version, attempts, retries, paged,
-                   undoes, error, hash, deadline_s)
+                   undoes, error, hash, deadline_s, parties)
       JOIN transfers AS t ON t.id = m.id
      ORDER BY t.id
        FOR NO KEY UPDATE OF t
@@ -71,6 +72,7 @@ moved AS (
            retries = m.retries,
            paged = m.paged,
            undoes = m.undoes,
+           parties = coalesce(m.parties::jsonb, t.parties),
            error = m.error,
            head_hash = m.hash,
            deadline_at = CASE WHEN m.new_version = m.version THEN t.deadline_at

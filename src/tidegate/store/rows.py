@@ -105,6 +105,12 @@ def state_columns(
     }
 
 
+def party_columns(moves: Sequence[Move]) -> dict[str, object]:
+    """Parties change rarely; where they do not, nothing is written."""
+    changed = (m.after.parties if m.after.parties != m.before.parties else None for m in moves)
+    return {"parties": texts(text(parties) for parties in changed)}
+
+
 def attempt_columns(moves: Sequence[Move]) -> dict[str, object]:
     kept = [m for m in moves if m.attempt]
     return {

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -12,7 +12,7 @@ import msgspec
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
-from tidegate.core.ports import SqlTransaction
+from tidegate.core.ports import Account, SqlTransaction
 from tidegate.core.refusals import Doubt, Reason
 from tidegate.core.sql import load
 from tidegate.core.transfer import Question
@@ -204,6 +204,13 @@ class Trading:
         [(status, raw)] = self._rows(wire.BALANCE, found)
         return Balance(Status(status), int.from_bytes(raw))
 
+    async def balances(self, accounts: Sequence[Account]) -> tuple[int, Sequence[int]]:
+        """A position, and what each account holds there; at most 8192 of them."""
+        packed = (wire.account(wire.Book[a.book], a.asset_id, a.owner) for a in accounts)
+        found = await self._call(Kind.BALANCES, b"".join(packed))
+        amounts = [int.from_bytes(raw) for _, raw in self._rows(wire.BALANCE, found)]
+        return wire.unpack_stamp(found.body).position, amounts
+
     async def totals(self) -> Totals:
         found = await self._call(Kind.TOTALS)
         sums = {
@@ -228,6 +235,13 @@ class Trading:
 
     async def events(self, after: int) -> AsyncIterator[Event]:
         """Every operation after a position, in order, once it is durable. It waits for more."""
+        async with contextlib.aclosing(self.follow(after)) as pieces:
+            async for _, piece in pieces:
+                for event in piece:
+                    yield event
+
+    async def follow(self, after: int) -> AsyncGenerator[tuple[int, Sequence[Event]], None]:
+        """The same in pieces, each with the position up to which nothing is missing."""
         reader, writer = await self._greeted()
         try:
             writer.write(wire.frame(Kind.EVENTS, 1, wire.AFTER.pack(after)))
@@ -235,8 +249,8 @@ class Trading:
                 found = await wire.receive(reader)
                 if found.kind == Kind.REFUSED:
                     raise Unreachable(wire.unpack_refusal(found.body).message)
-                for event in wire.unpack_events(found.body):
-                    yield event
+                piece = list(wire.unpack_events(found.body))
+                yield piece[-1].position if piece else wire.unpack_stamp(found.body).position, piece
         except LOST as lost:
             raise Unreachable(f"the events of {self.name} were lost: {lost}") from lost
         finally:
@@ -362,7 +376,7 @@ def _packed(question: Question) -> bytes | None:
         return wire.OPERATION.pack(
             wire.KEY.pack(question.transfer_id.bytes, question.version),
             code,
-            question.expect_done,
+            wire.VOID if question.void else question.expect_done,
             undoes or 0,
             wire.ACCOUNT.pack(book, question.asset_id, question.party.owner),
             question.amount.to_bytes(16),

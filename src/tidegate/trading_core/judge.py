@@ -7,6 +7,7 @@ from tidegate.core.wire import (
     OPERATION,
     RECORD,
     STATUS,
+    VOID,
     Book,
     Outcome,
     Status,
@@ -32,6 +33,7 @@ STORED = 32  # Outcomes below this are stored under their key.
 BOOKS = frozenset(int(book) for book in Book)
 FROZEN, DISABLED = int(Status.FROZEN), int(Status.DISABLED)
 EMPTY, TOMBSTONE = int(Outcome.EMPTY), int(Outcome.TOMBSTONE)
+UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
 VERSIONS = (1 << VERSION_BITS) - 1
@@ -42,7 +44,7 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     answers, records = [], []
     whole, find = int.from_bytes, draft.find
     answer, record = ANSWER.pack, RECORD.pack
-    for raw, verb, expect, undoes, account, size in rows(OPERATION, operations):
+    for raw, verb, mode, undoes, account, size in rows(OPERATION, operations):
         key, amount = whole(raw), whole(size)
         if key < draft.floor:
             answers.append(answer(RETIRED, 0))
@@ -51,13 +53,16 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
         if stored is not None:
             answers.append(answer(*_repeat(draft, stored, (verb, undoes, account, amount))))
             continue
-        if verb == CREDIT and not undoes and account[0] in BOOKS:
+        if mode == VOID and account[0] in BOOKS and 0 < amount <= MAX_AMOUNT:
+            # Nothing is known of it, and from now on nothing can become of it.
+            outcome, delta = UNDONE, 0
+        elif verb == CREDIT and not undoes and account[0] in BOOKS:
             outcome, delta = credit(draft, account, amount)
         elif verb == DEBIT and not undoes and account[0] in BOOKS:
             outcome, delta = debit(draft, account, amount)
         elif verb == REFUND and undoes != key & VERSIONS and account[0] in BOOKS:
             original = key >> VERSION_BITS << VERSION_BITS | undoes
-            outcome, delta = refund(draft, original, account, amount, expect)
+            outcome, delta = refund(draft, original, account, amount, mode)
         else:
             outcome, delta = MALFORMED, 0
         if outcome >= STORED:
@@ -67,7 +72,7 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
         draft.note(key, (verb, undoes, account, amount), outcome, delta, balance)
         change, after = delta.to_bytes(16, signed=True), balance.to_bytes(16)
         records.append(
-            record(raw, verb, expect, undoes, account, size, outcome, change, after),
+            record(raw, verb, mode, undoes, account, size, outcome, change, after),
         )
         answers.append(answer(outcome, draft.position))
     return b"".join(answers), b"".join(records)

@@ -31,6 +31,7 @@ import msgspec
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.money import MAX_DECIMALS, format_amount
+from tidegate.core.refusals import Reason
 from tidegate.core.transfer import Question
 from tidegate.systems.http.answers import (
     DEFAULT_REFUSALS,
@@ -198,6 +199,8 @@ class HttpAccounts:
     async def _answer(self, question: Question) -> Answer | _Unsent:
         if objection := _objection(self._settings, question):
             return Unknown(objection, Alarm.PAGE)
+        if question.void:
+            return await self._refuse_for_ever(question)
         body = body_of(self._settings, question)
         verdict = await self._post(_path(self._settings.paths, question.verb), body)
         if not isinstance(verdict, Refused):
@@ -208,6 +211,12 @@ class HttpAccounts:
             # To void an undo could undo twice, or release a hold that must be captured.
             return Unknown(f"{verdict.reason}: an undo refused without proof", Alarm.PAGE)
         return await self._void(question, verdict)
+
+    async def _refuse_for_ever(self, question: Question) -> Answer:
+        """What is done already stays done, and the service says so when it is looked up."""
+        said = await self._void(question, Refused(Reason.UNDONE))
+        decided = await self.query(question) if isinstance(said, Unknown) else None
+        return decided if isinstance(decided, Done) else said
 
     async def _void(self, question: Question, refusal: Refused) -> Answer:
         """Make sure that a refused operation can never happen any more."""

@@ -83,6 +83,8 @@ class Judgement:
         known = self.operations.get((question.transfer_id, question.version))
         if known is not None:
             return answer_of(known) if _matches(known, question) else KEY_REUSED
+        if question.void:
+            return self._refuse(question, Reason.UNDONE)
         if question.verb not in EFFECTS:
             return Unknown(f"the ledger does not know the verb {question.verb}", Alarm.PAGE)
         if question.verb in UNDOES:

@@ -1,0 +1,79 @@
+"""Two people give a stuck question its answer. The flow's rules still decide what follows."""
+
+from msgspec.structs import replace
+
+from tidegate.core.answers import Answer, Done, Rejected, Unknown, Unreachable
+from tidegate.core.flow import Verb
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import Question, Transfer, question_of
+from tidegate.engine.gate import LEDGER, Gate
+from tidegate.engine.step import ask, conclude
+from tidegate.store import resolutions
+from tidegate.store.resolutions import Proposal, Resolution
+from tidegate.systems.ledger import SUSPENSE
+
+KINDS = ("done", "rejected", "suspense")
+
+
+async def propose(gate: Gate, transfer: Transfer, proposal: Proposal) -> int | Refusal:
+    """Take down what one person says, if there is a question that it could answer."""
+    if transfer.lane is None or proposal.version != transfer.version:
+        return Refusal.INVALID_REQUEST
+    if proposal.kind not in KINDS or not proposal.reason or not proposal.evidence:
+        return Refusal.INVALID_REQUEST
+    if proposal.kind == "suspense" and _question(gate, transfer).verb is not Verb.REFUND:
+        return Refusal.INVALID_REQUEST
+    return await resolutions.propose(gate.store, proposal)
+
+
+async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
+    """Carry it out by a second person's word; say what came of it."""
+    proposal = resolution.proposal
+    second = await resolutions.confirm(gate.store, resolution.id, confirmed_by)
+    if second is None:
+        return "this was proposed by you, or is closed already"
+    [transfer] = await gate.store.find([proposal.transfer_id])
+    if transfer.version != proposal.version or transfer.lane is None:
+        await resolutions.close(gate.store, resolution.id, "the question was answered meanwhile")
+        return "the question was answered meanwhile"
+    answer = await _answer(gate, transfer, proposal)
+    if isinstance(answer, Unknown):
+        return f"the system does not confirm that it will not happen: {answer.reason}"
+    actor = f"{proposal.proposed_by} and {second}"
+    await conclude(gate.engine.means, transfer.lane, [transfer], [answer], actor)
+    outcome = "done" if isinstance(answer, Done) else f"rejected: {answer.reason}"
+    await resolutions.close(gate.store, resolution.id, outcome)
+    return outcome
+
+
+async def _answer(gate: Gate, transfer: Transfer, proposal: Proposal) -> Answer:
+    if proposal.kind == "done":
+        return Done(proposal.evidence | {"reason": proposal.reason})
+    # A «no» by people must be made true first: the system refuses the question for ever. If it
+    # had decided already, what it decided counts.
+    said = await _void(gate, transfer)
+    if isinstance(said, Done | Unknown):
+        return said
+    if proposal.kind == "suspense":
+        suspense = (LEDGER, SUSPENSE, transfer.owner)
+        return Rejected(proposal.reason, proposal.evidence, repoint=suspense)
+    return Rejected(proposal.reason, proposal.evidence)
+
+
+async def _void(gate: Gate, transfer: Transfer) -> Answer:
+    question = replace(_question(gate, transfer), void=True)
+    means, lane = gate.engine.means, transfer.lane
+    assert lane is not None
+    if lane in means.local:
+        async with means.store.transaction() as tx:
+            [local] = await means.local[lane].ask(tx, [question])
+        return local
+    try:
+        said = await ask(means.outside[lane], [question])
+    except Unreachable as fault:
+        return Unknown(str(fault))
+    return said if isinstance(said, Unknown) else said[0]
+
+
+def _question(gate: Gate, transfer: Transfer) -> Question:
+    return question_of(gate.engine.means.flows[transfer.flow], transfer)

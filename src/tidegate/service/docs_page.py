@@ -1,0 +1,240 @@
+"""The API for people: what its parts mean in words, and the page that shows them all."""
+
+import base64
+import hashlib
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tidegate.core.refusals import Reason, Refusal
+from tidegate.core.request import MAX_CID_CHARS, MAX_OWNER
+from tidegate.service.problem import CONFLICT, DEFAULT_STATUS, DETAILS, STATUS
+from tidegate.service.shapes import DEFAULT_LIMIT, MAX_LIMIT
+
+ACCOUNTS = ("FUNDING", "SPOT", "FUTURE", "MARGIN")
+
+Json: TypeAlias = dict[str, Any]
+
+# What the types do not say: the bounds of single fields, by name or by type and name.
+FIELDS: Mapping[str, Json] = {
+    "amount": {
+        "pattern": "^(0|[1-9][0-9]*)(\\.[0-9]+)?$",
+        "maxLength": MAX_CID_CHARS,
+        "description": "A decimal string, more than zero, with no more decimals than the asset.",
+        "examples": ["12.50"],
+    },
+    "asset": {"description": "See /api/v1/assets.", "examples": ["USDT"]},
+    "cid": {
+        "minLength": 1,
+        "maxLength": MAX_CID_CHARS,
+        "pattern": "^[ -~]*$",
+        "description": "The caller's own id: the same cid is the same transfer, made once.",
+    },
+    "user_id": {"minimum": 1, "maximum": MAX_OWNER, "examples": [4001]},
+    "from": {"enum": list(ACCOUNTS)},
+    "to": {"enum": list(ACCOUNTS)},
+    "account": {"enum": list(ACCOUNTS)},
+    "reason": {"minLength": 1, "maxLength": 500},
+    "FirstBody.from": {"enum": ["funding", "trading"]},
+    "FirstBody.to": {"enum": ["funding", "trading"]},
+    "StatusBody.status": {"enum": ["ACTIVE", "FROZEN", "DISABLED"]},
+    "AssetBody.status": {"enum": ["ACTIVE", "SUSPENDED", None]},
+    "AssetBody.max_transfer_amount": {"description": "An empty string means no maximum."},
+    "BatchBody.transfers": {"minItems": 1, "maxItems": 1000},
+}
+
+WHOLE: Json = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+PARAMETERS: Mapping[str, tuple[str, Json, str]] = {
+    "limit": (
+        "query",
+        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+        "How many to list.",
+    ),
+    "cursor": (
+        "query",
+        {"type": "string"},
+        "The next_cursor of the page before: what is older than that transfer is listed.",
+    ),
+    "state": ("query", {"type": "string", "examples": ["COMMITTED"]}, "Only those in this state."),
+    "owner": ("query", WHOLE, "Only those of this user."),
+    "flow": ("query", {"type": "string", "examples": ["deposit"]}, "Only those of this flow."),
+    "stuck_s": (
+        "query",
+        WHOLE,
+        "Only those that have not ended and rest for longer; the other filters do not count then.",
+    ),
+    "full": ("query", {"enum": ["true", "false"], "default": "true"}, "All rows, or the new ones."),
+    "Idempotency-Key": (
+        "header",
+        {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[ -~]*$"},
+        "The same as cid; where both are given they must agree.",
+    ),
+    "Prefer": (
+        "header",
+        {"type": "string", "examples": ["wait=5"]},
+        "wait=N: wait up to N seconds for the end, at most 10; else the service's own time.",
+    ),
+}
+PATH_PARAMETERS: Mapping[str, str] = {
+    "id": "The transfer's id: a ULID, or the same 128 bits as a UUID.",
+    "code": "The asset's code.",
+}
+
+
+def meaning_of(code: str) -> str:
+    return DETAILS.get(code) or MEANINGS.get(code, "")
+
+
+# Of codes that a system gives, and of those whose detail differs from case to case.
+MEANINGS: Mapping[str, str] = {
+    Refusal.INVALID_REQUEST: "the request is malformed; the detail says where",
+    Refusal.RATE_LIMIT_EXCEEDED: "too many requests in a second",
+    Refusal.DAILY_LIMIT_EXCEEDED: "too many transfers in a day",
+    Refusal.DAILY_AMOUNT_EXCEEDED: "too much of this asset in a day",
+    Reason.SOURCE_ACCOUNT_NOT_FOUND: "there is no such account to take the money from",
+    Reason.TARGET_ACCOUNT_NOT_FOUND: "there is no such account to give the money to",
+    Reason.ACCOUNT_FROZEN: "the account is frozen",
+    Reason.ACCOUNT_DISABLED: "the account is disabled",
+    Reason.INSUFFICIENT_BALANCE: "the account has less than the amount",
+    Reason.BALANCE_OVERFLOW: "the account would have more than it can hold",
+    Reason.UNDONE: "the operation was undone before it arrived",
+    CONFLICT: "somebody else was first, or the same person may not do both",
+}
+
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h2 { border-bottom: 1px solid; margin-top: 2.5rem; }
+h3 { margin-top: 2rem; }
+code, pre { font: 0.9rem/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; }
+caption { text-align: left; font-weight: 600; }
+th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.6rem; border: 1px solid #888; }
+"""
+_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def page(document: Json) -> str:
+    """The same document, to be read by a person. No script, nothing from elsewhere."""
+    tags = [tag["name"] for tag in document["tags"]]
+    links = "".join(f'<li><a href="#{tag}">{tag}</a></li>' for tag in [*tags, "Types", "Codes"])
+    routes = "".join(_group(document, tag) for tag in tags)
+    schemas = document["components"]["schemas"]
+    types = "".join(_type(name, schema) for name, schema in schemas.items())
+    title, summary = document["info"]["title"], document["info"]["summary"]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title} API</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body>"
+        f"<header><h1>{title} API</h1><p>{_text(summary)}.</p>"
+        f"<p>{_text(document['info']['description'])} "
+        'The same for programs: <a href="/openapi.json">/openapi.json</a>.</p></header>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main>{routes}'
+        f'<section id="Types"><h2>Types</h2>{types}</section>'
+        f'<section id="Codes"><h2>Codes</h2>{_codes()}</section></main></body></html>\n'
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    lines = [f"<tr><th scope='row'>{r[0]}</th>{_cells(r[1:])}</tr>" for r in rows]
+    head = "".join(f"<th scope='col'>{name}</th>" for name in names)
+    if not lines:
+        return ""
+    return (
+        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _cells(texts: Sequence[str]) -> str:
+    return "".join(f"<td>{text}</td>" for text in texts)
+
+
+def _group(document: Json, tag: str) -> str:
+    found = [
+        _route(path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if tag in operation["tags"]
+    ]
+    return f'<section id="{tag}"><h2>{tag}</h2>{"".join(found)}</section>'
+
+
+def _route(path: str, method: str, operation: Json) -> str:
+    roles = ", ".join(operation["x-roles"]) or "anybody, without a token"
+    parts = [
+        f"<article><h3><code>{method.upper()} {_text(path)}</code></h3>",
+        f"<p>{_text(operation['summary'])}. For: {roles}.</p>",
+        _table(
+            "Parameters",
+            ("name", "where", "what"),
+            (
+                (f"<code>{p['name']}</code>", p["in"], _text(p["description"]))
+                for p in operation["parameters"]
+            ),
+        ),
+    ]
+    if "requestBody" in operation:
+        parts.append(f"<p>Body: {_content(operation['requestBody'])}</p>")
+    answers = (
+        (status, _text(said["description"]), _content(said))
+        for status, said in operation["responses"].items()
+    )
+    parts.append(_table("Answers", ("status", "meaning or codes", "body"), answers))
+    return "".join(parts) + "</article>"
+
+
+def _content(said: Json) -> str:
+    [(media, content)] = said["content"].items()
+    return f"{_schema(content['schema'])} <small>({media})</small>"
+
+
+def _schema(schema: Json) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f'<a href="#type-{name}">{name}</a>'
+    if "anyOf" in schema:
+        return " or ".join(map(_schema, schema["anyOf"]))
+    if schema.get("type") == "array":
+        return f"list of {_schema(schema['items'])}"
+    if "enum" in schema:
+        return ", ".join(f"<code>{_text(value)}</code>" for value in schema["enum"])
+    return _text(schema.get("type", "anything"))
+
+
+def _type(name: str, schema: Json) -> str:
+    rows = (
+        (
+            f"<code>{field}</code>",
+            _schema(property_),
+            "yes" if field in schema.get("required", ()) else "no",
+            _text(property_.get("description", "")),
+        )
+        for field, property_ in schema["properties"].items()
+    )
+    said = _text(schema.get("description", ""))
+    table = _table(name, ("field", "type", "always", "notes"), rows)
+    return f'<article id="type-{name}"><h3>{name}</h3><p>{said}</p>{table}</article>'
+
+
+def _codes() -> str:
+    systems = {reason: DEFAULT_STATUS for reason in Reason if reason not in STATUS}
+    rows = (
+        (f"<code>{code}</code>", str(status), _text(meaning_of(code)))
+        for code, status in (dict(STATUS) | systems).items()
+    )
+    return _table("Every code of a problem", ("code", "status", "meaning"), rows)

@@ -1,0 +1,398 @@
+"""The OpenAPI document: what the rules and the types say, for programs and people to read."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+from starlette.responses import Response
+
+from tidegate.core.refusals import Reason, Refusal
+from tidegate.service import shapes
+from tidegate.service.docs_page import FIELDS, HEADERS, PARAMETERS, PATH_PARAMETERS, Json, page
+from tidegate.service.front import JSON, Rule
+from tidegate.service.problem import DEFAULT_STATUS, MEDIA_TYPE, STATUS, TRY_AGAIN
+
+REF = "#/components/schemas/{name}"
+HTML, TEXT = "text/html", "text/plain"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error (RFC 9457). When a transfer was made and then refused, it is named."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool
+    request_id: str
+    req_id: str = ""
+    transfer_id: str = ""
+    state: str = ""
+    duplicate: bool = False
+
+
+class Page(msgspec.Struct, frozen=True):
+    transfers: list[shapes.TransferShape]
+    next_cursor: str | None
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one item would have got by itself: a transfer, or a code, or both."""
+
+    status: int
+    code: str = ""
+    detail: str = ""
+    transfer: shapes.TransferShape | msgspec.UnsetType = msgspec.UNSET
+
+
+class Results(msgspec.Struct, frozen=True):
+    results: list[Result]
+
+
+class FirstMade(msgspec.Struct, frozen=True):
+    req_id: UUID
+    status: Literal["committed", "pending", "failed"]
+    message: str
+
+
+class FirstShown(msgspec.Struct, frozen=True):
+    req_id: UUID
+    state: str
+    created_at: int
+
+
+class Balance(msgspec.Struct, frozen=True):
+    account: str
+    asset: str
+    available: str
+    frozen: str
+    status: str
+
+
+class Balances(msgspec.Struct, frozen=True):
+    balances: list[Balance]
+
+
+class AssetShape(msgspec.Struct, frozen=True):
+    asset: str
+    decimals: int
+    status: str
+    internal_transfer_enabled: bool
+    min_transfer_amount: str
+    max_transfer_amount: str | None
+
+
+class Assets(msgspec.Struct, frozen=True):
+    assets: list[AssetShape]
+
+
+class DeskTransfer(msgspec.Struct, frozen=True):
+    """A transfer as an operator sees it."""
+
+    req_id: str
+    user_id: int
+    flow: str
+    state: str
+    lane: str | None
+    asset: str
+    amount: str
+    parties: dict[str, str]
+    cid: str | None
+    version: int
+    attempts: int
+    retries: int
+    paged: bool
+    error: str | None
+    created_at: str
+    updated_at: str
+
+
+class Crossed(DeskTransfer, frozen=True, kw_only=True):
+    duplicate: bool
+
+
+class DeskPage(msgspec.Struct, frozen=True):
+    transfers: list[DeskTransfer]
+    next_cursor: str | None
+
+
+class StoryAnswer(msgspec.Struct, frozen=True):
+    version: int
+    path: list[str]
+    verb: str
+    answer: str
+    reason: str
+    evidence: dict[str, str]
+    actor: str
+    at: str
+    hash: str
+
+
+class StoryAttempt(msgspec.Struct, frozen=True):
+    version: int
+    retry: int
+    reason: str
+    at: str
+
+
+class Story(msgspec.Struct, frozen=True):
+    transfer: DeskTransfer
+    history: list[StoryAnswer]
+    attempts: list[StoryAttempt]
+
+
+class StatusSet(msgspec.Struct, frozen=True):
+    user_id: int
+    account: str
+    status: str
+
+
+class AssetSet(msgspec.Struct, frozen=True):
+    asset: str
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    resolution: int
+    req_id: str
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    resolution: int
+    outcome: str
+    transfer: DeskTransfer
+
+
+class Brake(msgspec.Struct, frozen=True):
+    halted: bool
+    reason: str
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """Whether the books agree, and by how much not."""
+
+    ok: bool
+
+
+class Alive(msgspec.Struct, frozen=True):
+    status: Literal["ok"]
+
+
+class Ready(msgspec.Struct, frozen=True):
+    status: Literal["ok", "unavailable"]
+    database: str = ""
+    halted: bool = False
+    lanes: dict[str, Literal["open", "closed"]] = {}
+
+
+class Document(msgspec.Struct, frozen=True):
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
+class Words(NamedTuple):
+    """What a route takes and gives."""
+
+    gives: Mapping[int, Any]  # By status: a type, or a media type where it is no JSON.
+    takes: type[msgspec.Struct] | None = None
+    refuses: tuple[int, ...] = ()  # Besides what every route of its kind refuses.
+    asks: tuple[str, ...] = ()  # Names of PARAMETERS.
+
+
+LISTS, MAKES = ("limit", "cursor", "state"), ("Idempotency-Key", "Prefer")
+BRAKES = (422, 503)  # A system's own «no», and «not now».
+
+V1 = "/api/v1"
+DESK = f"{V1}/operator"
+_CREATED = {201: shapes.TransferShape, 200: shapes.TransferShape, 202: shapes.TransferShape}
+_CROSSED = {201: Crossed, 200: Crossed, 202: Crossed}
+
+# Every rule has its line here: the document cannot be made without it.
+ROUTES: Mapping[tuple[str, str], Words] = {
+    ("POST", f"{V1}/internal_transfer"): Words(_CREATED, shapes.TransferBody, BRAKES, MAKES),
+    ("GET", f"{V1}/internal_transfer"): Words({200: Page}, None, (400,), LISTS),
+    ("GET", f"{V1}/internal_transfer/{{id}}"): Words({200: shapes.TransferShape}),
+    ("POST", f"{V1}/internal_transfers"): Words({200: Results}, shapes.BatchBody, (), ("Prefer",)),
+    ("POST", f"{V1}/transfer"): Words(
+        {200: FirstMade, 202: FirstMade}, shapes.FirstBody, BRAKES, MAKES
+    ),
+    ("GET", f"{V1}/transfer/{{id}}"): Words({200: FirstShown}),
+    ("GET", f"{V1}/balances"): Words({200: Balances}),
+    ("GET", f"{V1}/assets"): Words({200: Assets}),
+    ("POST", f"{DESK}/deposit"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
+    ("POST", f"{DESK}/external_withdrawal"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
+    ("POST", f"{DESK}/account_status"): Words({200: StatusSet}, shapes.StatusBody, (404,)),
+    ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: AssetSet}, shapes.AssetBody),
+    ("GET", f"{DESK}/transfers"): Words(
+        {200: DeskPage}, None, (400,), (*LISTS, "owner", "flow", "stuck_s")
+    ),
+    ("GET", f"{DESK}/transfers/{{id}}"): Words({200: Story}),
+    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: DeskTransfer}, None, (400,)),
+    ("POST", f"{DESK}/transfers/{{id}}/resolve"): Words({201: Proposed}, shapes.ResolveBody),
+    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: Confirmed}, None, (400,)),
+    ("POST", f"{DESK}/halt"): Words({200: Brake}, shapes.ReasonBody),
+    ("POST", f"{DESK}/resume"): Words({200: Brake}, shapes.ReasonBody),
+    ("GET", f"{DESK}/audit"): Words({200: Audited}, None, (404,), ("full",)),
+    ("GET", "/healthz"): Words({200: Alive}),
+    ("GET", "/readyz"): Words({200: Ready, 503: Ready}),
+    ("GET", "/metrics"): Words({200: TEXT}, None, (500,)),
+    ("GET", "/openapi.json"): Words({200: Document}),
+    ("GET", "/docs"): Words({200: HTML}),
+}
+
+
+def document(rules: Sequence[Rule]) -> Json:
+    """The whole document. A rule that is not in ROUTES is a KeyError, and a test."""
+    components = _components(rules)
+    paths: dict[str, Json] = {}
+    for rule in rules:
+        operation = _operation(rule, ROUTES[rule.method, rule.path])
+        paths.setdefault(rule.path, {})[rule.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tidegate",
+            "version": "1",
+            "summary": "Moves money between systems that share no transaction: once, or not at all",
+            "description": "Every error is a problem (RFC 9457) with a stable code. Unknown paths "
+            "answer 404 and other methods 405, both as problems.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name} for name in ("Owners", "Operators", "Service")],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearerAuth": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+            },
+        },
+    }
+
+
+def codes_of(status: int) -> list[str]:
+    """Every code that an answer of this status may carry."""
+    named = [str(code) for code, given in STATUS.items() if given == status]
+    systems = [str(reason) for reason in Reason if reason not in STATUS]
+    return named + (systems if status == DEFAULT_STATUS else [])
+
+
+def all_codes() -> list[str]:
+    return list(dict.fromkeys([*Refusal, *Reason, *STATUS]))
+
+
+def _components(rules: Sequence[Rule]) -> Json:
+    words = [ROUTES[rule.method, rule.path] for rule in rules]
+    types = {t for w in words for t in (w.takes, *w.gives.values()) if isinstance(t, type)}
+    ordered = sorted({*types, Problem}, key=lambda type_: type_.__name__)
+    _, components = msgspec.json.schema_components(ordered, ref_template=REF)
+    for name, schema in components.items():
+        if name.endswith("Body"):
+            for field, property_ in schema["properties"].items():
+                property_.update(FIELDS.get(field, {}) | FIELDS.get(f"{name}.{field}", {}))
+    components["Problem"]["properties"]["code"]["enum"] = all_codes()
+    return components
+
+
+def _operation(rule: Rule, words: Words) -> Json:
+    given = {str(status): _gives(status, type_) for status, type_ in words.gives.items()}
+    refused = {str(s): _refusal(s) for s in sorted(refusals(rule, words)) if s not in words.gives}
+    operation: Json = {
+        "summary": rule.summary,
+        "operationId": f"{rule.endpoint.__module__.rpartition('.')[2]}_{rule.endpoint.__name__}",
+        "tags": [tag_of(rule)],
+        "parameters": [*_path_parameters(rule.path), *map(_parameter, words.asks)],
+        "responses": given | refused,
+        "security": [{"bearerAuth": []}] if rule.roles else [],
+        "x-roles": sorted(rule.roles),
+    }
+    if words.takes is not None:
+        content = {JSON: {"schema": _named(words.takes)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def refusals(rule: Rule, words: Words) -> set[int]:
+    """The statuses with which a route may refuse."""
+    found = set(words.refuses)
+    if rule.roles:
+        found |= {401, 403, 500}
+    if "user" in rule.roles:
+        found.add(429)
+    if words.takes is not None:
+        found |= {400, 413}
+    if "{" in rule.path:
+        found.add(404)
+    return found
+
+
+def tag_of(rule: Rule) -> str:
+    if not rule.roles:
+        return "Service"
+    return "Owners" if "user" in rule.roles else "Operators"
+
+
+def _named(type_: type[Any]) -> Json:
+    return {"$ref": REF.format(name=type_.__name__)}
+
+
+def _gives(status: int, type_: Any) -> Json:
+    content = {type_: {"schema": {"type": "string"}}} if isinstance(type_, str) else None
+    said = {200: "Done", 201: "Made, and at its end", 202: "Accepted, not yet at its end"}
+    return {
+        "description": said.get(status, "Not now"),
+        "headers": {"X-Request-Id": {"schema": {"type": "string"}}},
+        "content": content or {JSON: {"schema": _named(type_)}},
+    }
+
+
+def _refusal(status: int) -> Json:
+    headers = ["X-Request-Id"]
+    headers += ["WWW-Authenticate"] if status == 401 else []
+    headers += ["Retry-After"] if status in TRY_AGAIN else []
+    return {
+        "description": ", ".join(codes_of(status)),
+        "headers": {name: {"schema": {"type": "string"}} for name in headers},
+        "content": {MEDIA_TYPE: {"schema": _named(Problem)}},
+    }
+
+
+def _parameter(name: str) -> Json:
+    place, schema, description = PARAMETERS[name]
+    return {"name": name, "in": place, "description": description, "schema": schema}
+
+
+def _path_parameters(path: str) -> list[Json]:
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": PATH_PARAMETERS[name],
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+@cache
+def _encoded(rules: tuple[Rule, ...]) -> bytes:
+    return msgspec.json.encode(document(rules))
+
+
+def serve(rules: Sequence[Rule]) -> Response:
+    return Response(_encoded(tuple(rules)), 200, {"Cache-Control": "no-cache"}, JSON)
+
+
+def serve_page(rules: Sequence[Rule]) -> Response:
+    return Response(_page(tuple(rules)), 200, HEADERS, HTML)
+
+
+@cache
+def _page(rules: tuple[Rule, ...]) -> bytes:
+    return page(document(rules)).encode()

@@ -1,0 +1,140 @@
+-- begin: everything that one audit reads of the database is of one moment, and it locks nothing.
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+
+-- end: nothing was written.
+ROLLBACK;
+
+-- stand: the moment is now; this transaction alone may take its time.
+SELECT (extract(epoch FROM now()) * 1000000)::bigint,
+       set_config('statement_timeout', '300s', true),
+       set_config('idle_in_transaction_session_timeout', '120s', true);
+
+-- books: what all accounts of the ledger hold, by book and asset.
+SELECT book, asset_id, sum(available), sum(held)
+  FROM ledger_accounts
+ GROUP BY book, asset_id;
+
+-- owners: what each of the next owners holds in the ledger, all books together.
+WITH page AS MATERIALIZED (
+    SELECT DISTINCT owner
+      FROM ledger_accounts
+     WHERE owner > %(after)s
+     ORDER BY owner
+     LIMIT %(limit)s
+)
+SELECT a.owner, a.asset_id, sum(a.available + a.held)
+  FROM ledger_accounts AS a
+  JOIN page AS p ON p.owner = a.owner
+ GROUP BY a.owner, a.asset_id;
+
+-- owners_named: the same of certain owners.
+SELECT owner, asset_id, sum(available + held)
+  FROM ledger_accounts
+ WHERE owner = ANY(%(owners)s::bigint[])
+ GROUP BY owner, asset_id;
+
+-- available: what the accounts of certain owners say.
+SELECT owner, book, asset_id, available
+  FROM ledger_accounts
+ WHERE owner = ANY(%(owners)s::bigint[]);
+
+-- open_ids: transfers that have not ended. Materialised, or the whole table is walked.
+WITH open AS MATERIALIZED (
+    SELECT id
+      FROM transfers
+     WHERE lane IS NOT NULL
+)
+SELECT id
+  FROM open
+ WHERE id > %(after)s
+ ORDER BY id
+ LIMIT %(limit)s;
+
+-- ids: transfers by id, which is the order of their births, and whether they have ended.
+SELECT id, lane IS NULL
+  FROM transfers
+ WHERE id > %(after)s
+ ORDER BY id
+ LIMIT %(limit)s;
+
+-- rows: transfers, and whether their caller's key leads to them.
+SELECT t.id, t.owner, t.flow, t.state, t.lane, t.version, t.parties::text, t.asset_id, t.amount,
+       t.head_hash,
+       EXISTS (SELECT
+                 FROM cids AS c
+                WHERE c.owner = t.owner
+                  AND c.cid = coalesce(t.cid, t.id::text)
+                  AND c.transfer_id = t.id)
+  FROM transfers AS t
+ WHERE t.id = ANY(%(ids)s::uuid[])
+ ORDER BY t.id;
+
+-- answers: their history, oldest first.
+SELECT transfer_id, version, from_state, waypoints, to_state, verb, answer, reason,
+       evidence::text, actor, (extract(epoch FROM at) * 1000000)::bigint, hash
+  FROM history
+ WHERE transfer_id = ANY(%(ids)s::uuid[])
+ ORDER BY transfer_id, version;
+
+-- operations: what the ledger did for them.
+SELECT transfer_id, version, owner, book, asset_id, verb, amount, result, delta, held_delta,
+       balance_after
+  FROM ledger_operations
+ WHERE transfer_id = ANY(%(ids)s::uuid[]);
+
+-- strays: answers and operations, in a range of ids, of transfers that do not exist.
+SELECT DISTINCT f.transfer_id
+  FROM (SELECT transfer_id FROM history
+         WHERE transfer_id > %(after)s AND transfer_id <= %(upto)s
+         UNION ALL
+        SELECT transfer_id FROM ledger_operations
+         WHERE transfer_id > %(after)s AND transfer_id <= %(upto)s) AS f (transfer_id)
+ WHERE NOT EXISTS (SELECT FROM transfers AS t WHERE t.id = f.transfer_id)
+ LIMIT %(limit)s;
+
+-- seen: the transfers of operations that a core has done. Read after the core was read: a row is
+-- there before anything is asked about it.
+SELECT id, version, asset_id, amount
+  FROM transfers
+ WHERE id = ANY(%(ids)s::uuid[]);
+
+-- accounts: accounts that do not follow from their operations. Operations of one account, whatever
+-- their order, are a walk from zero to what is available: each balance is left as often as it is
+-- arrived at. The sums of what is held must agree as well.
+WITH steps AS (
+    SELECT owner, book, asset_id, balance_after - delta AS value, 1 AS side, held_delta AS held
+      FROM ledger_operations
+     WHERE delta <> 0 OR held_delta <> 0
+     UNION ALL
+    SELECT owner, book, asset_id, balance_after, -1, 0
+      FROM ledger_operations
+     WHERE delta <> 0 OR held_delta <> 0
+     UNION ALL
+    SELECT owner, book, asset_id, available, 1, -held
+      FROM ledger_accounts
+     UNION ALL
+    SELECT owner, book, asset_id, 0, -1, 0
+      FROM ledger_accounts
+),
+sides AS (
+    SELECT owner, book, asset_id, sum(side) AS side, sum(held) AS held
+      FROM steps
+     WHERE %(everyone)s OR owner = ANY(%(owners)s::bigint[])
+     GROUP BY owner, book, asset_id, value
+)
+SELECT owner, book, asset_id
+  FROM sides
+ GROUP BY owner, book, asset_id
+HAVING bool_or(side <> 0) OR sum(held) <> 0
+ LIMIT %(limit)s;
+
+-- elsewhere: what systems that cannot be read hold, by the answers that they gave us.
+SELECT (t.parties -> q.role ->> 2)::bigint, t.asset_id, sum(q.units * t.amount)
+  FROM history AS h
+  JOIN transfers AS t ON t.id = h.transfer_id
+  JOIN unnest(%(flows)s::text[], %(states)s::text[], %(roles)s::text[], %(units)s::integer[])
+    AS q (flow, state, role, units) ON q.flow = h.flow AND q.state = h.from_state
+ WHERE h.answer = 'done'
+   AND coalesce(h.evidence ->> 'delta', '') <> '0'
+   AND t.parties -> q.role ->> 0 <> ALL(%(systems)s::text[])
+ GROUP BY 1, 2;

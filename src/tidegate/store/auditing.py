@@ -1,0 +1,184 @@
+"""What the audit reads of a store: everything of one moment, in pages."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.answers import NO_EVIDENCE
+from tidegate.core.ports import Account, StoreFault
+from tidegate.core.sql import load, numbers, texts, uuids
+from tidegate.core.transfer import Entry, Parties, Party
+from tidegate.store.postgres import PostgresStore, PostgresTransaction
+
+STATEMENTS = load("tidegate.store", "audit.sql")
+FIRST = UUID(int=0)
+MAX_FOUND = 20  # Of one kind of fault: then somebody looks anyway.
+
+_PARTIES = msgspec.json.Decoder(dict[str, Party])
+_EVIDENCE = msgspec.json.Decoder(dict[str, str])
+
+Held = Mapping[tuple[int, int], int]  # By owner and asset.
+
+
+class Row(NamedTuple):
+    """A transfer as far as the audit looks at it."""
+
+    id: UUID
+    owner: int
+    flow: str
+    state: str
+    lane: str | None
+    version: int
+    parties: Parties
+    asset_id: int
+    amount: int
+    head_hash: bytes
+    keyed: bool  # Its caller's key leads to it.
+
+
+class Kept(NamedTuple):
+    """One row of the history."""
+
+    entry: Entry
+    at_us: int
+    hash: bytes
+
+
+class Operation(NamedTuple):
+    """What the ledger did under one key."""
+
+    transfer_id: UUID
+    version: int
+    account: Account
+    verb: str
+    amount: int
+    result: str
+    delta: int
+    held_delta: int
+    balance_after: int
+
+
+class Case(NamedTuple):
+    """A transfer with all that is known about it on our side."""
+
+    row: Row
+    history: Sequence[Kept]
+    operations: Sequence[Operation]
+
+
+class Leg(NamedTuple):
+    """The question of a state, as the history of other systems is counted by."""
+
+    flow: str
+    state: str
+    role: str
+    units: int
+
+
+class Moment:
+    """One moment of a store. It stays as it is however long the audit takes."""
+
+    def __init__(self, tx: PostgresTransaction) -> None:
+        self._tx = tx
+        self.at_us = tx.at_us
+
+    async def _rows(self, name: str, **values: object) -> list[Any]:
+        return await self._tx.fetch(STATEMENTS[name], values)
+
+    async def books(self) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """Available and held, by book and asset."""
+        return {(book, asset): (a, h) for book, asset, a, h in await self._rows("books")}
+
+    async def owners(self, after: int, limit: int) -> Held:
+        return _held(await self._rows("owners", after=after, limit=limit))
+
+    async def owners_named(self, owners: Sequence[int]) -> Held:
+        return _held(await self._rows("owners_named", owners=numbers(owners)))
+
+    async def available(self, owners: Sequence[int]) -> Mapping[Account, int]:
+        rows = await self._rows("available", owners=numbers(owners))
+        return {Account(*row[:3]): row[3] for row in rows}
+
+    async def open_ids(self, after: UUID, limit: int) -> Sequence[UUID]:
+        return [row[0] for row in await self._rows("open_ids", after=after, limit=limit)]
+
+    async def ids(self, after: UUID, limit: int) -> Sequence[tuple[UUID, bool]]:
+        return await self._rows("ids", after=after, limit=limit)
+
+    async def known(self, ids: Sequence[UUID]) -> frozenset[UUID]:
+        return frozenset(row[0] for row in await self._rows("seen", ids=uuids(ids)))
+
+    async def cases(self, ids: Sequence[UUID]) -> Sequence[Case]:
+        wanted = uuids(ids)
+        rows = await self._rows("rows", ids=wanted)
+        answers = await self._rows("answers", ids=wanted)
+        operations = await self._rows("operations", ids=wanted)
+        told = {id_: [_kept(a) for a in group] for id_, group in groupby(answers, lambda a: a[0])}
+        moved: dict[UUID, list[Operation]] = {}
+        for o in operations:
+            moved.setdefault(o[0], []).append(Operation(o[0], o[1], Account(*o[2:5]), *o[5:]))
+        return [Case(r, told.get(r.id, ()), moved.get(r.id, ())) for r in map(_row, rows)]
+
+    async def strays(self, after: UUID, upto: UUID) -> Sequence[UUID]:
+        rows = await self._rows("strays", after=after, upto=upto, limit=MAX_FOUND)
+        return [row[0] for row in rows]
+
+    async def accounts(self, owners: Sequence[int] | None = None) -> Sequence[Account]:
+        """Those that do not follow from their operations; of all owners, or of some."""
+        everyone, named = owners is None, numbers(owners or ())
+        rows = await self._rows("accounts", everyone=everyone, owners=named, limit=MAX_FOUND)
+        return [Account(*row) for row in rows]
+
+    async def elsewhere(self, legs: Sequence[Leg], read: Sequence[str]) -> Held:
+        """What systems other than those that are read hold, by their own answers."""
+        rows = await self._rows(
+            "elsewhere",
+            flows=texts(leg.flow for leg in legs),
+            states=texts(leg.state for leg in legs),
+            roles=texts(leg.role for leg in legs),
+            units=numbers(leg.units for leg in legs),
+            systems=texts(read),
+        )
+        return _held(rows)
+
+
+@asynccontextmanager
+async def moment(store: PostgresStore) -> AsyncIterator[Moment]:
+    async with store._session() as connection:  # noqa: SLF001  The one reader of many statements.
+        opened = PostgresTransaction(connection, 0, halted=False)
+        await opened.fetch(STATEMENTS["begin"], {})
+        try:
+            [(at_us, *_)] = await opened.fetch(STATEMENTS["stand"], {})
+            yield Moment(PostgresTransaction(connection, at_us, halted=False))
+        finally:
+            try:
+                await opened.fetch(STATEMENTS["end"], {})
+            except StoreFault:
+                await connection.close()
+
+
+async def seen(store: PostgresStore, ids: Sequence[UUID]) -> Mapping[UUID, tuple[int, int, int]]:
+    """Version, asset and amount of transfers as they stand now, whatever moment is open."""
+    rows = await store.run(STATEMENTS["seen"], {"ids": uuids(ids)})
+    return {id_: (version, asset_id, amount) for id_, version, asset_id, amount in rows}
+
+
+def _held(rows: Sequence[Any]) -> Held:
+    return {(owner, asset_id): amount for owner, asset_id, amount in rows}
+
+
+def _row(row: Sequence[Any]) -> Row:
+    columns = list(row)
+    columns[6] = _PARTIES.decode(columns[6])
+    return Row(*columns)
+
+
+def _kept(row: Sequence[Any]) -> Kept:
+    _, version, first, waypoints, last, verb, answer, reason, evidence, actor, at_us, hashed = row
+    proof = NO_EVIDENCE if evidence is None else _EVIDENCE.decode(evidence)
+    path = (first, *waypoints.split(), last)
+    return Kept(Entry(version, path, verb, answer, reason, proof, actor), at_us, hashed)
