@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -22,19 +22,24 @@ from ulid import ULID
 
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.flow import Ask, Flow, Row
+from tidegate.core.money import parse_amount
 from tidegate.core.ports import StoreUnavailable, System
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Asset
 from tidegate.core.wire import Mark
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import HORIZON_S
 from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.gate import CORE, LEDGER, Gate
+from tidegate.engine.gate import ACCOUNTS, CORE, LEDGER, Gate
 from tidegate.flows import FLOWS
 from tidegate.service.api import build
 from tidegate.service.auth import Terms, Verifier
 from tidegate.service.front import Service
 from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
+from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
 from tidegate.settings import Settings
+from tidegate.store.daily import DailyLimits
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import Caller, Trading, dial, recall
@@ -62,6 +67,9 @@ class Setup:
     bounds: Bounds | None = None
     scan_s: float = 1.0
     alert: Callable[[Alert], None] | None = None
+    transfers_per_day: int | None = None  # Of one owner; None: as many as they like.
+    daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset.
+    accounts: frozenset[str] = frozenset({"FUNDING", "SPOT"})
 
 
 @asynccontextmanager
@@ -79,6 +87,11 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             await store.forget_marks(CORE)
             stack.push_async_callback(core.close)
         ledger = Ledger(LEDGER)
+        assets = dict(await store.assets())
+        accounts = {
+            name: msgspec.structs.replace(account, supported=name in setup.accounts)
+            for name, account in ACCOUNTS.items()
+        }
         parts = Parts(
             store=store,
             flows={flow.name: flow for flow in flows},
@@ -88,12 +101,27 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             dice=random.Random(os.urandom(16)),  # noqa: S311  It spreads retries; it hides nothing.
             alert=alert,
             scan_s=setup.scan_s,
+            admission=daily_limits(setup, assets),
         )
         engine = await stack.enter_async_context(Engine(parts))
         if core is not None:
             retiring = asyncio.create_task(_retire(store, core))
             stack.callback(retiring.cancel)
-        yield Gate(engine, store, ledger, core, dict(await store.assets()))
+        yield Gate(engine, store, ledger, core, assets, accounts)
+
+
+def daily_limits(setup: Setup, assets: Mapping[str, Asset]) -> DailyLimits | None:
+    """None where nothing is limited: then nothing is counted either."""
+    amounts = {}
+    for code, text in setup.daily_amounts.items():
+        asset = assets.get(code)
+        amount = parse_amount(text, asset.decimals) if asset else Refusal.INVALID_ASSET
+        if asset is None or isinstance(amount, Refusal):
+            raise ValueError(f"daily_amounts: {code}={text} is no amount of an asset")
+        amounts[asset.id] = amount
+    if setup.transfers_per_day is None and not amounts:
+        return None
+    return DailyLimits(setup.transfers_per_day, amounts)
 
 
 def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) -> Trading:
@@ -178,6 +206,9 @@ async def serve_api(settings: Settings) -> None:
             new_id=lambda: str(ULID()),
             audit=audit,
             wait_s=settings.wait_ms / 1000,
+            rate=RequestRate(
+                settings.requests_per_second if settings.rate_limits else None, time.monotonic
+            ),
         )
         server = uvicorn.Server(
             uvicorn.Config(
@@ -233,6 +264,9 @@ def setup_of(settings: Settings) -> Setup:
         flows=tuple(tuned(flow, *patience) for flow in FLOWS.values()),
         bounds=bounds,
         scan_s=settings.scan_s,
+        transfers_per_day=settings.transfers_per_day if settings.rate_limits else None,
+        daily_amounts=settings.daily_amounts if settings.rate_limits else {},
+        accounts=frozenset(settings.accounts),
     )
 
 
@@ -246,3 +280,27 @@ async def _refresh_assets(gate: Gate) -> None:
 def all_flows(*own: Flow) -> list[Flow]:
     """The built-in flows and a program's own: what `migrate` installs and an engine runs."""
     return list((dict(FLOWS) | {flow.name: flow for flow in own}).values())
+
+
+async def serve_worker(settings: Settings) -> None:
+    """The engine without HTTP, until a signal ends it."""
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    async with open_gate(setup_of(settings)) as gate:
+        gate.engine.died.add_done_callback(lambda _: asked.set())
+        await asked.wait()
+        if gate.engine.died.done():
+            raise SystemExit(1)
+
+
+def start_log(log_format: str) -> None:
+    """One line per event: for people, or as JSON for machines."""
+    renderer = structlog.processors.JSONRenderer() if log_format == "json" else None
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            renderer or structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),
+        ]
+    )

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from tidegate.core.answers import Answer
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
 from tidegate.core.transfer import Move, Question, Transfer
 
 
@@ -147,6 +149,14 @@ class Remembering(Protocol[Tx_contra]):
     """A system of which the store remembers something in the transaction that records answers."""
 
     async def remember(self, tx: Tx_contra) -> None: ...
+
+
+class Admission(Protocol[Tx_contra]):
+    """Who may be born: judged in the transaction of the birth. Replays do not get here."""
+
+    async def admit(
+        self, tx: Tx_contra, requests: Sequence[Request]
+    ) -> Sequence[Refusal | None]: ...
 
 
 class LocalSystem(Protocol[Tx_contra]):

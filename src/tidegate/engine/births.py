@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -46,6 +46,15 @@ class Newborn:
     @property
     def key(self) -> tuple[int, str]:
         return self.request.owner, self.request.cid or str(self.id)
+
+
+class Delivery(NamedTuple):
+    """What one transaction brought into the world, and what it turned away."""
+
+    admitted: Sequence[Newborn]
+    refused: Sequence[tuple[Newborn, Refusal]]
+    moves: Sequence[Move]
+    rows: Sequence[Transfer]
 
 
 class Births(Generic[Tx]):
@@ -161,30 +170,41 @@ class Births(Generic[Tx]):
         means = self._means
         slots = Slots(means.rings, means.clock() + means.store.lease_s)
         try:
-            moves, rows = await self._transact(newborns, slots)
+            admitted, refused, moves, rows = await self._transact(newborns, slots)
         except BaseException:
             slots.free()
             raise
-        for newborn, row in zip(newborns, rows, strict=True):
+        for newborn, refusal in refused:
+            answer(newborn, refusal)
+        for newborn, row in zip(admitted, rows, strict=True):
             tell(newborn, Known(newborn.fingerprint, row))
         means.woken(slots.fill(rows))
         await announce(means, moves, rows)
 
-    async def _transact(
-        self, newborns: Sequence[Newborn], slots: Slots
-    ) -> tuple[Sequence[Move], Sequence[Transfer]]:
+    async def _transact(self, newborns: Sequence[Newborn], slots: Slots) -> Delivery:
         means = self._means
         rows: Sequence[Transfer] = ()
-        moves = [self._first_move(newborn) for newborn in newborns]
         async with means.store.transaction() as tx:
-            moves = await settle(means, tx, moves)
+            admitted, refused = await self._admit(tx, newborns)
+            moves = await settle(means, tx, [self._first_move(newborn) for newborn in admitted])
             slots.reserve(() if tx.halted else moves)
             births = [
                 Birth(move, n.key[1], n.fingerprint)
-                for n, move in zip(newborns, moves, strict=True)
+                for n, move in zip(admitted, moves, strict=True)
             ]
-            rows = await means.store.insert(tx, births, slots.leased)
-        return moves, rows
+            if births:
+                rows = await means.store.insert(tx, births, slots.leased)
+        return Delivery(admitted, refused, moves, rows)
+
+    async def _admit(
+        self, tx: Tx, newborns: Sequence[Newborn]
+    ) -> tuple[list[Newborn], list[tuple[Newborn, Refusal]]]:
+        if self._means.admission is None:
+            return list(newborns), []
+        verdicts = await self._means.admission.admit(tx, [n.request for n in newborns])
+        judged = list(zip(newborns, verdicts, strict=True))
+        refused = [(newborn, verdict) for newborn, verdict in judged if verdict is not None]
+        return [newborn for newborn, verdict in judged if verdict is None], refused
 
     def _first_move(self, newborn: Newborn) -> Move:
         assert newborn.id is not None

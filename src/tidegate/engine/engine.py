@@ -9,7 +9,15 @@ from uuid import UUID
 
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow
-from tidegate.core.ports import LocalSystem, Remembering, Store, StoreUnavailable, System, Tx
+from tidegate.core.ports import (
+    Admission,
+    LocalSystem,
+    Remembering,
+    Store,
+    StoreUnavailable,
+    System,
+    Tx,
+)
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.transfer import Transfer
@@ -37,6 +45,7 @@ class Parts(Generic[Tx]):
     scan_s: float = 1.0
     ring_size: int = RING_SIZE
     loops_per_lane: int = 2
+    admission: Admission[Tx] | None = None
 
 
 class Engine(Generic[Tx]):
@@ -63,6 +72,7 @@ class Engine(Generic[Tx]):
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
             ),
+            admission=parts.admission,
         )
         self.births = Births(self.means)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}

@@ -49,12 +49,14 @@ class Gate:
         """Asset settings are an operator's to change while we run."""
         self.assets.update(await self.store.assets())
 
-    async def transfer(self, wish: Wish, owner: int, wait_s: float = 0.5) -> Receipt | Refusal:
+    async def transfer(
+        self, wish: Wish, owner: int, wait_s: float = 0.5, veto: Refusal | None = None
+    ) -> Receipt | Refusal:
         """Move an owner's money between two of the owner's accounts."""
         checked = internal_transfer(wish, owner, self.accounts, self.assets)
         if isinstance(checked, Refusal):
             return checked
-        return await self.engine.transfer(checked.request, wait_s, checked.veto)
+        return await self.engine.transfer(checked.request, wait_s, checked.veto or veto)
 
     async def deposit(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
         """Money comes in from outside. An account that will not take it leaves it in suspense."""

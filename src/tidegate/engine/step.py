@@ -12,6 +12,7 @@ from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow
 from tidegate.core.ports import (
     Account,
+    Admission,
     LocalSystem,
     Remembering,
     Store,
@@ -46,6 +47,7 @@ class Means(Generic[Tx]):
     woken: Callable[[Iterable[str]], None]
     rings: Mapping[str, Ring]
     irreversible: frozenset[str]
+    admission: Admission[Tx] | None = None
 
     def terms(self) -> Terms:
         return Terms(self.dice.random(), self.irreversible)

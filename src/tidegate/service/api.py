@@ -7,13 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.service import health, operator, transfers
+from tidegate.service import health, openapi, operator, transfers
 from tidegate.service.front import (
     ANYBODY,
     APPROVER,
     OPERATOR,
     STAFF,
     USER,
+    Call,
     Rule,
     Service,
     guarded,
@@ -22,6 +23,15 @@ from tidegate.service.problem import METHOD_NOT_ALLOWED, NOT_FOUND, SYSTEM_ERROR
 
 V1 = "/api/v1"
 DESK = f"{V1}/operator"
+
+
+async def document(_: Call) -> Response:
+    return openapi.serve(RULES)
+
+
+async def docs(_: Call) -> Response:
+    return openapi.serve_page(RULES)
+
 
 RULES: Sequence[Rule] = (
     Rule("POST", f"{V1}/internal_transfer", transfers.create, USER, "Make a transfer"),
@@ -47,6 +57,8 @@ RULES: Sequence[Rule] = (
     Rule("GET", "/healthz", health.alive, ANYBODY, "Alive"),
     Rule("GET", "/readyz", health.ready, ANYBODY, "Ready"),
     Rule("GET", "/metrics", health.metrics, ANYBODY, "Metrics"),
+    Rule("GET", "/openapi.json", document, ANYBODY, "This API, for programs"),
+    Rule("GET", "/docs", docs, ANYBODY, "This API, for people"),
 )
 
 

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tidegate.core.money import MAX_AMOUNT_CHARS
 from tidegate.core.refusals import Reason, Refusal
 from tidegate.core.request import MAX_CID_CHARS, MAX_OWNER
 from tidegate.service.problem import CONFLICT, DEFAULT_STATUS, DETAILS, STATUS
@@ -19,7 +20,7 @@ Json: TypeAlias = dict[str, Any]
 FIELDS: Mapping[str, Json] = {
     "amount": {
         "pattern": "^(0|[1-9][0-9]*)(\\.[0-9]+)?$",
-        "maxLength": MAX_CID_CHARS,
+        "maxLength": MAX_AMOUNT_CHARS,
         "description": "A decimal string, more than zero, with no more decimals than the asset.",
         "examples": ["12.50"],
     },
@@ -37,6 +38,8 @@ FIELDS: Mapping[str, Json] = {
     "reason": {"minLength": 1, "maxLength": 500},
     "FirstBody.from": {"enum": ["funding", "trading"]},
     "FirstBody.to": {"enum": ["funding", "trading"]},
+    "ResolveBody.answer": {"enum": ["done", "rejected", "suspense"]},
+    "ResolveBody.version": {"minimum": 0},
     "StatusBody.status": {"enum": ["ACTIVE", "FROZEN", "DISABLED"]},
     "AssetBody.status": {"enum": ["ACTIVE", "SUSPENDED", None]},
     "AssetBody.max_transfer_amount": {"description": "An empty string means no maximum."},
@@ -77,8 +80,20 @@ PARAMETERS: Mapping[str, tuple[str, Json, str]] = {
 }
 PATH_PARAMETERS: Mapping[str, str] = {
     "id": "The transfer's id: a ULID, or the same 128 bits as a UUID.",
+    "resolutions/id": "The number of the resolution, as its proposal was answered.",
     "code": "The asset's code.",
 }
+
+
+def codes_of(status: int) -> list[str]:
+    """Every code that an answer of this status may carry."""
+    named = [str(code) for code, given in STATUS.items() if given == status]
+    systems = [str(reason) for reason in Reason if reason not in STATUS]
+    return named + (systems if status == DEFAULT_STATUS else [])
+
+
+def all_codes() -> list[str]:
+    return list(dict.fromkeys([*Refusal, *Reason, *STATUS]))
 
 
 def meaning_of(code: str) -> str:

@@ -14,6 +14,7 @@ from tidegate.core.refusals import Refusal
 from tidegate.engine.gate import Gate
 from tidegate.service.auth import Identity
 from tidegate.service.body import Malformed, decode
+from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
 from tidegate.service.problem import PAYLOAD_TOO_LARGE, SYSTEM_ERROR, problem
 
@@ -46,6 +47,7 @@ class Service:
     new_id: Callable[[], str]
     audit: Auditing | None = None
     wait_s: float = 0.5
+    rate: RequestRate | None = None
 
 
 class Refused(Exception):

@@ -9,11 +9,19 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
-from tidegate.core.refusals import Reason, Refusal
 from tidegate.service import shapes
-from tidegate.service.docs_page import FIELDS, HEADERS, PARAMETERS, PATH_PARAMETERS, Json, page
+from tidegate.service.docs_page import (
+    FIELDS,
+    HEADERS,
+    PARAMETERS,
+    PATH_PARAMETERS,
+    Json,
+    all_codes,
+    codes_of,
+    page,
+)
 from tidegate.service.front import JSON, Rule
-from tidegate.service.problem import DEFAULT_STATUS, MEDIA_TYPE, STATUS, TRY_AGAIN
+from tidegate.service.problem import MEDIA_TYPE, TRY_AGAIN
 
 REF = "#/components/schemas/{name}"
 HTML, TEXT = "text/html", "text/plain"
@@ -275,17 +283,6 @@ def document(rules: Sequence[Rule]) -> Json:
     }
 
 
-def codes_of(status: int) -> list[str]:
-    """Every code that an answer of this status may carry."""
-    named = [str(code) for code, given in STATUS.items() if given == status]
-    systems = [str(reason) for reason in Reason if reason not in STATUS]
-    return named + (systems if status == DEFAULT_STATUS else [])
-
-
-def all_codes() -> list[str]:
-    return list(dict.fromkeys([*Refusal, *Reason, *STATUS]))
-
-
 def _components(rules: Sequence[Rule]) -> Json:
     words = [ROUTES[rule.method, rule.path] for rule in rules]
     types = {t for w in words for t in (w.takes, *w.gives.values()) if isinstance(t, type)}
@@ -301,7 +298,8 @@ def _components(rules: Sequence[Rule]) -> Json:
 
 def _operation(rule: Rule, words: Words) -> Json:
     given = {str(status): _gives(status, type_) for status, type_ in words.gives.items()}
-    refused = {str(s): _refusal(s) for s in sorted(refusals(rule, words)) if s not in words.gives}
+    statuses = sorted(refusals(rule, words) - set(words.gives))
+    refused = {str(status): _refusal(status, words) for status in statuses}
     operation: Json = {
         "summary": rule.summary,
         "operationId": f"{rule.endpoint.__module__.rpartition('.')[2]}_{rule.endpoint.__name__}",
@@ -351,12 +349,13 @@ def _gives(status: int, type_: Any) -> Json:
     }
 
 
-def _refusal(status: int) -> Json:
+def _refusal(status: int, words: Words) -> Json:
+    plain = status == 400 and words.takes in (None, shapes.ReasonBody, shapes.ResolveBody)
     headers = ["X-Request-Id"]
     headers += ["WWW-Authenticate"] if status == 401 else []
     headers += ["Retry-After"] if status in TRY_AGAIN else []
     return {
-        "description": ", ".join(codes_of(status)),
+        "description": "INVALID_REQUEST" if plain else ", ".join(codes_of(status)),
         "headers": {name: {"schema": {"type": "string"}} for name in headers},
         "content": {MEDIA_TYPE: {"schema": _named(Problem)}},
     }
@@ -373,10 +372,10 @@ def _path_parameters(path: str) -> list[Json]:
             "name": name,
             "in": "path",
             "required": True,
-            "description": PATH_PARAMETERS[name],
+            "description": PATH_PARAMETERS.get(f"{owner}/{name}") or PATH_PARAMETERS[name],
             "schema": {"type": "string", "minLength": 1},
         }
-        for name in re.findall(r"{(\w+)}", path)
+        for owner, name in re.findall(r"(\w+)/{(\w+)}", path)
     ]
 
 

@@ -178,7 +178,11 @@ def _with_key(call: Call, wish: Wish) -> Wish:
 
 
 async def _made(call: Call, wish: Wish) -> Receipt | Refusal:
-    said = await call.service.gate.transfer(wish, call.owner, _wait_s(call))
+    service, owner = call.service, call.owner
+    # A veto and no refusal: a replay is answered however often it comes.
+    slow = service.rate is None or service.rate.admits(owner)
+    veto = None if slow else Refusal.RATE_LIMIT_EXCEEDED
+    said = await service.gate.transfer(wish, owner, _wait_s(call), veto)
     if isinstance(said, Refusal):
         call.service.meters.refusal(said)
     elif said.transfer.lane is None and not said.duplicate:

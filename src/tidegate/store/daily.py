@@ -1,0 +1,68 @@
+"""Daily limits: how many transfers an owner may make in a UTC day, and how much of each asset."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tidegate.core.ports import SqlTransaction
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.sql import load, numbers
+
+STATEMENTS = load("tidegate.store", "daily.sql")
+EVERY_ASSET = 0
+
+Key = tuple[int, int]
+
+
+class Total(NamedTuple):
+    transfers: int
+    amount: int
+
+
+class DailyLimits:
+    """Judged in the transaction of the birth, so that two batches cannot pass together."""
+
+    def __init__(self, transfers: int | None, amounts: Mapping[int, int]) -> None:
+        self.transfers = transfers
+        self.amounts = amounts
+
+    async def admit(
+        self, tx: SqlTransaction, requests: Sequence[Request]
+    ) -> Sequence[Refusal | None]:
+        limited = [r for r in requests if r.flow == "internal_transfer"]
+        keys = sorted({key for r in limited for key in _keys(r)})
+        if not keys:
+            return [None] * len(requests)
+        columns = {
+            "owners": numbers(owner for owner, _ in keys),
+            "assets": numbers(asset for _, asset in keys),
+        }
+        await tx.fetch(STATEMENTS["open"], columns)
+        rows = await tx.fetch(STATEMENTS["lock"], columns)
+        totals = {(row[0], row[1]): Total(row[2], row[3]) for row in rows}
+        verdicts = [self._judge(request, totals) for request in requests]
+        after = {
+            "counts": numbers(totals[key].transfers for key in keys),
+            "amounts": numbers(totals[key].amount for key in keys),
+        }
+        await tx.fetch(STATEMENTS["add"], columns | after)
+        return verdicts
+
+    def _judge(self, request: Request, totals: dict[Key, Total]) -> Refusal | None:
+        """Each request sees those that were admitted before it in the batch."""
+        if request.flow != "internal_transfer":
+            return None
+        whole, part = _keys(request)
+        if self.transfers is not None and totals[whole].transfers >= self.transfers:
+            return Refusal.DAILY_LIMIT_EXCEEDED
+        most = self.amounts.get(request.asset_id)
+        if most is not None and totals[part].amount + request.amount > most:
+            return Refusal.DAILY_AMOUNT_EXCEEDED
+        for key in (whole, part):
+            transfers, amount = totals[key]
+            totals[key] = Total(transfers + 1, amount + request.amount * (key is part))
+        return None
+
+
+def _keys(request: Request) -> tuple[Key, Key]:
+    return (request.owner, EVERY_ASSET), (request.owner, request.asset_id)
