@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tidegate.core.answers import Alarm
 from tidegate.core.transfer import Transfer
 from tidegate.store.reading import Waiting
 
@@ -55,12 +56,16 @@ class Meters:
         self._closed = Gauge(
             "tidegate_lane_closed", "1 while a system is unreachable", ["lane"], registry=registry
         )
+        self._alerts = Counter("tidegate_alerts", "Alerts raised", ["alarm"], registry=registry)
         self._gap = Gauge(
             "tidegate_conservation_gap",
             "Smallest units that are missing",
             ["asset"],
             registry=registry,
         )
+
+    def alert(self, alarm: Alarm) -> None:
+        self._alerts.labels(alarm.name).inc()
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()

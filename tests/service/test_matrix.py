@@ -1,0 +1,214 @@
+"""Who may do what: every role on every route, generated from the rules."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.routing import Route
+
+from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, Front, Play, token
+from tidegate.core.refusals import Refusal
+from tidegate.service.api import RULES, build
+from tidegate.service.auth import ROLES
+from tidegate.service.front import Rule
+from tidegate.service.keys import issue, new_keypair
+
+IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
+OLDER = IN | {"from": "funding", "to": "trading"}
+CROSSING = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "amount": "1", "cid": "x"}
+STATUS = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "status": "ACTIVE"}
+RESOLUTION = {"version": 0, "answer": "done", "reason": "seen", "evidence": {"slip": "1"}}
+NO_SUCH = "01JFVQ2X8Z0Y1M3N4P5R6S7T8V"
+
+
+class Sample(NamedTuple):
+    """A request that is right in all but who asks, and what it gets when they may."""
+
+    body: object = None
+    status: int = 200
+
+
+SAMPLES: Mapping[tuple[str, str], Sample] = {
+    ("POST", "/api/v1/internal_transfer"): Sample(IN, 201),
+    ("POST", "/api/v1/internal_transfers"): Sample({"transfers": [IN]}),
+    ("POST", "/api/v1/transfer"): Sample(OLDER),
+    ("POST", "/api/v1/operator/deposit"): Sample(CROSSING, 201),
+    ("POST", "/api/v1/operator/external_withdrawal"): Sample(CROSSING, 201),
+    ("POST", "/api/v1/operator/account_status"): Sample(STATUS),
+    ("PATCH", "/api/v1/operator/assets/{code}"): Sample({"status": "ACTIVE"}),
+    ("POST", "/api/v1/operator/transfers/{id}/retry"): Sample(None, 400),  # It has ended.
+    ("POST", "/api/v1/operator/transfers/{id}/resolve"): Sample(RESOLUTION, 400),
+    ("POST", "/api/v1/operator/resolutions/{id}/confirm"): Sample(None, 404),
+    ("POST", "/api/v1/operator/halt"): Sample({"reason": "a drill"}),
+    ("POST", "/api/v1/operator/resume"): Sample({"reason": "it is over"}),
+    ("GET", "/api/v1/operator/audit"): Sample(None, 404),  # None runs beside the tests' service.
+}
+
+
+def expired() -> str:
+    claims = TERMS.claims(str(ALICE), ["user"], time.time() - 3600)
+    return issue(PRIVATE, "test", claims)
+
+
+def forged() -> str:
+    stranger, _ = new_keypair()
+    return issue(stranger, "test", TERMS.claims(str(ALICE), ["user"], time.time()))
+
+
+class Caller(NamedTuple):
+    token: str | None
+    roles: frozenset[str] = frozenset()  # Empty: the service must not know who this is.
+    owner: int | None = None
+
+
+CALLERS: Mapping[str, Caller] = {
+    "nobody": Caller(None),
+    "user": Caller(token(str(ALICE), "user"), frozenset({"user"}), ALICE),
+    "other user": Caller(token(str(BOB), "user"), frozenset({"user"}), BOB),
+    "operator": Caller(token("olga", "operator"), frozenset({"operator"})),
+    "approver": Caller(token("anna", "approver"), frozenset({"approver"})),
+    "auditor": Caller(token("axel", "auditor"), frozenset({"auditor"})),
+    "a user by number who is none": Caller(token(str(ALICE), "auditor"), frozenset({"auditor"})),
+    "expired": Caller(expired()),
+    "forged": Caller(forged()),
+    "garbage": Caller("garbage"),
+}
+
+
+def expected(rule: Rule, caller: Caller) -> int:
+    """The status that the rule and the owner of the transfer call for."""
+    if rule.roles and not caller.roles:
+        return 401
+    if rule.roles and not rule.roles & caller.roles:
+        return 403
+    if "{id}" in rule.path and "user" in rule.roles and caller.owner != ALICE:
+        return 404
+    if rule.method == "POST" and "user" in rule.roles and caller.owner == BOB:
+        # Bob has no money and no account: what he makes is his own, and is refused.
+        return {"/api/v1/internal_transfer": 422}.get(rule.path, 200)
+    return SAMPLES.get((rule.method, rule.path), Sample()).status
+
+
+async def ask(front: Front, rule: Rule, caller: Caller, id_: str) -> Answer:
+    named = "1" if "resolutions" in rule.path else id_
+    path = rule.path.replace("{id}", named).replace("{code}", "USDT")
+    sample = SAMPLES.get((rule.method, rule.path), Sample())
+    body: Any = sample.body
+    if isinstance(body, dict) and "cid" in body:
+        body = body | {"cid": f"matrix-{next(front.numbers)}"}
+    return await front.call(rule.method, path, body, caller.token)
+
+
+def test_every_role_on_every_route_gets_what_its_rule_says(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "1000")
+        made = await front.transfer(IN)
+        wrong = []
+        for rule in RULES:
+            for name, caller in CALLERS.items():
+                said = await ask(front, rule, caller, made.body["req_id"])
+                if rule.path.endswith("/halt"):
+                    await front.desk("POST", "/resume", {"reason": "the next one's turn"})
+                if said.status != expected(rule, caller):
+                    wrong.append((rule.method, rule.path, name, said.status, said.body))
+        assert wrong == []
+
+    play(scene)
+
+
+def test_a_refusal_by_role_says_nothing_about_what_is_there(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "1000")
+        made = await front.transfer(IN)
+        for rule in RULES:
+            if "{id}" not in rule.path:
+                continue
+            for caller in CALLERS.values():
+                seen = await ask(front, rule, caller, made.body["req_id"])
+                if seen.status in (401, 403, 404):
+                    unseen = await ask(front, rule, caller, NO_SUCH)
+                    for said in (seen, unseen):
+                        said.body.pop("request_id")
+                    assert (seen.status, seen.body) == (unseen.status, unseen.body)
+
+    play(scene)
+
+
+def test_what_was_refused_by_role_changed_nothing(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "1000")
+        before = await front.balances()
+        for rule in RULES:
+            for caller in CALLERS.values():
+                if rule.method != "GET" and not rule.roles & caller.roles:
+                    said = await ask(front, rule, caller, NO_SUCH)
+                    assert said.status in (401, 403)
+                    assert said.headers["content-type"] == "application/problem+json"
+        assert await front.balances() == before
+        assert not await front.gate.store.halted()
+        listed = await front.desk("GET", "/transfers")
+        assert len(listed.body["transfers"]) == 1  # The deposit.
+
+    play(scene)
+
+
+def test_nobody_learns_what_was_wrong_with_a_token(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        answers = []
+        for name in ("nobody", "expired", "forged", "garbage"):
+            said = await front.call("GET", "/api/v1/balances", who=CALLERS[name].token)
+            assert said.headers["www-authenticate"] == "Bearer"
+            said.body.pop("request_id")
+            answers.append((said.status, said.body))
+        assert answers == [answers[0]] * 4
+        assert answers[0][1]["code"] == Refusal.UNAUTHORIZED
+
+    play(scene)
+
+
+def test_a_route_without_a_rule_cannot_exist(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        found = []
+        for route in build(front.service).routes:
+            assert isinstance(route, Route), "mounts and sockets have no rule"
+            assert route.methods is not None
+            found += [(method, route.path) for method in route.methods - {"HEAD"}]
+        assert sorted(found) == sorted((rule.method, rule.path) for rule in RULES)
+
+    play(scene)
+
+
+def test_a_rule_names_known_roles_and_only_health_and_papers_are_for_anybody() -> None:
+    assert all(rule.roles <= ROLES for rule in RULES)
+    assert len({(rule.method, rule.path) for rule in RULES}) == len(RULES)
+    open_ = {rule.path for rule in RULES if not rule.roles}
+    assert open_ == {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
+    assert all(rule.method == "GET" for rule in RULES if not rule.roles)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "NOT_FOUND"),
+        ("GET", "/api/v1/nothing", 404, "NOT_FOUND"),
+        ("GET", "/api/v2/internal_transfer", 404, "NOT_FOUND"),
+        ("GET", "/api/v1/internal_transfer/a/b", 404, "NOT_FOUND"),
+        ("GET", "/..%2f..%2fetc/passwd", 404, "NOT_FOUND"),
+        ("POST", "/healthz", 405, "METHOD_NOT_ALLOWED"),
+        *(
+            (method, "/api/v1/internal_transfer", 405, "METHOD_NOT_ALLOWED")
+            for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+        ),
+    ],
+)
+def test_unknown_paths_and_methods_are_problems(
+    play: Play, method: str, path: str, status: int, code: str
+) -> None:
+    async def scene(front: Front) -> None:
+        said = await front.call(method, path, who=token(str(ALICE), "user"))
+        assert (said.status, said.body["code"]) == (status, code)
+        assert said.headers["content-type"] == "application/problem+json"
+        assert said.body["request_id"]
+
+    play(scene)
