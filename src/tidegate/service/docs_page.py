@@ -63,7 +63,7 @@ PARAMETERS: Mapping[str, tuple[str, Json, str]] = {
     "flow": ("query", {"type": "string", "examples": ["deposit"]}, "Only those of this flow."),
     "stuck_s": (
         "query",
-        WHOLE,
+        {"type": "integer", "minimum": 0, "maximum": 10**9 - 1},
         "Only those that have not ended and rest for longer; the other filters do not count then.",
     ),
     "full": ("query", {"enum": ["true", "false"], "default": "true"}, "All rows, or the new ones."),

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tidegate.core.ports import StoreFault
 from tidegate.core.refusals import Refusal
+from tidegate.engine.audit import Audit
 from tidegate.engine.gate import Gate
 from tidegate.service.auth import Identity
 from tidegate.service.body import Malformed, decode
@@ -26,16 +27,6 @@ JSON = "application/json"
 T = TypeVar("T")
 
 
-class Report(Protocol):
-    ok: bool
-
-
-class Auditing(Protocol):
-    """What the operators' audit route needs of the audit."""
-
-    async def run(self, *, full: bool) -> Report: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """What the routes work on. Put together in the composition root."""
@@ -45,7 +36,7 @@ class Service:
     meters: Meters
     clock: Callable[[], float]
     new_id: Callable[[], str]
-    audit: Auditing | None = None
+    audit: Audit | None = None
     wait_s: float = 0.5
     rate: RequestRate | None = None
 
@@ -150,7 +141,9 @@ def _counted(service: Service, response: Response) -> Response:
 
 
 async def _identity(service: Service, request: Request) -> Identity | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    given = request.headers.getlist("authorization")
+    # Of two, somebody in front of us may have read the other.
+    scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:
         return None
     return await service.authenticate(token)

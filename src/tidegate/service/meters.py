@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tidegate.core.answers import Alarm
 from tidegate.core.transfer import Transfer
+from tidegate.engine.alerts import Alert
 from tidegate.store.reading import Waiting
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -64,8 +64,8 @@ class Meters:
             registry=registry,
         )
 
-    def alert(self, alarm: Alarm) -> None:
-        self._alerts.labels(alarm.name).inc()
+    def alert(self, raised: Alert) -> None:
+        self._alerts.labels(raised.alarm.name).inc()
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()

@@ -9,6 +9,7 @@ from tidegate.core import wire
 from tidegate.core.money import format_amount, parse_amount
 from tidegate.core.ports import Account
 from tidegate.core.refusals import Refusal
+from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Transfer
 from tidegate.engine import resolve
 from tidegate.engine.births import Receipt
@@ -22,16 +23,19 @@ from tidegate.service.shapes import (
     ResolveBody,
     StatusBody,
     asset_of,
+    cursor_from,
     id_from,
     limit_from,
     time_of,
     ulid_of,
+    word_from,
 )
 from tidegate.store import reading, resolutions
 from tidegate.store.resolutions import Proposal
 from tidegate.systems.ledger import Status
 
 MAX_REASON = 500
+STUCK_DIGITS = 9  # Thirty years, in seconds.
 
 
 async def deposit(call: Call) -> Response:
@@ -65,6 +69,8 @@ async def account_status(call: Call) -> Response:
         raise Refused(Refusal.INVALID_ACCOUNT_TYPE)
     if asset is None:
         raise Refused(Refusal.INVALID_ASSET)
+    if not 0 < body.user_id <= MAX_OWNER:
+        raise Refused(Refusal.INVALID_REQUEST, "there is no such user")
     if body.status not in Status.__members__:
         raise Refused(Refusal.INVALID_REQUEST, "status is ACTIVE, FROZEN or DISABLED")
     if account.system == LEDGER:
@@ -88,7 +94,9 @@ async def set_asset(call: Call) -> Response:
         raise Refused(Refusal.INVALID_REQUEST, "status is ACTIVE or SUSPENDED")
     minimum = _amount(body.min_transfer_amount, asset.decimals)
     maximum = _amount(body.max_transfer_amount or None, asset.decimals)
-    if minimum is not None and maximum is not None and maximum < minimum:
+    lowest = minimum or asset.min_transfer_amount
+    highest = None if body.max_transfer_amount == "" else maximum or asset.max_transfer_amount
+    if highest is not None and highest < lowest:
         raise Refused(Refusal.INVALID_REQUEST, "the maximum is below the minimum")
     change = reading.AssetChange(
         asset.code,
@@ -113,13 +121,14 @@ def _amount(text: str | None, decimals: int) -> int | None:
 async def search(call: Call) -> Response:
     query = call.request.query_params
     limit = limit_from(query.get("limit"))
-    before = id_from(query["cursor"]) if "cursor" in query else reading.NEWEST
+    before = cursor_from(query.get("cursor"))
     store = call.service.gate.store
     if "stuck_s" in query:
-        found = await reading.stuck(store, _number(query["stuck_s"]), before, limit)
+        found = await reading.stuck(store, _number(query["stuck_s"], STUCK_DIGITS), before, limit)
     else:
         owner = int(_number(query["owner"])) if "owner" in query else None
-        wanted = reading.Search(owner, query.get("flow"), query.get("state"))
+        flow, state = word_from(query.get("flow")), word_from(query.get("state"))
+        wanted = reading.Search(owner, flow, state)
         found = await reading.search(store, wanted, before, limit)
     return reply({"transfers": _rows(call, found), "next_cursor": _cursor(found, limit)})
 
@@ -132,8 +141,8 @@ def _cursor(found: Sequence[Transfer], limit: int) -> str | None:
     return ulid_of(found[-1].id) if len(found) == limit else None
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+def _number(text: str, digits: int = 18) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= digits):
         raise Refused(Refusal.INVALID_REQUEST, "this must be a number")
     return int(text)
 

@@ -14,6 +14,7 @@ from tidegate.core.transfer import Party, Transfer
 from tidegate.engine.gate import Gate
 from tidegate.service.front import Refused
 from tidegate.service.problem import NOT_FOUND
+from tidegate.store.reading import NEWEST
 
 PENDING = "PENDING"
 MAX_LIMIT, DEFAULT_LIMIT = 100, 20
@@ -156,6 +157,21 @@ def shape(
         updated_at=time_of(transfer.updated_us),
         duplicate=duplicate,
     )
+
+
+def cursor_from(text: str | None) -> UUID:
+    """Where a list goes on; at the newest if nothing is said."""
+    try:
+        return NEWEST if text is None else id_from(text)
+    except Refused:
+        raise Refused(Refusal.INVALID_REQUEST, "cursor is the next_cursor of a page") from None
+
+
+def word_from(text: str | None) -> str | None:
+    """A name to look for. There are none with a NUL, and the database cannot even be asked."""
+    if text is not None and "\x00" in text:
+        raise Refused(Refusal.INVALID_REQUEST, "a name has no control characters")
+    return text
 
 
 def limit_from(text: str | None) -> int:

@@ -17,10 +17,12 @@ from tidegate.service.shapes import (
     FirstBody,
     TransferBody,
     TransferShape,
+    cursor_from,
     id_from,
     limit_from,
     shape,
     ulid_of,
+    word_from,
 )
 from tidegate.store import reading
 
@@ -63,8 +65,8 @@ async def show(call: Call) -> Response:
 
 async def list_own(call: Call) -> Response:
     query = call.request.query_params
-    limit, state = limit_from(query.get("limit")), query.get("state")
-    before = id_from(query["cursor"]) if "cursor" in query else reading.NEWEST
+    limit, state = limit_from(query.get("limit")), word_from(query.get("state"))
+    before = cursor_from(query.get("cursor"))
     gate = call.service.gate
     found = await reading.list_of_owner(gate.store, call.owner, state, before, limit)
     shown: list[TransferShape] = [shape(gate, transfer) for transfer in found]
