@@ -39,6 +39,7 @@ class Service:
     audit: Audit | None = None
     wait_s: float = 0.5
     rate: RequestRate | None = None
+    took: Callable[[float], None] = lambda _: None  # Is told how long each request took.
 
 
 class Refused(Exception):
@@ -111,7 +112,9 @@ def guarded(service: Service, rule: Rule) -> Callable[[Request], Awaitable[Respo
         began_s = service.clock()
         response = await _answer(service, rule, request, request_id)
         response.headers["X-Request-Id"] = request_id
-        service.meters.request(rule.path, response.status_code, service.clock() - began_s)
+        took_s = service.clock() - began_s
+        service.meters.request(rule.path, response.status_code, took_s)
+        service.took(took_s)
         return response
 
     return serve

@@ -1,0 +1,218 @@
+"""Serving: the engine with the HTTP service in front of it, or alone, until a signal ends it."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+import httpx2
+import msgspec
+import structlog
+import uvicorn
+from ulid import ULID
+
+from tidegate.app import Setup, log_alert, open_gate
+from tidegate.core.flow import Ask, Flow, Row
+from tidegate.core.ports import StoreUnavailable
+from tidegate.engine.alerts import Alert
+from tidegate.engine.audit import Audit
+from tidegate.engine.gate import Gate
+from tidegate.engine.watch import Thresholds, Watch
+from tidegate.flows import FLOWS
+from tidegate.service.api import build
+from tidegate.service.auth import Terms, Verifier
+from tidegate.service.front import JSON, Service
+from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
+from tidegate.service.limits import RequestRate
+from tidegate.service.meters import Meters
+from tidegate.service.pager import Pager, Post
+from tidegate.settings import Settings
+from tidegate.store.postgres import Bounds
+
+ASSETS_EVERY_S = 2.0
+MAX_CONNECTIONS = 2_000
+KEEP_ALIVE_S = 30
+MAX_HEADERS = 32 * 1024
+FETCH_S = 5.0
+DENY_EVERY_S = 5.0
+DENIED_S = 30 * 86_400.0
+
+
+def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -> Flow:
+    """The same table with an operator's patience; what is urgent stays so."""
+    rows: dict[StrEnum, Row] = {}
+    for state, row in flow.rows.items():
+        rows[state] = row
+        if isinstance(row, Ask) and row.patience.page_attempts is not None:
+            late_s = min(page_after_s, row.patience.page_after_s or page_after_s)
+            patience = msgspec.structs.replace(
+                row.patience, first_s=first_s, page_attempts=page_attempts, page_after_s=late_s
+            )
+            rows[state] = msgspec.structs.replace(row, patience=patience)
+    return msgspec.structs.replace(flow, rows=rows)
+
+
+async def serve_api(settings: Settings) -> None:
+    """The engine with the HTTP service in front, until a signal ends it."""
+    meters, pager = Meters(), Pager(_webhook(settings))
+
+    def alert(raised: Alert) -> None:
+        for told in (log_alert, meters.alert, pager.notify):
+            told(raised)
+
+    checker = verifier(settings)
+    async with open_gate(replace(setup_of(settings), alert=alert)) as gate:
+        audit = Audit(gate.store, gate.core, gate.engine.means.flows, alert)
+        limits = Thresholds(births_a_minute=settings.alert_busy_owner)
+        watch = Watch(gate.store, gate.engine.means.flows, alert, limits)
+        per_second = settings.requests_per_second if settings.rate_limits else None
+        service = Service(
+            gate=gate,
+            authenticate=checker.authenticate,
+            meters=meters,
+            clock=time.monotonic,
+            new_id=lambda: str(ULID()),
+            audit=audit,
+            wait_s=settings.wait_ms / 1000,
+            rate=RequestRate(per_second, time.monotonic),
+            took=watch.took,
+        )
+        chores = [_refresh_assets(gate), pager.run(), watch.watch_forever()]
+        chores += [audit.audit_forever(settings.audit_s)]
+        chores += [_deny(checker, settings.deny_list)] if settings.deny_list else []
+        await _serve(service, settings, [asyncio.create_task(chore) for chore in chores])
+        await audit.close()
+
+
+async def _serve(
+    service: Service, settings: Settings, chores: Sequence[asyncio.Task[None]]
+) -> None:
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build(service),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            lifespan="off",
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+        )
+    )
+    died = service.gate.engine.died
+    died.add_done_callback(lambda _: server.handle_exit(signal.SIGTERM, None))
+    try:
+        await server.serve()
+    finally:
+        for chore in chores:
+            chore.cancel()
+    if died.done():
+        raise SystemExit(1)
+
+
+def _webhook(settings: Settings) -> Post | None:
+    url = settings.alert_webhook
+    if url is None:
+        return None
+
+    async def post(body: bytes) -> bool:
+        try:
+            async with httpx2.AsyncClient(timeout=FETCH_S, follow_redirects=False) as client:
+                said = await client.post(url, content=body, headers={"Content-Type": JSON})
+        except httpx2.HTTPError:
+            return False
+        return said.is_success
+
+    return post
+
+
+def verifier(settings: Settings) -> Verifier:
+    """Tokens are checked with keys from a file or from a JWKS address, never from the token."""
+    terms = Terms(
+        issuer=settings.issuer,
+        audience=settings.audience,
+        max_lifetime_s=settings.token_lifetime_s,
+    )
+    if settings.jwks_url is not None:
+        keys: Keys = FetchedKeys(_fetch(settings.jwks_url), time.time, Patience())
+    elif settings.keys is not None:
+        keys = FixedKeys(keys_of(Path(settings.keys).read_bytes()))
+    else:
+        keys = FixedKeys(())
+    return Verifier(keys, terms, time.time)
+
+
+def _fetch(url: str) -> Fetch:
+    async def fetch() -> bytes:
+        try:
+            async with httpx2.AsyncClient(timeout=FETCH_S, follow_redirects=False) as client:
+                return (await client.get(url)).raise_for_status().content
+        except httpx2.HTTPError as fault:
+            raise OSError(f"the keys cannot be fetched: {fault}") from fault
+
+    return fetch
+
+
+async def _deny(checker: Verifier, path: str) -> None:
+    """Revoked tokens, a line each, read anew all the time: a revocation must not need a restart."""
+    while True:
+        for mark in _revoked(path):
+            checker.deny(mark, time.time() + DENIED_S)
+        await asyncio.sleep(DENY_EVERY_S)
+
+
+def _revoked(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").split()
+
+
+def setup_of(settings: Settings) -> Setup:
+    assert settings.database is not None, "a database is needed"
+    bounds = Bounds(lease_s=settings.lease_s, connections=settings.connections)
+    patience = (settings.retry_first_s, settings.alert_after_attempts, settings.alert_after_s)
+    return Setup(
+        settings.database,
+        settings.schema,
+        settings.core,
+        flows=tuple(tuned(flow, *patience) for flow in FLOWS.values()),
+        bounds=bounds,
+        scan_s=settings.scan_s,
+        transfers_per_day=settings.transfers_per_day if settings.rate_limits else None,
+        daily_amounts=settings.daily_amounts if settings.rate_limits else {},
+        accounts=frozenset(settings.accounts),
+    )
+
+
+async def _refresh_assets(gate: Gate) -> None:
+    while True:
+        await asyncio.sleep(ASSETS_EVERY_S)
+        with suppress(StoreUnavailable):
+            await gate.refresh_assets()
+
+
+async def serve_worker(settings: Settings) -> None:
+    """The engine without HTTP, until a signal ends it."""
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    async with open_gate(setup_of(settings)) as gate:
+        gate.engine.died.add_done_callback(lambda _: asked.set())
+        await asked.wait()
+        if gate.engine.died.done():
+            raise SystemExit(1)
+
+
+def start_log(log_format: str) -> None:
+    """One line per event: for people, or as JSON for machines."""
+    renderer = structlog.processors.JSONRenderer() if log_format == "json" else None
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            renderer or structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),
+        ]
+    )
