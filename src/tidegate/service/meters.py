@@ -1,5 +1,7 @@
 """What is counted and timed, under the names that dashboards were built on."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tidegate.core.transfer import Transfer
@@ -14,55 +16,23 @@ class Meters:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "internal_transfer_requests",
-            "Requests, by route and status",
-            ["route", "status"],
-            registry=registry,
+        here = ["lane", "flow", "state"]
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        timer = partial(Histogram, registry=registry, buckets=BUCKETS)
+        self._requests = counter(
+            "internal_transfer_requests", "Requests, by route and status", ["route", "status"]
         )
-        self._states = Counter(
-            "internal_transfer_by_status", "Transfers seen at an end", ["status"], registry=registry
-        )
-        self._durations = Histogram(
-            "internal_transfer_request_duration_seconds",
-            "Time to answer a request",
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self._refusals = Counter(
-            "internal_transfer_validation_errors", "Refused requests", ["code"], registry=registry
-        )
-        self._lag = Histogram(
-            "internal_transfer_settlement_lag_seconds",
-            "From birth to end",
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self._backlog = Gauge(
-            "tidegate_backlog",
-            "Transfers that rest here",
-            ["lane", "flow", "state"],
-            registry=registry,
-        )
-        self._dwell = Gauge(
-            "tidegate_oldest_seconds",
-            "How long the oldest has rested here",
-            ["lane", "flow", "state"],
-            registry=registry,
-        )
-        self._ring = Gauge(
-            "tidegate_ring", "Handed over and not yet asked", ["lane"], registry=registry
-        )
-        self._closed = Gauge(
-            "tidegate_lane_closed", "1 while a system is unreachable", ["lane"], registry=registry
-        )
-        self._alerts = Counter("tidegate_alerts", "Alerts raised", ["alarm"], registry=registry)
-        self._gap = Gauge(
-            "tidegate_conservation_gap",
-            "Smallest units that are missing",
-            ["asset"],
-            registry=registry,
-        )
+        self._states = counter("internal_transfer_by_status", "Transfers at an end", ["status"])
+        self._refusals = counter("internal_transfer_validation_errors", "Refused", ["code"])
+        self._durations = timer("internal_transfer_request_duration_seconds", "Time to answer")
+        self._lag = timer("internal_transfer_settlement_lag_seconds", "From birth to end")
+        self._backlog = gauge("tidegate_backlog", "Transfers that rest here", here)
+        self._dwell = gauge("tidegate_oldest_seconds", "How long the oldest has rested", here)
+        self._ring = gauge("tidegate_ring", "Handed over and not yet asked", ["lane"])
+        self._closed = gauge("tidegate_lane_closed", "1 while a system is unreachable", ["lane"])
+        self._alerts = counter("tidegate_alerts", "Alerts raised", ["alarm"])
+        self._gap = gauge("tidegate_conservation_gap", "Units that are missing", ["asset"])
 
     def alert(self, raised: Alert) -> None:
         self._alerts.labels(raised.alarm.name).inc()
