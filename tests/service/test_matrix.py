@@ -4,15 +4,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import pytest
 from starlette.routing import Route
 
 from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, Front, Play, token
 from tidegate.core.refusals import Refusal
 from tidegate.service.api import RULES, build
-from tidegate.service.auth import ROLES
-from tidegate.service.front import Rule
-from tidegate.service.keys import issue, new_keypair
+from tidegate.service.auth import ROLES, Verifier
+from tidegate.service.front import Rule, Service
+from tidegate.service.keys import FixedKeys, issue, new_keypair
+from tidegate.service.meters import Meters
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
 OLDER = IN | {"from": "funding", "to": "trading"}
@@ -167,10 +167,21 @@ def test_nobody_learns_what_was_wrong_with_a_token(play: Play) -> None:
     play(scene)
 
 
+def bare_service(front: Front) -> Service:
+    verifier = Verifier(FixedKeys(()), TERMS, time.time)
+    return Service(
+        gate=front.gate,
+        authenticate=verifier.authenticate,
+        meters=Meters(),
+        clock=time.monotonic,
+        new_id=str,
+    )
+
+
 def test_a_route_without_a_rule_cannot_exist(play: Play) -> None:
     async def scene(front: Front) -> None:
         found = []
-        for route in build(front.service).routes:
+        for route in build(bare_service(front)).routes:
             assert isinstance(route, Route), "mounts and sockets have no rule"
             assert route.methods is not None
             found += [(method, route.path) for method in route.methods - {"HEAD"}]
@@ -187,28 +198,36 @@ def test_a_rule_names_known_roles_and_only_health_and_papers_are_for_anybody() -
     assert all(rule.method == "GET" for rule in RULES if not rule.roles)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/", 404, "NOT_FOUND"),
-        ("GET", "/api/v1/nothing", 404, "NOT_FOUND"),
-        ("GET", "/api/v2/internal_transfer", 404, "NOT_FOUND"),
-        ("GET", "/api/v1/internal_transfer/a/b", 404, "NOT_FOUND"),
-        ("GET", "/..%2f..%2fetc/passwd", 404, "NOT_FOUND"),
-        ("POST", "/healthz", 405, "METHOD_NOT_ALLOWED"),
-        *(
-            (method, "/api/v1/internal_transfer", 405, "METHOD_NOT_ALLOWED")
-            for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
-        ),
-    ],
-)
-def test_unknown_paths_and_methods_are_problems(
-    play: Play, method: str, path: str, status: int, code: str
-) -> None:
+def test_no_user_gets_to_the_desk_and_no_auditor_changes_anything() -> None:
+    desk = [rule for rule in RULES if rule.path.startswith("/api/v1/operator/")]
+    assert desk
+    assert all("user" not in rule.roles for rule in desk)
+    assert all("auditor" not in rule.roles for rule in RULES if rule.method != "GET")
+    # Whoever moves a user's own money is that user and nobody else.
+    own = [rule for rule in RULES if rule not in desk and rule.method != "GET"]
+    assert all(rule.roles == {"user"} for rule in own)
+
+
+STRAY = [
+    ("GET", "/", 404, "NOT_FOUND"),
+    ("GET", "/api/v1/nothing", 404, "NOT_FOUND"),
+    ("GET", "/api/v2/internal_transfer", 404, "NOT_FOUND"),
+    ("GET", "/api/v1/internal_transfer/a/b", 404, "NOT_FOUND"),
+    ("GET", "/..%2f..%2fetc/passwd", 404, "NOT_FOUND"),
+    ("POST", "/healthz", 405, "METHOD_NOT_ALLOWED"),
+    *(
+        (method, "/api/v1/internal_transfer", 405, "METHOD_NOT_ALLOWED")
+        for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+    ),
+]
+
+
+def test_unknown_paths_and_methods_are_problems(play: Play) -> None:
     async def scene(front: Front) -> None:
-        said = await front.call(method, path, who=token(str(ALICE), "user"))
-        assert (said.status, said.body["code"]) == (status, code)
-        assert said.headers["content-type"] == "application/problem+json"
-        assert said.body["request_id"]
+        for method, path, status, code in STRAY:
+            said = await front.call(method, path, who=token(str(ALICE), "user"))
+            assert (said.status, said.body["code"]) == (status, code), (method, path)
+            assert said.headers["content-type"] == "application/problem+json"
+            assert said.body["request_id"]
 
     play(scene)

@@ -113,7 +113,7 @@ MEANINGS: Mapping[str, str] = {
     Reason.INSUFFICIENT_BALANCE: "the account has less than the amount",
     Reason.BALANCE_OVERFLOW: "the account would have more than it can hold",
     Reason.UNDONE: "the operation was undone before it arrived",
-    CONFLICT: "somebody else was first, or the same person may not do both",
+    CONFLICT: "reserved: no route gives it today",
 }
 
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidegate.core.answers import Unreachable
 from tidegate.core.ports import StoreFault
 from tidegate.core.refusals import Refusal
 from tidegate.engine.audit import Audit
@@ -133,8 +134,8 @@ async def _answer(service: Service, rule: Rule, request: Request, request_id: st
     except Refused as refused:
         service.meters.refusal(refused.code)
         return problem(refused.code, request_id, refused.detail, refused.more)
-    except StoreFault:
-        # What it says is about our database: for the log, not for the caller.
+    except (StoreFault, Unreachable):
+        # What it says is about our database or a system: for the log, not for the caller.
         return problem(SYSTEM_ERROR, request_id)
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
+from tidegate.engine.verdicts import Report
 from tidegate.service import shapes
 from tidegate.service.docs_page import (
     FIELDS,
@@ -179,12 +180,6 @@ class Brake(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Audited(msgspec.Struct, frozen=True):
-    """Whether the books agree, and by how much not."""
-
-    ok: bool
-
-
 class Alive(msgspec.Struct, frozen=True):
     status: Literal["ok"]
 
@@ -196,9 +191,9 @@ class Ready(msgspec.Struct, frozen=True):
     lanes: dict[str, Literal["open", "closed"]] = {}
 
 
-class Document(msgspec.Struct, frozen=True):
+class Document(msgspec.Struct, frozen=True, rename={"about": "info"}):
     openapi: str
-    info: dict[str, Any]
+    about: dict[str, Any]
     paths: dict[str, Any]
     components: dict[str, Any]
 
@@ -245,7 +240,7 @@ ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: Confirmed}, None, (400,)),
     ("POST", f"{DESK}/halt"): Words({200: Brake}, shapes.ReasonBody),
     ("POST", f"{DESK}/resume"): Words({200: Brake}, shapes.ReasonBody),
-    ("GET", f"{DESK}/audit"): Words({200: Audited}, None, (404,), ("full",)),
+    ("GET", f"{DESK}/audit"): Words({200: Report}, None, (404,), ("full",)),
     ("GET", "/healthz"): Words({200: Alive}),
     ("GET", "/readyz"): Words({200: Ready, 503: Ready}),
     ("GET", "/metrics"): Words({200: TEXT}, None, (500,)),
@@ -320,8 +315,8 @@ def refusals(rule: Rule, words: Words) -> set[int]:
     found = set(words.refuses)
     if rule.roles:
         found |= {401, 403, 500}
-    if "user" in rule.roles:
-        found.add(429)
+    if "Idempotency-Key" in words.asks:
+        found.add(429)  # What makes a transfer is limited; of a batch, each item by itself.
     if words.takes is not None:
         found |= {400, 413}
     if "{" in rule.path:
