@@ -26,6 +26,7 @@ from tidegate.engine.alerts import Alert
 from tidegate.engine.births import HORIZON_S
 from tidegate.engine.engine import Engine, Parts
 from tidegate.engine.gate import ACCOUNTS, CORE, LEDGER, Gate
+from tidegate.engine.rings import RING_SIZE
 from tidegate.flows import FLOWS
 from tidegate.store.daily import DailyLimits
 from tidegate.store.postgres import Bounds, PostgresStore
@@ -49,6 +50,7 @@ class Setup:
     flows: tuple[Flow, ...] = ()  # The program's own, besides the built-in ones.
     bounds: Bounds | None = None
     scan_s: float = 1.0
+    ring_size: int = RING_SIZE
     alert: Callable[[Alert], None] | None = None
     transfers_per_day: int | None = None  # Of one owner; None: as many as they like.
     daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset.
@@ -84,6 +86,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             dice=random.Random(os.urandom(16)),  # noqa: S311  It spreads retries; it hides nothing.
             alert=alert,
             scan_s=setup.scan_s,
+            ring_size=setup.ring_size,
             admission=daily_limits(setup, assets),
         )
         engine = await stack.enter_async_context(Engine(parts))

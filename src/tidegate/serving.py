@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -17,6 +17,7 @@ import uvicorn
 from ulid import ULID
 
 from tidegate.app import Setup, log_alert, open_gate
+from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, Flow, Row
 from tidegate.core.ports import StoreUnavailable
 from tidegate.engine.alerts import Alert
@@ -65,7 +66,8 @@ async def serve_api(settings: Settings) -> None:
         for told in (log_alert, meters.alert, pager.notify):
             told(raised)
 
-    checker = verifier(settings)
+    keys = keys_from(settings)
+    checker = verifier(settings, keys)
     async with open_gate(replace(setup_of(settings), alert=alert)) as gate:
         audit = Audit(gate.store, gate.core, gate.engine.means.flows, alert)
         limits = Thresholds(births_a_minute=settings.alert_busy_owner)
@@ -84,7 +86,8 @@ async def serve_api(settings: Settings) -> None:
         )
         chores = [_refresh_assets(gate), pager.run(), watch.watch_forever()]
         chores += [audit.audit_forever(settings.audit_s)]
-        chores += [_deny(checker, settings.deny_list)] if settings.deny_list else []
+        chores += [keys.keep_fresh()] if isinstance(keys, FetchedKeys) else []
+        chores += [_deny(checker, settings.deny_list, alert)] if settings.deny_list else []
         await _serve(service, settings, [asyncio.create_task(chore) for chore in chores])
         await audit.close()
 
@@ -131,19 +134,21 @@ def _webhook(settings: Settings) -> Post | None:
     return post
 
 
-def verifier(settings: Settings) -> Verifier:
-    """Tokens are checked with keys from a file or from a JWKS address, never from the token."""
+def keys_from(settings: Settings) -> Keys:
+    """From a file or from a JWKS address, never from the token."""
+    if settings.jwks_url is not None:
+        return FetchedKeys(_fetch(settings.jwks_url), time.time, Patience())
+    if settings.keys is not None:
+        return FixedKeys(keys_of(Path(settings.keys).read_bytes()))
+    return FixedKeys(())
+
+
+def verifier(settings: Settings, keys: Keys) -> Verifier:
     terms = Terms(
         issuer=settings.issuer,
         audience=settings.audience,
         max_lifetime_s=settings.token_lifetime_s,
     )
-    if settings.jwks_url is not None:
-        keys: Keys = FetchedKeys(_fetch(settings.jwks_url), time.time, Patience())
-    elif settings.keys is not None:
-        keys = FixedKeys(keys_of(Path(settings.keys).read_bytes()))
-    else:
-        keys = FixedKeys(())
     return Verifier(keys, terms, time.time)
 
 
@@ -158,16 +163,21 @@ def _fetch(url: str) -> Fetch:
     return fetch
 
 
-async def _deny(checker: Verifier, path: str) -> None:
+async def _deny(checker: Verifier, path: str, alert: Callable[[Alert], None]) -> None:
     """Revoked tokens, a line each, read anew all the time: a revocation must not need a restart."""
     while True:
-        for mark in _revoked(path):
+        for mark in _revoked(path, alert):
             checker.deny(mark, time.time() + DENIED_S)
         await asyncio.sleep(DENY_EVERY_S)
 
 
-def _revoked(path: str) -> list[str]:
-    return Path(path).read_text(encoding="utf-8").split()
+def _revoked(path: str, alert: Callable[[Alert], None]) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as fault:
+        # What was denied stays denied; but somebody must know that nothing new is.
+        alert(Alert(Alarm.CRITICAL, f"the list of denied tokens cannot be read: {fault}"))
+        return []
 
 
 def setup_of(settings: Settings) -> Setup:
@@ -181,6 +191,7 @@ def setup_of(settings: Settings) -> Setup:
         flows=tuple(tuned(flow, *patience) for flow in FLOWS.values()),
         bounds=bounds,
         scan_s=settings.scan_s,
+        ring_size=settings.ring_size,
         transfers_per_day=settings.transfers_per_day if settings.rate_limits else None,
         daily_amounts=settings.daily_amounts if settings.rate_limits else {},
         accounts=frozenset(settings.accounts),

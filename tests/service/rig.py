@@ -94,10 +94,13 @@ async def fronted(database: str, directory: Path) -> AsyncIterator[Front]:
         while not server.started:  # noqa: ASYNC110  It has no event to wait for.
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            yield Front(gate, client)
-        server.should_exit = True
-        await serving
+        base = f"http://127.0.0.1:{port}"
+        try:
+            async with httpx2.AsyncClient(base_url=base, timeout=20) as client:
+                yield Front(gate, client)
+        finally:
+            server.should_exit = True
+            await serving
 
 
 Scene: TypeAlias = Callable[[Front], Awaitable[None]]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -66,14 +67,18 @@ def build(service: Service) -> Starlette:
     async def not_found(_: Request, __: Exception) -> Response:
         return problem(NOT_FOUND, service.new_id())
 
-    async def not_allowed(_: Request, __: Exception) -> Response:
-        return problem(METHOD_NOT_ALLOWED, service.new_id())
+    async def not_allowed(_: Request, refused: Exception) -> Response:
+        headers = refused.headers if isinstance(refused, HTTPException) else None
+        return problem(METHOD_NOT_ALLOWED, service.new_id(), headers=headers)
 
     async def failed(_: Request, __: Exception) -> Response:
         return problem(SYSTEM_ERROR, service.new_id())
 
     routes = [Route(rule.path, guarded(service, rule), methods=[rule.method]) for rule in RULES]
-    return Starlette(
+    api = Starlette(
         routes=routes,
         exception_handlers={404: not_found, 405: not_allowed, Exception: failed},
     )
+    # A redirect would be built from a header that the caller chooses.
+    api.router.redirect_slashes = False
+    return api

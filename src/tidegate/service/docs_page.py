@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from tidegate.core.money import MAX_AMOUNT_CHARS
 from tidegate.core.refusals import Reason, Refusal
 from tidegate.core.request import MAX_CID_CHARS, MAX_OWNER
-from tidegate.service.problem import CONFLICT, DEFAULT_STATUS, DETAILS, STATUS
+from tidegate.service.problem import DEFAULT_STATUS, DETAILS, STATUS
 from tidegate.service.shapes import DEFAULT_LIMIT, MAX_LIMIT
 
 ACCOUNTS = ("FUNDING", "SPOT", "FUTURE", "MARGIN")
@@ -113,7 +113,6 @@ MEANINGS: Mapping[str, str] = {
     Reason.INSUFFICIENT_BALANCE: "the account has less than the amount",
     Reason.BALANCE_OVERFLOW: "the account would have more than it can hold",
     Reason.UNDONE: "the operation was undone before it arrived",
-    CONFLICT: "reserved: no route gives it today",
 }
 
 

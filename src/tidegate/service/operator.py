@@ -15,7 +15,7 @@ from tidegate.engine import resolve
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import LEDGER, Crossing
 from tidegate.service.front import Call, Refused, reply
-from tidegate.service.problem import NOT_FOUND
+from tidegate.service.problem import NOT_FOUND, code_of
 from tidegate.service.shapes import (
     AssetBody,
     CrossingBody,
@@ -56,7 +56,7 @@ def _crossed(call: Call, said: Receipt | Refusal) -> Response:
     transfer = said.transfer
     if transfer.state in ("FAILED", "RETURNED"):
         more: dict[str, object] = {"req_id": ulid_of(transfer.id), "state": transfer.state}
-        raise Refused(transfer.error or "FAILED", "the money has not moved", more)
+        raise Refused(code_of(transfer.error), "the money has not moved", more)
     status = 202 if transfer.lane else 200 if said.duplicate else 201
     return reply(shown(call, transfer) | {"duplicate": said.duplicate}, status)
 

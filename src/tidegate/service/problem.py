@@ -6,10 +6,11 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
-from tidegate.core.refusals import Refusal
+from tidegate.core.refusals import Reason, Refusal
 
 SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
-PAYLOAD_TOO_LARGE, CONFLICT = "PAYLOAD_TOO_LARGE", "CONFLICT"
+PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+TRANSFER_REFUSED = "TRANSFER_REFUSED"  # For reasons that are no code of ours.
 MEDIA_TYPE = "application/problem+json"
 
 # The shape of a request is wrong: 400. The request is well-formed and refused: 422.
@@ -39,7 +40,7 @@ STATUS: Mapping[str, int] = {
     NOT_FOUND: 404,
     METHOD_NOT_ALLOWED: 405,
     PAYLOAD_TOO_LARGE: 413,
-    CONFLICT: 409,
+    TRANSFER_REFUSED: 422,
 }
 TRY_AGAIN = frozenset({429, 500, 503})
 
@@ -65,8 +66,14 @@ DETAILS: Mapping[str, str] = {
     NOT_FOUND: "there is nothing here",
     METHOD_NOT_ALLOWED: "this method is not offered here",
     PAYLOAD_TOO_LARGE: "the body is larger than this route takes",
+    TRANSFER_REFUSED: "the transfer was refused and has ended; no money has moved",
 }
 DEFAULT_STATUS = 422  # A system's own reason: well-formed, and refused.
+
+
+def code_of(reason: str | None) -> str:
+    """A system's reason as a stable code. A person's or a stranger's words are not one."""
+    return str(reason) if reason in Reason.__members__ else TRANSFER_REFUSED
 
 
 def problem(
@@ -87,7 +94,7 @@ def problem(
         "request_id": request_id,
         **(more or {}),
     }
-    said = dict(headers or {})
+    said = {**(headers or {}), "X-Request-Id": request_id}
     if status == HTTPStatus.UNAUTHORIZED:
         said["WWW-Authenticate"] = "Bearer"
     if status in TRY_AGAIN:

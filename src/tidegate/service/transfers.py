@@ -11,7 +11,7 @@ from tidegate.core.transfer import Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import CORE, LEDGER
 from tidegate.service.front import MAX_BATCH_BODY, Call, Refused, reply
-from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS
+from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, code_of
 from tidegate.service.shapes import (
     BatchBody,
     FirstBody,
@@ -54,7 +54,7 @@ def _item(call: Call, said: Receipt | Refusal) -> dict[str, object]:
     transfer = said.transfer
     shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
     if transfer.lane is None and transfer.state != "COMMITTED":
-        return {"status": 422, "code": transfer.error, "transfer": shown}
+        return {"status": 422, "code": code_of(transfer.error), "transfer": shown}
     status = 202 if transfer.lane else 200 if said.duplicate else 201
     return {"status": status, "transfer": shown}
 
@@ -206,7 +206,7 @@ def _created(call: Call, said: Receipt | Refusal) -> Response:
         raise Refused(said)
     transfer = said.transfer
     if transfer.lane is None and transfer.state != "COMMITTED":
-        raise Refused(transfer.error or "FAILED", _why(transfer), _outcome(said))
+        raise Refused(code_of(transfer.error), _why(transfer), _outcome(said))
     shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
     status = 202 if transfer.lane else 200 if said.duplicate else 201
     return reply(shown, status, {"Location": f"/api/v1/internal_transfer/{shown.req_id}"})
