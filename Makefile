@@ -51,3 +51,11 @@ cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 	@$(BIN)/coverage run --parallel-mode -m pytest -q tests/core tests/flows tests/trading_core/test_wire.py
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup --ignore tests/core --ignore tests/flows
+
+.PHONY: up demo
+
+up: setup ## run everything on this machine, in ./data: prints «ready http://127.0.0.1:8080»
+	@$(BIN)/tidegate up --data data
+
+demo: setup ## transfers both ways, a refusal, a rollback, a crash with recovery, and the books
+	@$(BIN)/tidegate demo

@@ -1,58 +1,72 @@
-"""The command line."""
+"""The command line: every command by its name, and errors in one line."""
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import psycopg
 import typer
+from typer.exceptions import TyperException
 
-from tidegate.app import SCHEMA, all_flows
-from tidegate.flows import FLOWS
-from tidegate.store.migrate import MigrationRefused, migrate
-from tidegate.trading_core import server
+from tidegate.client import ApiProblem, NoAnswer, NoKeys
+from tidegate.commands import demo, desk, doctor, money, programs
+from tidegate.commands.access import Complaint
+from tidegate.commands.typed import typed
+from tidegate.settings import WrongSetting
 
 cli = typer.Typer(
     help="Move money between systems that cannot share a transaction.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-@cli.command()
-def core(
-    directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")],
-    listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")],
-) -> None:
-    """Run the trading core: balances in memory, every answer durable first."""
-    directory.mkdir(parents=True, exist_ok=True)
-    raise typer.Exit(server.run(directory, listen))
-
-
-@cli.command(name="migrate")
-def migrate_store(
-    database: Annotated[
-        str, typer.Option(help="The database; DATABASE_URL if not given.", envvar="DATABASE_URL")
-    ],
-    schema: Annotated[str, typer.Option(help="The store's schema.")] = SCHEMA,
-) -> None:
-    """Make or update the tables of a store and install its flows."""
-    try:
-        applied = migrate(database, schema, all_flows())
-    except (MigrationRefused, psycopg.Error) as fault:
-        print(f"cannot migrate: {fault}", file=sys.stderr)
-        raise typer.Exit(1) from fault
-    print("\n".join(applied) or "up to date")
-
-
-@cli.command()
-def flows() -> None:
-    """Print every flow as a Mermaid diagram."""
-    for flow in FLOWS.values():
-        print(f"# {flow.name}\n{flow.mermaid()}")
+for command in (
+    programs.up,
+    demo.demo,
+    programs.api,
+    programs.worker,
+    programs.core,
+    programs.migrate,
+    money.token,
+    money.fund,
+    money.transfer,
+    money.balances,
+    desk.show,
+    desk.tail,
+    desk.stuck,
+    desk.retry,
+    desk.resolve,
+    desk.confirm,
+    desk.audit,
+    desk.halt,
+    desk.resume,
+    desk.flows,
+    doctor.doctor,
+):
+    cli.command()(typed(command))
 
 
 def main() -> None:
     os.umask(0o077)  # What we write is about money, and nobody else's to read.
-    cli()
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        return cli(standalone_mode=False) or 0
+    except Complaint as complaint:
+        return _complain(complaint, complaint.code)
+    except (ApiProblem, NoAnswer, NoKeys, OSError) as fault:
+        return _complain(fault, 1)
+    except WrongSetting as fault:
+        return _complain(fault, 2)
+    except TyperException as fault:
+        return _complain(f"{fault.format_message()} Try `tidegate --help`.", fault.exit_code)
+    except typer.Abort:
+        return 130
+
+
+def _complain(fault: Exception | str, code: int) -> int:
+    print(f"tidegate: {' '.join(str(fault).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

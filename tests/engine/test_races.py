@@ -404,6 +404,34 @@ def test_an_unreachable_system_closes_its_lane_with_one_page(play: Play) -> None
     play(scene)
 
 
+def test_a_closed_lane_with_nothing_left_to_do_opens_again(play: Play) -> None:
+    """Others may have finished what was due: nothing would ever tell this one."""
+
+    async def scene(rig: Rig) -> None:
+        async def down(_: Sequence[Question], __: Execute) -> Sequence[Answer]:
+            raise Unreachable("connection refused")
+
+        rig.outside.twist = down
+        async with rig.engine(1) as one:
+            transfer = await made(one, request("in", 1))
+            for _ in range(200):
+                if one.lanes["venue"].closed:
+                    break
+                await asyncio.sleep(0.02)
+            async with rig.engine(2):
+                rig.outside.twist = None
+                await rig.ended([transfer])
+            for _ in range(400):
+                if not one.lanes["venue"].closed:
+                    break
+                await asyncio.sleep(0.02)
+            assert not one.lanes["venue"].closed
+            await rig.ended([await made(one, request("in", 1))])
+        assert len([a for a in rig.alerts if a.alarm is Alarm.PAGE]) <= 2
+
+    play(scene)
+
+
 class Step(StrEnum):
     WAITING = "WAITING"
     DEBITING = "DEBITING"

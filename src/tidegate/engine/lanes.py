@@ -26,6 +26,7 @@ class Lane(Generic[Tx]):
         self.failures = 0  # Calls in a row without a word: while there are any, it is closed.
         self.well = True  # The last ask raised nothing: if the next does, a row is to blame.
         self._next_scan_s = 0.0
+        self._told = False  # Somebody knows that the system is unreachable.
         self._probing = False
         self._work = asyncio.Event()
         self._stopping = False
@@ -100,12 +101,20 @@ class Lane(Generic[Tx]):
             await self._release(batch)
             await self.drain()
             return
+        self._open()
+        if self._told:
+            self._told = False
+            self.means.alert(Alert(Alarm.NONE, "reachable again", self.name))
+
+    def _open(self) -> None:
         self.failures = 0
         self.ring.open = True
+        self._next_scan_s = 0.0
 
     def _close(self, reason: str) -> None:
         """No claims and no attempts until one probe is answered; one page for the whole lane."""
-        if not self.closed:
+        if not self._told:
+            self._told = True
             self.means.alert(Alert(Alarm.PAGE, f"unreachable: {reason}", self.name))
         self.failures += 1
         self.ring.open = False
@@ -122,11 +131,12 @@ class Lane(Generic[Tx]):
             batch = [] if self._stopping else await self.means.store.claim(self.name, 1)
             if batch:
                 await self._step(list(batch))
+            else:
+                # Others have finished what was due. The next row will tell how the system is, and
+                # nobody is paged about it a second time.
+                self._open()
         finally:
             self._probing = False
-        if not self.closed:
-            self.means.alert(Alert(Alarm.NONE, "reachable again", self.name))
-            self._next_scan_s = 0.0
 
     async def _rest(self, seconds: float) -> None:
         """Until there is work, or the time is over."""

@@ -6,6 +6,7 @@ from tidegate.postgres.binaries import (
     find_binaries,
     installed_binaries,
 )
+from tidegate.postgres.child import dying_with_us
 from tidegate.postgres.places import private_directory
 from tidegate.postgres.server import Bounds, Server, database_url
 
@@ -15,6 +16,7 @@ __all__ = [
     "PostgresError",
     "Server",
     "database_url",
+    "dying_with_us",
     "find_binaries",
     "installed_binaries",
     "private_directory",

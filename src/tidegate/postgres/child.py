@@ -6,7 +6,7 @@ import pwd
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,20 @@ def choose_account(cluster: Path) -> Account | None:
     )
 
 
+def dying_with_us(ending: signal.Signals) -> Callable[[], None]:
+    """What a child runs before its program, so that it gets `ending` when our thread ends."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        # This runs after the change of user, which clears the setting. A parent that died
+        # before the call sends nothing any more, hence the look at who the parent is now.
+        failed = _LIBC.prctl(PR_SET_PDEATHSIG, ending, 0, 0, 0)
+        if failed or os.getppid() != parent:
+            os._exit(1)
+
+    return die_with_parent
+
+
 def spawn(
     command: Sequence[str],
     account: Account | None,
@@ -57,15 +71,6 @@ def spawn(
         # The kernel ties the death signal to the thread that forked, not to its program: a
         # server started from a worker thread would stop when that thread ends.
         raise PostgresError("PostgreSQL must be started from the main thread")
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        # This runs after the change of user, which clears the setting. A parent that died
-        # before the call sends nothing any more, hence the look at who the parent is now.
-        failed = _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if failed or os.getppid() != parent:
-            os._exit(1)
-
     return subprocess.Popen(  # noqa: S603  The programs are those found on purpose.
         command,
         cwd="/",
@@ -81,7 +86,7 @@ def spawn(
         # A terminal's Ctrl-C reaches its whole session. The server leaves it, because it has to
         # stay until its parent has put down what it was doing.
         start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  It calls the kernel and nothing else.
+        preexec_fn=dying_with_us(signal.SIGINT),  # noqa: PLW1509  It calls only the kernel.
     )
 
 

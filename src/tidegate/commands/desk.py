@@ -1,0 +1,212 @@
+"""The commands of those who answer for the money: look, retry, halt, resume, audit."""
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidegate.client import Answer
+from tidegate.commands.access import Access, Complaint, Printing, print_json, print_table
+from tidegate.commands.timeline import print_timeline
+from tidegate.flows import FLOWS
+
+TAIL_S = 0.5
+PAGE = 100
+COLUMNS = ("req_id", "user_id", "flow", "amount", "asset", "state", "lane", "attempts", "error")
+BOOKS = ("asset", "funding", "spot", "held", "in_flight", "external", "gap")
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    id: Annotated[str, typer.Argument(metavar="ID", help="A ULID or a UUID.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="For the record.")]
+
+
+class Saying(StrEnum):
+    """What people may say: it happened, it did not, or it goes to the owner's suspense book."""
+
+    DONE = "done"
+    REJECTED = "rejected"
+    SUSPENSE = "suspense"
+
+
+Name = Annotated[str | None, typer.Option("--as", help="Who says so; you, if not given.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    answer: Annotated[Saying, typer.Option(help="What became of the open question.")]
+    reason: Annotated[str, typer.Option(help="For the record.")]
+    evidence: Annotated[list[str], typer.Option(help="NAME=VALUE; may be given several times.")]
+    name: Name = None
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="As resolve said.")]
+    name: Name = None
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    seconds: Annotated[int, typer.Option(min=0, help="Not ended after so long.")] = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    user: Annotated[int | None, typer.Option(min=1, help="Only this owner's.")] = None
+    flow: Annotated[str | None, typer.Option(help="Only of this flow.")] = None
+
+
+def show(which: Which, access: Access, printing: Printing) -> None:
+    """Tell the life of one transfer: every question, every answer, every attempt."""
+    with access.client("auditor") as client:
+        life = client.history(which.id)
+    if printing.as_json:
+        print_json(life)
+    else:
+        print_timeline(life)
+
+
+def tail(seen: Seen, access: Access, printing: Printing) -> None:
+    """Show transfers as they move, until Ctrl-C."""
+    known: dict[str, tuple[str, int]] | None = None
+    with access.client("auditor") as client:
+        while True:
+            page = client.search(owner=seen.user, flow=seen.flow, limit=PAGE)["transfers"]
+            standing = {each["req_id"]: (each["state"], each["attempts"]) for each in page}
+            if known is not None:
+                for each in reversed(page):
+                    if known.get(each["req_id"]) != standing[each["req_id"]]:
+                        _print_line(each, printing)
+            known = standing
+            time.sleep(TAIL_S)
+
+
+def _print_line(each: Answer, printing: Printing) -> None:
+    if printing.as_json:
+        print_json(each)
+        return
+    waits = f" waits for {each['lane']}" if each["lane"] else ""
+    why = f" ({each['error']})" if each["error"] else ""
+    print(
+        f"{each['updated_at']}  {each['req_id']}  user {each['user_id']}  {each['flow']}"
+        f"  {each['amount']} {each['asset']}  {each['state']}{waits}{why}",
+        flush=True,
+    )
+
+
+def stuck(late: Late, access: Access, printing: Printing) -> None:
+    """List transfers that have not ended in time."""
+    with access.client("auditor") as client:
+        found = client.search(stuck_s=late.seconds, limit=PAGE)
+    if printing.as_json:
+        print_json(found)
+    elif found["transfers"]:
+        print_table(COLUMNS, found["transfers"])
+    else:
+        print(f"nothing is older than {late.seconds} s and not at its end")
+
+
+def retry(which: Which, access: Access, printing: Printing) -> None:
+    """Ask a waiting transfer's question again now."""
+    with access.client("operator") as client:
+        made = client.retry(which.id)
+    if printing.as_json:
+        print_json(made)
+    else:
+        print(f"{made['req_id']} is asked again; see `tidegate show {made['req_id']}`")
+
+
+def resolve(which: Which, verdict: Verdict, access: Access, printing: Printing) -> None:
+    """Say what became of a question that stays open; a second person confirms it."""
+    pairs = [pair.partition("=") for pair in verdict.evidence]
+    if not all(name and equals and value for name, equals, value in pairs):
+        raise Complaint("evidence is given as NAME=VALUE, such as --evidence ticket=4711", 2)
+    with access.client("operator", verdict.name) as client:
+        version = client.history(which.id)["transfer"]["version"]
+        resolution = {
+            "version": version,
+            "answer": verdict.answer.value,
+            "reason": verdict.reason,
+            "evidence": {name: value for name, _, value in pairs},
+        }
+        made = client.resolve(which.id, resolution)
+    if printing.as_json:
+        print_json(made)
+    else:
+        number = made["resolution"]
+        print(f"proposed as {number}: a second person runs `tidegate confirm {number}`")
+
+
+def confirm(second: Second, access: Access, printing: Printing) -> None:
+    """Confirm, as the second person, what another has proposed by `tidegate resolve`."""
+    with access.client("approver", second.name) as client:
+        made = client.confirm(str(second.number))
+    if printing.as_json:
+        print_json(made)
+    else:
+        print(f"{made['transfer']['req_id']}: {made['outcome']}, now {made['transfer']['state']}")
+
+
+def halt(why: Why, access: Access, printing: Printing) -> None:
+    """Stop all money: new transfers are refused, running ones stay where they are."""
+    with access.client("operator") as client:
+        made = client.halt(why.reason)
+    if printing.as_json:
+        print_json(made)
+    else:
+        print("halted; go on with `tidegate resume REASON`")
+
+
+def resume(why: Why, access: Access, printing: Printing) -> None:
+    """Let money move again."""
+    with access.client("operator") as client:
+        made = client.resume(why.reason)
+    if printing.as_json:
+        print_json(made)
+    else:
+        print("resumed")
+
+
+def audit(access: Access, printing: Printing) -> None:
+    """Add up all books in full: exits 0 if they agree and 1 if they do not."""
+    with (
+        access.client("auditor") as client,
+        Console(stderr=True).status("adding up every operation"),
+    ):
+        report = client.audit(full=True)
+    if printing.as_json:
+        print_json(report)
+    else:
+        print_books(report)
+    if not report["ok"]:
+        if printing.as_json:
+            raise typer.Exit(1)
+        raise Complaint("the books do not agree: see docs/operations.md before you resume")
+
+
+def print_books(report: Answer) -> None:
+    assets = report["assets"].items()
+    print_table(BOOKS, [{"asset": code, **sums} for code, sums in assets])
+    for violation in report.get("violations", ()):
+        print(f"violation: {violation}")
+    halted = "; transfers are halted" if report["halted"] else ""
+    print(("the books agree" if report["ok"] else "the books do not agree") + halted)
+
+
+def flows(printing: Printing) -> None:
+    """Print every flow as a Mermaid diagram."""
+    diagrams = {flow.name: flow.mermaid() for flow in FLOWS.values()}
+    if printing.as_json:
+        print_json(diagrams)
+        return
+    for name, diagram in diagrams.items():
+        print(f"# {name}\n{diagram}")

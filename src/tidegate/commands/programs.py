@@ -1,0 +1,126 @@
+"""The commands that run something: everything at once, or one part of it in production."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import psycopg
+import typer
+
+from tidegate.app import SCHEMA, all_flows
+from tidegate.commands.access import Complaint
+from tidegate.core.ports import StoreFault
+from tidegate.serving import serve_api, serve_worker, start_log
+from tidegate.settings import Settings, read_settings
+from tidegate.store.migrate import MigrationRefused
+from tidegate.store.migrate import migrate as migrated
+from tidegate.supervisor import run
+from tidegate.trading_core import server
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
+Database = Annotated[str | None, typer.Option(help="DATABASE_URL, if not given.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    directory: Annotated[
+        Path | None, typer.Option("--data", help="Where everything is kept: ./data if not given.")
+    ] = None
+    port: Annotated[int | None, typer.Option(help="Of the API: 8080; 0 is any free one.")] = None
+    bare: Annotated[bool, typer.Option("--bare", help="Without demo money.")] = False
+    workers: Annotated[int | None, typer.Option(help="How many, besides the API's own.")] = None
+    config: ConfigFile = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    database: Database = None
+    core: Annotated[str | None, typer.Option(help="unix:PATH or tcp:HOST:PORT")] = None
+    schema: Annotated[str | None, typer.Option(help="The store's schema.")] = None
+    config: ConfigFile = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
+    port: Annotated[int | None, typer.Option(help="8080, if not given.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")]
+    listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")]
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    database: Database = None
+    schema: Annotated[str, typer.Option(help="The store's schema.")] = SCHEMA
+    config: ConfigFile = None
+
+
+def up(chosen: Up) -> None:
+    """Run everything on this machine, until Ctrl-C."""
+    flags = {
+        "directory": None if chosen.directory is None else str(chosen.directory),
+        "port": chosen.port,
+        "workers": chosen.workers,
+    }
+    settings = read_settings(flags, os.environ, chosen.config, chosen.directory)
+    raise typer.Exit(run(settings, bare=chosen.bare))
+
+
+def api(chosen: Served, listening: Listening) -> None:
+    """Run the HTTP service, and an engine with it."""
+    settings = _served(chosen, {"host": listening.host, "port": listening.port})
+    # Uvicorn sends itself the signal again when it has shut down; what is open is closed first.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    _serve(serve_api(settings))
+
+
+def worker(chosen: Served) -> None:
+    """Run an engine without HTTP: it finishes what others have begun."""
+    _serve(serve_worker(_served(chosen, {})))
+
+
+def core(chosen: Core) -> None:
+    """Run the trading core: balances in memory, every answer durable first."""
+    chosen.directory.mkdir(parents=True, exist_ok=True)
+    raise typer.Exit(server.run(chosen.directory, chosen.listen))
+
+
+def migrate(chosen: Migrated) -> None:
+    """Make or update the tables of a store and install its flows."""
+    settings = read_settings({"database": chosen.database}, os.environ, chosen.config)
+    try:
+        applied = migrated(_database(settings), chosen.schema, all_flows())
+    except (MigrationRefused, psycopg.Error) as fault:
+        raise Complaint(f"cannot migrate: {fault}") from fault
+    print("\n".join(applied) or "up to date")
+
+
+def _served(chosen: Served, more: dict[str, object]) -> Settings:
+    flags = {"database": chosen.database, "core": chosen.core, "schema": chosen.schema, **more}
+    settings = read_settings(flags, os.environ, chosen.config)
+    start_log(settings.log_format)
+    return msgspec.structs.replace(settings, database=_database(settings))
+
+
+def _database(settings: Settings) -> str:
+    if settings.database is None:
+        raise Complaint("there is no database: set DATABASE_URL, or use `tidegate up`")
+    return settings.database
+
+
+def _serve(service: Coroutine[None, None, None]) -> None:
+    try:
+        asyncio.run(service)
+    except StoreFault as fault:
+        raise Complaint(str(fault)) from fault

@@ -1,0 +1,136 @@
+"""Programs that are kept running: ours, and PostgreSQL. Each ends when we do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.postgres import dying_with_us
+
+LARGEST_LOG = 8 * 2**20
+STOP_S = 15.0
+FIRST_S, LONGEST_S, HEALTHY_S = 0.1, 5.0, 10.0  # Between two starts; and what forgets failures.
+
+
+class Program(Protocol):
+    """What is kept running: one of ours, or PostgreSQL."""
+
+    @property
+    def pid(self) -> int: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Part:
+    """One of our own commands as a child, which ends when we do, whatever ends us."""
+
+    def __init__(
+        self, words: Sequence[str], log: Path, environ: Callable[[], dict[str, str]]
+    ) -> None:
+        self._command = [sys.executable, *words]
+        self._log = log
+        self._environ = environ
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "it is not started"
+        return self._child.pid
+
+    def start(self) -> None:
+        if self._log.exists() and self._log.stat().st_size > LARGEST_LOG:
+            self._log.replace(self._log.with_suffix(".log.1"))
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(  # noqa: S603  It is this program.
+                self._command,
+                env=self._environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C reaches a whole session; the order of the end is ours to choose.
+                start_new_session=True,
+                preexec_fn=dying_with_us(signal.SIGKILL),  # noqa: PLW1509  It calls the kernel.
+            )
+
+    def ask_to_end(self) -> None:
+        if self._child is not None:
+            self._child.terminate()
+
+    def stop(self) -> None:
+        """In order if it will, and else by force: a crash is safe."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.terminate()
+        try:
+            child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def last_words(self) -> str:
+        lines = self._log.read_text("utf-8", "replace").split("\n") if self._log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+class Child:
+    """A program that is kept running: how often it has failed, and when it starts again."""
+
+    def __init__(self, name: str, program: Program, room: Path) -> None:
+        self.name = name
+        self.program = program
+        self.failures = 0
+        self.due_s: float | None = None
+        self._since_s = 0.0
+        self._pidfd: int | None = None
+        self._file = room / f"{name}.pid"
+
+    @property
+    def pidfds(self) -> list[int]:
+        return [] if self._pidfd is None else [self._pidfd]
+
+    def start(self) -> None:
+        self.due_s = None
+        self.program.start()
+        self._since_s = time.monotonic()
+        self._pidfd = os.pidfd_open(self.program.pid)
+        write_whole(self._file, f"{self.program.pid}\n")
+
+    def stop(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        self.program.stop()
+
+    def leave(self) -> None:
+        """For good, and without a trace."""
+        self.stop()
+        self._file.unlink(missing_ok=True)
+
+    def notice(self) -> None:
+        """It has died: take note of when to start it again."""
+        self.stop()
+        lived_s = time.monotonic() - self._since_s
+        self.failures = 1 if lived_s > HEALTHY_S else self.failures + 1
+        wait_s = min(FIRST_S * 2 ** (self.failures - 1), LONGEST_S)
+        self.due_s = time.monotonic() + wait_s
+        say(f"{self.name} died and is started again")
+
+    def fail(self) -> None:
+        self.failures += 1
+        self.due_s = time.monotonic() + LONGEST_S
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader sees the file as it was or as it is, never half of it."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def say(words: str) -> None:
+    print(f"tidegate: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,306 @@
+"""All that runs below one directory, from the first start to the last end."""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+import psycopg
+from ulid import ULID
+
+from tidegate.app import all_flows
+from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, load_keyring, make_keyring
+from tidegate.postgres import PostgresError, Server, private_directory
+from tidegate.service.auth import Terms
+from tidegate.settings import Settings, as_environment, without_settings
+from tidegate.store.migrate import MigrationRefused, migrate
+from tidegate.supervisor.children import Child, Part, say, write_whole
+
+DATABASE = "tidegate"
+LONGEST_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
+PORT_S = 5.0  # How long a port may stay taken by children of an `up` that was killed.
+TRIES = 5  # Before everything serves: after that, it is tried for ever.
+POLL_S = 0.05
+
+DEMO_OWNER = 4001
+DEMO_MONEY = (
+    ("FUNDING", "USDT", "10000"),
+    ("FUNDING", "BTC", "1"),
+    ("FUNDING", "ETH", "10"),
+    ("SPOT", "USDT", "5000"),
+)
+
+
+class Refused(Exception):
+    """It cannot run; one line says why, and what to do."""
+
+
+class Ended(Exception):
+    """A signal asks for the end."""
+
+
+class House:
+    """All that runs below one directory."""
+
+    def __init__(self, settings: Settings) -> None:
+        home, listen = Path(settings.directory), str(settings.core)
+        self.settings = settings
+        self.room, self.log = home / "run", home / "log"
+        self.server = Server(home) if settings.database is None else None
+        self.log.mkdir(exist_ok=True)
+        core = ["-m", "tidegate.cli", "core", "--data", str(home / "core"), "--listen", listen]
+        self.core = self._child("core", core)
+        self.workers = [
+            self._child(f"worker-{number + 1}", _service("worker"))
+            for number in range(settings.workers)
+        ]
+        self.api = self._child("api", _service("api"))
+        self.postgres = Child("postgres", self.server, self.room) if self.server else None
+
+    def _child(self, name: str, words: Sequence[str]) -> Child:
+        return Child(name, Part(words, self.log / f"{name}.log", self._environ), self.room)
+
+    @property
+    def children(self) -> list[Child]:
+        """In the order in which they end."""
+        return [self.api, *self.workers, self.core, *([self.postgres] if self.postgres else [])]
+
+    @property
+    def address(self) -> str:
+        host = self.settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
+
+    def _environ(self) -> dict[str, str]:
+        """Ours, but for settings: the child gets those that we have settled on, and no others."""
+        kept = without_settings(os.environ)
+        return kept | as_environment(self.settings) | {"PYTHONUNBUFFERED": "1"}
+
+    def start(self) -> None:
+        self.core.start()
+        if self.postgres is None:
+            say("the database is that of DATABASE_URL, or of the settings; none is embedded")
+        else:
+            self.postgres.start()
+            self._settle_database()
+        assert self.settings.database is not None, "there is a database by now"
+        migrate(self.settings.database, self.settings.schema, all_flows())
+        self._publish()
+        # First the core: after a crash there are questions for it at once.
+        self._wait_until(self._core_listens)
+        for child in (*self.workers, self.api):
+            child.start()
+
+    def stop(self) -> None:
+        for group in ([self.api], self.workers, [self.core]):
+            for child in group:
+                if isinstance(child.program, Part):
+                    child.program.ask_to_end()
+            for child in group:
+                child.leave()
+        if self.postgres is not None:
+            self.postgres.leave()
+        (self.room / "endpoints.json").unlink(missing_ok=True)
+
+    def _settle_database(self) -> bool:
+        """Make the database if it is not there; True if its address has changed."""
+        assert self.server is not None, "it is the embedded one"
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            known = connection.execute(
+                "SELECT FROM pg_database WHERE datname = 'tidegate'"
+            ).fetchone()
+            if known is None:
+                connection.execute("CREATE DATABASE tidegate")
+        before, url = self.settings.database, self.server.url(DATABASE)
+        self.settings = msgspec.structs.replace(self.settings, database=url)
+        return before != url
+
+    def _publish(self) -> None:
+        endpoints = {
+            "api": self.address,
+            "postgres": self.settings.database,
+            "core": self.settings.core,
+        }
+        write_whole(self.room / "endpoints.json", json.dumps(endpoints, indent=2) + "\n")
+
+    def tend(self, wait_s: float | None) -> None:
+        """Wait until a child dies or is due, and start again what can be."""
+        now = time.monotonic()
+        dues = [max(child.due_s - now, 0.0) for child in self.children if child.due_s is not None]
+        timeout = min([*dues, *([wait_s] if wait_s is not None else [])], default=None)
+        pidfds = [pidfd for child in self.children for pidfd in child.pidfds]
+        dead, _, _ = select.select(pidfds, [], [], timeout)
+        for child in self.children:
+            if set(child.pidfds) & set(dead):
+                child.notice()
+            if child.due_s is not None and child.due_s <= time.monotonic():
+                self._restart(child)
+
+    def _restart(self, child: Child) -> None:
+        try:
+            child.start()
+            moved = child is self.postgres and self._settle_database()
+        except (PostgresError, psycopg.Error, OSError) as fault:
+            say(f"{child.name} cannot be started yet: {str(fault).splitlines()[0]}")
+            child.stop()
+            child.fail()
+            return
+        if moved:
+            # Below a long directory PostgreSQL is reached by a link that is new each time.
+            self._publish()
+            for other in (self.api, *self.workers):
+                other.stop()
+                other.start()
+
+    def _core_listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(str(self.settings.core).removeprefix("unix:")) == 0
+
+    def _waiting(self) -> bool:
+        return any(child.due_s is not None for child in self.children)
+
+    def wait_until_ready(self) -> None:
+        # The API asks the core nothing until there is something to ask.
+        with Client(self.address, timeout_s=5.0) as client:
+            self._wait_until(
+                lambda: client.ready() and self._core_listens() and not self._waiting()
+            )
+
+    def _wait_until(self, true: Callable[[], bool]) -> None:
+        """Start again what dies meanwhile, but not for ever."""
+        while not true():
+            self.tend(POLL_S)
+            for child in self.children:
+                if child.failures >= TRIES and isinstance(child.program, Part):
+                    words = child.program.last_words()
+                    raise Refused(f"{child.name} does not start: {words}")
+
+
+def run(settings: Settings, *, bare: bool) -> int:
+    """Everything, until a signal. Returns the exit code of the program."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        with ExitStack() as held:
+            house = _open(settings, held)
+            held.callback(house.stop)
+            house.start()
+            house.wait_until_ready()
+            if not bare:
+                give_demo_money(house)
+            print(f"ready {house.address}", flush=True)
+            if sys.stderr.isatty():
+                say("in another terminal, see `tidegate --help`; Ctrl-C ends everything")
+            while True:
+                house.tend(None)
+    except Ended:
+        return 0
+    except (Refused, PostgresError, MigrationRefused, NoKeys, psycopg.Error, OSError) as fault:
+        # PostgreSQL adds the end of its log, of which the last line tells most.
+        first, *more = str(fault).splitlines()
+        say(" ".join([first, *more[-1:]]))
+        return 1
+
+
+def _open(settings: Settings, held: ExitStack) -> House:
+    home = Path(settings.directory).absolute()
+    room = home / "run"
+    room.mkdir(parents=True, exist_ok=True)
+    held.enter_context(_locked(room / "lock", home))
+    killed = (room / "api.pid").exists()
+    for leftover in room.glob("*.pid"):
+        leftover.unlink()
+    port = free_port(settings.host, settings.port, PORT_S if killed else 0.0)
+    if settings.jwks_url is not None:
+        raise Refused(
+            "jwks_url is for `tidegate api`; `tidegate up` makes keys of its own: unset it"
+        )
+    terms = Terms(
+        issuer=settings.issuer,
+        audience=settings.audience,
+        max_lifetime_s=settings.token_lifetime_s,
+    )
+    public = make_keyring(home / "keys", terms)
+    listen = home / "core" / "socket"
+    if len(os.fsencode(listen)) > LONGEST_SOCKET_PATH:
+        listen = held.enter_context(private_directory()) / "core"
+    return House(
+        msgspec.structs.replace(
+            settings, directory=str(home), port=port, core=f"unix:{listen}", keys=str(public)
+        )
+    )
+
+
+def give_demo_money(house: House) -> None:
+    """Once: each deposit has a name of its own, and a second one by that name adds nothing."""
+    with Client(house.address, token(house.room.parent, "up", "operator")) as client:
+        for account, asset, amount in DEMO_MONEY:
+            crossing = {"user_id": DEMO_OWNER, "account": account, "asset": asset}
+            cid = f"demo-{DEMO_OWNER}-{account}-{asset}"
+            try:
+                client.deposit({**crossing, "amount": amount, "cid": cid})
+            except (ApiProblem, NoAnswer) as fault:
+                say(f"no demo money in {account} {asset}: {fault}")
+
+
+def token(directory: Path, subject: str, role: str) -> str:
+    """A token that the Tidegate of a directory believes."""
+    return load_keyring(directory / "keys").token(subject, role, time.time())
+
+
+@contextmanager
+def _locked(path: Path, home: Path) -> Iterator[None]:
+    """The lock ends with us, whatever ends us, so it cannot go stale."""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            file.seek(0)
+            raise Refused(
+                f"another `tidegate up` (pid {file.read().strip()}) runs on {home}:"
+                " stop it, or choose another directory with --data"
+            ) from fault
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def free_port(host: str, port: int, patience_s: float) -> int:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with socket.create_server((host, port), reuse_port=False) as probe:
+                return int(probe.getsockname()[1])
+        except OSError as fault:
+            if time.monotonic() >= deadline:
+                raise Refused(
+                    f"port {port} of {host} cannot be used ({fault.strerror or fault}):"
+                    " choose another with --port"
+                ) from fault
+            time.sleep(POLL_S)
+
+
+def _service(command: str) -> list[str]:
+    # All settings come by the environment; a file that lies about must not add to them.
+    return ["-m", "tidegate.cli", command, "--config", os.devnull]
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # The end has begun, and is not to be interrupted.
+    raise Ended
+
+
+def fresh_cid(prefix: str) -> str:
+    """A name that nobody has used: what it names happens once."""
+    return f"{prefix}-{ULID()}"

@@ -1,0 +1,146 @@
+"""`tidegate up` with real processes: ready, killed, restarted, ended, and found again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.running import PROGRAM, Up, alive, descendants, eventually, running, tidegate
+from tidegate.client import Client
+from tidegate.supervisor import token
+
+NAMES = {"api", "worker-1", "core", "postgres"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
+
+
+def moves_money(up: Up) -> bool:
+    """A transfer there and one back, each to its end."""
+    with Client(up.endpoints["api"], token(up.directory, "4001", "user")) as client:
+        ends = [
+            client.transfer({"from": a, "to": b, "asset": "USDT", "amount": "1"}, wait_s=10)
+            for a, b in (("FUNDING", "SPOT"), ("SPOT", "FUNDING"))
+        ]
+    return [end["state"] for end in ends] == ["COMMITTED", "COMMITTED"]
+
+
+def is_ready(up: Up) -> bool:
+    with Client(up.endpoints["api"]) as client:
+        return client.ready()
+
+
+def test_everything_serves_and_says_where_it_is(tmp_path: Path) -> None:
+    with running(tmp_path / "all") as up:
+        assert up.said == f"ready {up.endpoints['api']}\n"
+        assert set(up.endpoints) == {"api", "postgres", "core"}
+        assert up.endpoints["core"].startswith("unix:")
+        assert up.endpoints["postgres"].startswith("postgresql://")
+        assert set(up.pids()) == NAMES
+        assert all(alive(pid) for pid in up.pids().values())
+        assert set(up.pids().values()) <= set(up.descendants())
+        private = up.directory / "keys/private.pem"
+        assert private.stat().st_mode & 0o777 == 0o600
+        assert up.balances()["FUNDING", "USDT"] == "10000.000000"
+        assert moves_money(up)
+
+
+def test_a_killed_child_comes_back_and_money_moves_again(tmp_path: Path) -> None:
+    with running(tmp_path / "all") as up:
+        before = up.balances()
+        for name in sorted(NAMES):
+            killed = up.pid(name)
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda name=name, killed=killed: up.pid(name) != killed, 10)  # type: ignore[misc]
+            eventually(lambda: is_ready(up), 15)
+            assert moves_money(up), name
+        assert set(up.pids()) == NAMES
+        assert up.balances() == before
+
+
+def test_all_children_killed_at_once_come_back(tmp_path: Path) -> None:
+    with running(tmp_path / "all") as up:
+        killed = up.pids()
+        for pid in killed.values():
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not set(up.pids().values()) & set(killed.values()), 15)
+        eventually(lambda: is_ready(up), 15)
+        assert moves_money(up)
+
+
+def test_ctrl_c_leaves_no_one_behind_and_a_second_start_finds_the_money(tmp_path: Path) -> None:
+    directory = tmp_path / "all"
+    with running(directory) as up:
+        up.tidegate("transfer", "FUNDING", "SPOT", "USDT", "12.5", "--user", "4001")
+        before, everyone = up.balances(), up.descendants()
+        assert up.end(signal.SIGINT) == 0
+        assert not [pid for pid in everyone if alive(pid)]
+        assert [path.name for path in (directory / "run").iterdir()] == ["lock"]
+    with running(directory) as up:
+        assert up.balances() == before
+        assert before["SPOT", "USDT"] == "5012.500000"
+
+
+def test_a_killed_supervisor_takes_its_children_with_it(tmp_path: Path) -> None:
+    directory = tmp_path / "all"
+    with running(directory) as up:
+        before, everyone, port = up.balances(), up.descendants(), up.url.rpartition(":")[2]
+        up.end(signal.SIGKILL)
+        eventually(lambda: not [pid for pid in everyone if alive(pid)], 5)
+    with running(directory, "--port", port) as up:
+        assert up.url.endswith(port)
+        assert up.balances() == before
+
+
+def test_an_end_during_the_start_leaves_no_one_behind(tmp_path: Path) -> None:
+    for wait_s in (0.6, 1.2, 2.4):
+        command = [str(PROGRAM), "up", "--data", str(tmp_path / str(wait_s)), "--port", "0"]
+        with subprocess.Popen(command) as child:
+            time.sleep(wait_s)
+            everyone = descendants(child.pid)
+            child.send_signal(signal.SIGTERM)
+            child.wait(60)
+        eventually(lambda everyone=everyone: not [p for p in everyone if alive(p)], 5)  # type: ignore[misc]
+
+
+def test_a_directory_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
+    with running(tmp_path / "all", "--port", "0", "--bare") as up:
+        assert up.json("balances", "--user", "4001") == {"balances": []}
+        said = tidegate("up", "--data", str(up.directory), "--port", "0")
+        assert (said.returncode, said.stdout) == (1, "")
+        [line] = said.stderr.splitlines()
+        assert f"another `tidegate up` (pid {up.child.pid}) runs on" in line
+        assert is_ready(up)
+
+
+def test_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = tidegate("up", "--data", str(tmp_path), "--port", str(port))
+    assert (said.returncode, said.stdout) == (1, "")
+    [line] = said.stderr.splitlines()
+    assert f"port {port}" in line
+    assert "--port" in line
+
+
+def test_a_child_that_cannot_start_is_named_with_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "core").write_text("this is no directory")
+    said = tidegate("up", "--data", str(tmp_path), "--port", "0")
+    assert (said.returncode, said.stdout) == (1, "")
+    last = said.stderr.splitlines()[-1]
+    assert last.startswith("tidegate: core does not start: ")
+    assert "File exists" in last
+
+
+def test_a_long_directory_does_as_well(tmp_path: Path) -> None:
+    with running(tmp_path / ("long" * 40)) as up:
+        killed = up.pid("postgres")
+        address = up.endpoints["postgres"]
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: up.pid("postgres") != killed, 10)
+        eventually(lambda: is_ready(up), 15)
+        assert up.endpoints["postgres"] != address
+        assert moves_money(up)
