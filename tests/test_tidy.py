@@ -26,7 +26,14 @@ BORROWED_NAMES = {
 }
 
 # The composition root, and what runs as a process of its own or watches over one.
-CLOCKS_ALLOWED = ("app.py", "serving.py", "cli.py", "supervisor/", "postgres/", "trading_core/server.py")
+CLOCKS_ALLOWED = (
+    "app.py",
+    "serving.py",
+    "cli.py",
+    "supervisor/",
+    "postgres/",
+    "trading_core/server.py",
+)
 CLOCK_MODULES = frozenset({"time", "datetime", "random", "secrets", "os", "uuid"})
 CLOCKS = re.compile(
     r"time\.(time|monotonic|perf_counter|process_time|thread_time|clock_gettime)(_ns)?"

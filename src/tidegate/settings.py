@@ -117,6 +117,15 @@ def as_environment(settings: Settings) -> dict[str, str]:
     }
 
 
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a child that is to know no settings but those it is given."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(PREFIX) and name.lower() not in ALIASES
+    }
+
+
 def _text(value: object) -> str:
     match value:
         case dict():

@@ -33,6 +33,23 @@ def test_a_transfer_is_made_shown_and_listed(play: Play) -> None:
     play(scene)
 
 
+def test_a_list_is_read_page_by_page(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        made = [(await front.transfer(IN | {"amount": "1"})).body["req_id"] for _ in range(5)]
+        who, cursor, seen = token(str(ALICE), "user"), "", []
+        for size in (2, 2, 1):
+            path = f"/api/v1/internal_transfer?limit=2&state=COMMITTED{cursor}"
+            page = (await front.call("GET", path, who=who)).body
+            assert len(page["transfers"]) == size
+            seen += [t["req_id"] for t in page["transfers"]]
+            cursor = f"&cursor={page['next_cursor']}"
+        assert page["next_cursor"] is None
+        assert seen == made[::-1], "newest first, none twice, none left out"
+
+    play(scene)
+
+
 def test_the_same_cid_is_the_same_transfer_and_another_body_a_422(play: Play) -> None:
     async def scene(front: Front) -> None:
         await front.fund("FUNDING", "100")

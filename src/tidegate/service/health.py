@@ -28,5 +28,8 @@ async def metrics(call: Call) -> Response:
     gate, meters = call.service.gate, call.service.meters
     for name, lane in gate.engine.lanes.items():
         meters.lane(name, len(lane.ring), closed=lane.closed)
+    report = call.service.audit.last if call.service.audit else None
+    for asset, sums in (report.assets if report else {}).items():
+        meters.gap(asset, sums.gap)
     meters.backlog(list(await reading.backlog(gate.store)))
     return Response(meters.page(), media_type="text/plain; version=0.0.4")

@@ -32,7 +32,7 @@ class Meters:
         self._ring = gauge("tidegate_ring", "Handed over and not yet asked", ["lane"])
         self._closed = gauge("tidegate_lane_closed", "1 while a system is unreachable", ["lane"])
         self._alerts = counter("tidegate_alerts", "Alerts raised", ["alarm"])
-        self._gap = gauge("tidegate_conservation_gap", "Units that are missing", ["asset"])
+        self._gap = gauge("tidegate_conservation_gap", "What is missing in the books", ["asset"])
 
     def alert(self, raised: Alert) -> None:
         self._alerts.labels(raised.alarm.name).inc()
@@ -48,8 +48,8 @@ class Meters:
         self._states.labels(transfer.state).inc()
         self._lag.observe(max(transfer.updated_us - transfer.created_us, 0) / 1_000_000)
 
-    def gap(self, asset: str, units: int) -> None:
-        self._gap.labels(asset).set(units)
+    def gap(self, asset: str, amount: str) -> None:
+        self._gap.labels(asset).set(float(amount))
 
     def lane(self, name: str, waiting: int, *, closed: bool) -> None:
         self._ring.labels(name).set(waiting)

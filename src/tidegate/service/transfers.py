@@ -66,7 +66,7 @@ async def show(call: Call) -> Response:
 async def list_own(call: Call) -> Response:
     query = call.request.query_params
     limit, state = limit_from(query.get("limit")), word_from(query.get("state"))
-    before = cursor_from(query.get("cursor"))
+    before = cursor_from(query["cursor"]) if "cursor" in query else None
     gate = call.service.gate
     found = await reading.list_of_owner(gate.store, call.owner, state, before, limit)
     shown: list[TransferShape] = [shape(gate, transfer) for transfer in found]

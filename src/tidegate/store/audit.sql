@@ -138,3 +138,58 @@ SELECT (t.parties -> q.role ->> 2)::bigint, t.asset_id, sum(q.units * t.amount)
    AND coalesce(h.evidence ->> 'delta', '') <> '0'
    AND t.parties -> q.role ->> 0 <> ALL(%(systems)s::text[])
  GROUP BY 1, 2;
+
+-- watch: all that the alert rules look at, in one snapshot. What is open is found by the index of
+-- the due, what is new by the time that an id begins with.
+WITH open AS MATERIALIZED (
+    SELECT id, flow, state, lane, version, updated_at, created_at
+      FROM transfers
+     WHERE lane IS NOT NULL
+),
+born AS MATERIALIZED (
+    SELECT t.owner, t.flow, t.state
+      FROM transfers AS t
+     WHERE t.id >= (lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint - 60000), 12, '0')
+                    || repeat('0', 20))::uuid
+)
+SELECT 'now' AS kind, '' AS subject, NULL::uuid AS transfer_id, '' AS state,
+       (extract(epoch FROM now()) * 1000000)::bigint AS number, 0::bigint AS among
+ UNION ALL
+SELECT 'stuck', o.lane, (array_agg(o.id ORDER BY o.updated_at))[1], o.state, count(*), 0
+  FROM open AS o
+  JOIN unnest(%(target_flows)s::text[], %(target_states)s::text[]) AS q (flow, state)
+    ON q.flow = o.flow AND q.state = o.state
+ WHERE o.updated_at < now() - %(stuck_s)s * interval '1 second'
+ GROUP BY o.lane, o.state
+ UNION ALL
+(SELECT 'refund', o.id::text, o.id, o.state, f.failures, 0
+  FROM open AS o
+  JOIN unnest(%(refund_flows)s::text[], %(refund_states)s::text[]) AS q (flow, state)
+    ON q.flow = o.flow AND q.state = o.state
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS failures
+         FROM attempts AS a
+        WHERE a.transfer_id = o.id
+          AND a.version > coalesce((SELECT max(h.version)
+                                      FROM history AS h
+                                     WHERE h.transfer_id = o.id
+                                       AND h.to_state = o.state
+                                       AND h.from_state <> o.state), -1)
+       ) AS f
+ WHERE f.failures >= %(refund_failures)s
+ LIMIT %(limit)s)
+ UNION ALL
+SELECT 'old', '', NULL, '', count(*), 0
+  FROM open AS o
+ WHERE o.created_at < now() - %(old_s)s * interval '1 second'
+ UNION ALL
+(SELECT 'owner', b.owner::text, NULL, '', count(*), 0
+  FROM born AS b
+ GROUP BY b.owner
+HAVING count(*) > %(births)s
+ LIMIT %(limit)s)
+ UNION ALL
+SELECT 'ended', '', NULL, '', count(*) FILTER (WHERE s.place = 'source'), count(*)
+  FROM born AS b
+  JOIN flow_states AS s ON s.flow = b.flow AND s.state = b.state
+ WHERE s.is_end;

@@ -182,3 +182,20 @@ def _kept(row: Sequence[Any]) -> Kept:
     proof = NO_EVIDENCE if evidence is None else _EVIDENCE.decode(evidence)
     path = (first, *waypoints.split(), last)
     return Kept(Entry(version, path, verb, answer, reason, proof, actor), at_us, hashed)
+
+
+class Sign(NamedTuple):
+    """One thing that the alert rules look at."""
+
+    kind: str
+    subject: str
+    transfer_id: UUID | None
+    state: str
+    number: int
+    among: int
+
+
+async def signs(store: PostgresStore, values: Mapping[str, object]) -> Sequence[Sign]:
+    """All signs at one moment; the bounds are in `values`."""
+    rows = await store.run(STATEMENTS["watch"], {**values, "limit": MAX_FOUND})
+    return [Sign(*row) for row in rows]

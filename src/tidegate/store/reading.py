@@ -66,7 +66,7 @@ class AssetChange(msgspec.Struct, frozen=True):
 
 
 async def list_of_owner(
-    store: PostgresStore, owner: int, state: str | None, before: UUID, limit: int
+    store: PostgresStore, owner: int, state: str | None, before: UUID | None, limit: int
 ) -> Sequence[Transfer]:
     values = {"owner": owner, "state": state, "before": before, "limit": limit}
     return [transfer_from(r) for r in await store.run(STATEMENTS["list_of_owner"], values)]

@@ -1,11 +1,14 @@
--- list_of_owner: newest first, from below a cursor; ids order by time.
+-- list_of_owner: newest first, from below a cursor, which is the last transfer of the page before.
 SELECT {transfer}
   FROM transfers AS t
  WHERE t.owner = %(owner)s
    AND t.flow = 'internal_transfer'
-   AND t.id < %(before)s::uuid
+   AND (%(before)s::uuid IS NULL
+        OR (t.created_at, t.id) < (SELECT c.created_at, c.id
+                                     FROM transfers AS c
+                                    WHERE c.id = %(before)s::uuid))
    AND (%(state)s::text IS NULL OR t.state = %(state)s)
- ORDER BY t.id DESC
+ ORDER BY t.created_at DESC, t.id DESC
  LIMIT %(limit)s;
 
 -- search: an operator's look over all flows; by owner it uses that index, else the ids.

@@ -1,5 +1,6 @@
 """What has been applied, read back from the log: every operation, in order, durable."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from tidegate.core.wire import EVENT, RECORD, STAMP
@@ -16,13 +17,22 @@ class EventsGone(Exception):
 
 
 async def events(core: Core, after: int) -> AsyncIterator[bytes]:
-    """Stamped rows of EVENT after a position. It waits for more until the core stops."""
+    """Stamped rows of EVENT after a position. It waits for more until the core stops.
+
+    A stamp without rows says that all up to its position has been sent.
+    """
     if after > core.place.position:
         raise EventsGone(f"position {after} does not exist yet; this is {core.place.position}")
     place, offset, name = _segment(core, after)
+    told = -1
     while True:
+        await asyncio.sleep(0)  # Whoever follows from afar must not hold up the others.
         durable = core.place.position
         if place.position == durable:
+            if told != durable:
+                told = durable
+                yield STAMP.pack(core.epoch, *place)
+                continue
             try:
                 await core.advance()
             except Stopped:

@@ -1,0 +1,292 @@
+"""Whether a transfer is where its state says, and whether the books agree: pure rules."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.answers import Answer, Done, Rejected, Unknown
+from tidegate.core.flow import ACTIONS, Ask, Flow, Place, Verb
+from tidegate.core.money import format_amount
+from tidegate.core.ports import Account
+from tidegate.core.request import Asset
+from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
+from tidegate.store.auditing import Case, Leg, Row
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE
+
+# What a verb does to the sum of an account, in units of the amount.
+UNITS = {
+    Verb.DEBIT: -1,
+    Verb.CREDIT: 1,
+    Verb.REFUND: 1,
+    Verb.HOLD: 0,
+    Verb.CAPTURE: -1,
+    Verb.RELEASE: 0,
+}
+
+
+class Found(NamedTuple):
+    """What a system holds under one key."""
+
+    result: str
+    net: int  # What it added to the account, held money included.
+    moved: bool
+    local: bool = False  # Done in the transaction that recorded the answer.
+
+
+class Verdict(NamedTuple):
+    problems: Sequence[str]
+    in_flight: int  # What has left one system and has not arrived in another.
+
+
+class Sums(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One asset, in decimals. The gap is nothing when all that came in is somewhere."""
+
+    funding: str
+    spot: str
+    held: str
+    in_flight: str
+    external: str
+    gap: str
+    suspense: str | None = None
+    other: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    ok: bool
+    halted: bool
+    assets: dict[str, Sums]
+    violations: list[str]
+
+
+@dataclass
+class Look:
+    """One audit, as far as it has come. Owner and asset are a key of sums."""
+
+    full: bool
+    position: int = 0
+    core: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    books: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    elsewhere: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    in_flight: Counter[tuple[int, int]] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    owners: set[int] = field(default_factory=set)
+    ends: dict[Account, set[int]] = field(default_factory=dict)
+    open: set[UUID] = field(default_factory=set)
+    judged: set[UUID] = field(default_factory=set)
+    read: Counter[str] = field(default_factory=Counter)
+
+    def touch(self, case: Case) -> None:
+        self.read["transfers"] += 1
+        self.read["history"] += len(case.history)
+        self.read["operations"] += len(case.operations)
+        if self.full:
+            return  # Every owner and every account will be looked at.
+        self.owners.update(party.owner for party in case.row.parties.values())
+        for operation in case.operations:
+            self.ends.setdefault(operation.account, set()).add(operation.balance_after)
+
+
+def judge(case: Case, flow: Flow, found: Mapping[tuple[str, int], Found]) -> Verdict:
+    """Follow the money of one transfer by what the systems hold, and compare with its state.
+
+    `found` is by system and version. The rules are the flow's own table: each verb takes money
+    from one place to one other, and a state says where the money is.
+    """
+    row, problems = case.row, list(_history_problems(case, flow))
+    place, net, answered = Place.SOURCE, 0, set()
+    for kept in case.history:
+        entry, ask = kept.entry, asked(flow, kept.entry.path)
+        if ask is None or ask.verb not in ACTIONS:
+            continue
+        key = (row.parties[ask.role].system, entry.version)
+        if key not in found and resolved(case):
+            # A person may have named another party since this was answered.
+            key = next((other for other in found if other[1] == entry.version), key)
+        answered.add(key)
+        effect = found.get(key)
+        if effect is None or effect.result != entry.answer:
+            holds = "nothing" if effect is None else effect.result
+            problems.append(f"{key[0]} holds {holds} under {key[1]}, not {entry.answer}")
+        elif effect.moved:
+            action = ACTIONS[ask.verb]
+            if place is not action.before:
+                problems.append(f"the {ask.verb} under {key[1]} found the money at {place}")
+            place = action.after[ask.role]
+        net += 0 if effect is None else effect.net
+    open_key = _open_key(case, flow)
+    for key in found.keys() - answered:
+        net += found[key].net
+        # A system outside may have answered what the store has not recorded yet. Ours cannot.
+        if found[key].moved and (found[key].local or key != open_key):
+            problems.append(f"{key[0]} moved money under {key[1]}, and no answer says so")
+    if row.state in flow.rows and flow.row(row.state).place is not place:
+        problems.append(f"its money is at {place}")
+    return Verdict([told(case, problem) for problem in problems], -net)
+
+
+def told(case: Case, problem: str) -> str:
+    return f"transfer {case.row.id} in {case.row.state}: {problem}"
+
+
+def resolved(case: Case) -> bool:
+    """Whether a person has answered in the place of a system."""
+    return any(kept.entry.actor for kept in case.history)
+
+
+def asked(flow: Flow, path: Iterable[str]) -> Ask | None:
+    """The question of an answer: the first state on its path that asks one."""
+    rows = (flow.row(state) for state in path if state in flow.rows)
+    return next((row for row in rows if isinstance(row, Ask)), None)
+
+
+def _open_key(case: Case, flow: Flow) -> tuple[str, int] | None:
+    ask = asked(flow, [case.row.state])
+    return None if ask is None else (case.row.parties[ask.role].system, case.row.version)
+
+
+def _history_problems(case: Case, flow: Flow) -> Iterator[str]:
+    row, entries = case.row, [kept.entry for kept in case.history]
+    if row.state not in flow.rows:
+        yield f"{row.flow} has no such state"
+    elif flow.is_end(row.state) != (row.lane is None):
+        yield f"its lane is {row.lane}"
+    if [entry.version for entry in entries] != list(range(row.version)):
+        yield f"its version is {row.version}, and its history has {len(entries)} answers"
+    last = entries[-1].path[-1] if entries else flow.arrive(flow.first)[-1]
+    if last != row.state:
+        yield f"its history leads to {last}"
+    if (case.history[-1].hash if entries else GENESIS) != row.head_hash:
+        yield "its head is not the hash of its last answer"
+    if not row.keyed:
+        yield "its key does not lead to it"
+    for operation in case.operations:
+        if (operation.amount, operation.account.asset_id) != (row.amount, row.asset_id):
+            yield f"the ledger's operation {operation.version} is about something else"
+
+
+def broken_chain(case: Case) -> Iterator[str]:
+    """The first answer that its hash does not vouch for, if there is one."""
+    row = case.row
+    head, carried = GENESIS, Transfer(row.id, row.owner, row.flow, "", None, {}, 1, 1)
+    for entry, at_us, hashed in case.history:
+        head = chained(head, carried, entry, at_us)
+        if head != hashed:
+            yield told(case, f"answer {entry.version} is not what was hashed")
+            return
+
+
+def ledger_found(case: Case, ledger: str) -> dict[tuple[str, int], Found]:
+    return {
+        (ledger, o.version): Found(
+            o.result, o.delta + o.held_delta, o.delta != 0 or o.held_delta != 0, local=True
+        )
+        for o in case.operations
+    }
+
+
+class Wanted(NamedTuple):
+    """One key of one system, and what the history says of it, if it says anything."""
+
+    row: Row
+    system: str
+    version: int
+    verb: Verb | None
+    entry: Entry | None
+
+    def by_history(self) -> Found:
+        assert self.entry is not None
+        return self._found(self.entry.answer, self.entry.evidence)
+
+    def by_answer(self, answer: Answer | None, position: int) -> Found | None:
+        """As the core holds it at a position."""
+        match answer:
+            case Done(evidence) | Rejected(_, evidence):
+                if int(evidence["position"]) > position:
+                    return None
+                return self._found("done" if isinstance(answer, Done) else "rejected", evidence)
+            case None if self.entry is not None and self.entry.actor:
+                return self.by_history()
+            case Unknown() if self.entry is not None:
+                # Retired: it is there no more, and was looked at when it was.
+                return self.by_history()
+        return None
+
+    def _found(self, result: str, evidence: Mapping[str, str]) -> Found:
+        moved = result == "done" and evidence.get("delta") != "0" and self.verb in ACTIONS
+        change = 0 if self.verb is None else UNITS.get(self.verb, 0) * self.row.amount
+        # An end asks nothing: what is done under its version is somebody else's doing.
+        moved = moved or (result == "done" and self.verb is None)
+        return Found(result, change if moved else 0, moved)
+
+
+def unreadable(case: Case, flow: Flow | None) -> str | None:
+    """Why a transfer cannot be judged at all, if so."""
+    if flow is None:
+        return f"there is no flow {case.row.flow} here"
+    paths = [*(kept.entry.path for kept in case.history), (case.row.state,)]
+    roles = {ask.role for path in paths if (ask := asked(flow, path)) is not None}
+    if missing := (roles | {"source"}) - case.row.parties.keys():
+        return f"nobody plays {', '.join(sorted(missing))}"
+    return None
+
+
+def legs(flows: Mapping[str, Flow]) -> Sequence[Leg]:
+    """Which state asks which role to move what; a birth's answer is kept under its first state."""
+    found = []
+    for flow in flows.values():
+        for state in flow.rows:
+            ask = asked(flow, flow.arrive(state))
+            if ask is not None and UNITS.get(ask.verb):
+                found.append(Leg(flow.name, str(state), ask.role, UNITS[ask.verb]))
+    return found
+
+
+def gaps(look: Look) -> Iterator[str]:
+    for asset_id, sums in sorted(totals(look).items()):
+        if gap := sums.total():
+            yield f"asset {asset_id}: the books of all systems are off by {gap} smallest units"
+
+
+def totals(look: Look) -> Mapping[int, Counter[str]]:
+    """Where the money of each asset is. What came in is negative, so that all sum to nothing."""
+    sums: dict[int, Counter[str]] = {}
+    names = {FUNDING: "funding", OUTSIDE: "external", SUSPENSE: "suspense"}
+    for (book, asset_id), (available, held) in look.books.items():
+        sums.setdefault(asset_id, Counter())[names.get(book, "other")] += available
+        sums[asset_id]["external" if book == OUTSIDE else "held"] += held
+    for (book, asset_id), amount in look.core.items():
+        sums.setdefault(asset_id, Counter())["spot" if book == "SPOT" else "other"] += amount
+    for (_, asset_id), amount in look.in_flight.items():
+        sums.setdefault(asset_id, Counter())["in_flight"] += amount
+    for (_, asset_id), amount in look.elsewhere.items():
+        sums.setdefault(asset_id, Counter())["other"] += amount
+    return sums
+
+
+def report(look: Look, assets: Iterable[Asset], *, halted: bool) -> Report:
+    known = {asset.id: asset for asset in assets}
+    shown = {}
+    for asset_id, sums in sorted(totals(look).items()):
+        if any(sums.values()):
+            asset = known.get(asset_id)
+            code = asset.code if asset else f"asset {asset_id}"
+            shown[code] = _shown(sums, asset.decimals if asset else 0)
+    return Report(not look.problems, halted, shown, look.problems)
+
+
+def _shown(sums: Counter[str], decimals: int) -> Sums:
+    gap, other, suspense = sums.total(), sums["other"], sums["suspense"]
+    return Sums(
+        funding=format_amount(sums["funding"], decimals),
+        spot=format_amount(sums["spot"], decimals),
+        held=format_amount(sums["held"], decimals),
+        in_flight=format_amount(sums["in_flight"], decimals),
+        external=format_amount(-sums["external"], decimals),
+        gap=format_amount(gap, decimals) if gap else "0",
+        suspense=format_amount(suspense, decimals) if suspense else None,
+        other=format_amount(other, decimals) if other else None,
+    )
