@@ -32,6 +32,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         stop_cluster(cluster)
 
 
+# Whole directories that take their time: `make test` runs them, `make check` does not.
+SLOW = ("acceptance", "crash", "postgres", "store", "service")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = [config.rootpath / "tests" / name for name in SLOW]
+    for item in items:
+        if any(item.path.is_relative_to(directory) for directory in slow):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def template() -> Iterator[str]:
     """A migrated database of this worker's own, from which each test's is cloned."""

@@ -38,6 +38,8 @@ from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.pipe import connect_to
 
+pytestmark = pytest.mark.slow
+
 BASE = 101
 _cids = itertools.count()
 

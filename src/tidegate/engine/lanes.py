@@ -101,7 +101,8 @@ class Lane(Generic[Tx]):
             await self._release(batch)
             await self.drain()
             return
-        self._open()
+        if self.closed:
+            self._open()
         if self._told:
             self._told = False
             self.means.alert(Alert(Alarm.NONE, "reachable again", self.name))

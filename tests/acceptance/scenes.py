@@ -1,0 +1,63 @@
+"""Situations that several rows begin with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from ulid import ULID
+
+from tests.acceptance.rig import USDT, Stack, User
+from tidegate.core.answers import Done
+from tidegate.core.flow import Verb
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.transfer import Party, Question
+from tidegate.engine.gate import CORE
+from tidegate.systems.trading import Trading
+
+CID = "victim"
+
+
+def killed_at(stack: Stack, moment: str, way: str, **more: object) -> User:
+    """A user with 100 and 100 whose transfer of 10 met with the death of the API.
+
+    `closed`: the account that is disabled meanwhile; all else is a setting of the API.
+    """
+    closed = more.pop("closed", None)
+    api = stack.start_api(moment, **more)
+    user = stack.user(funding=100, spot=100)
+    if closed is not None:
+        user.set_status(str(closed), "DISABLED")
+    api.arm()
+    user.move_into_death(way, "10", CID)
+    api.dies(moment)
+    return user
+
+
+def compensating(stack: Stack, lease_s: float = 1.0) -> tuple[User, str]:
+    """FUNDING has refused, SPOT is to be refunded, and nobody is there to ask it."""
+    moment = "after record of COMPENSATING"
+    user = killed_at(stack, moment, "out", closed="FUNDING", lease_s=lease_s)
+    [(id_, state, _)] = user.transfers()
+    assert state == "COMPENSATING"
+    user.has_in_flight(100, 90, 10)
+    return user, str(ULID.from_uuid(id_))
+
+
+@contextmanager
+def crowded_out(user: User) -> Iterator[None]:
+    """So much has come into the user's SPOT meanwhile that it takes no more."""
+    party, [_, held] = Party(CORE, "SPOT", user.owner), user.held()
+    much = MAX_AMOUNT - held
+
+    def asking(verb: Verb) -> None:
+        question = Question(uuid4(), 0, verb, party, USDT, much)
+
+        async def ask(core: Trading) -> None:
+            [answer] = await core.ask([question])
+            assert isinstance(answer, Done), answer
+
+        user.stack.ask_core(ask)
+
+    asking(Verb.CREDIT)
+    yield
+    asking(Verb.DEBIT)
