@@ -18,7 +18,7 @@ from tidegate.service.auth import Terms
 from tidegate.supervisor import free_port, token
 
 slow = pytest.mark.slow
-pytestmark = pytest.mark.xdist_group("cli")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli")]
 
 
 @pytest.fixture(scope="module")

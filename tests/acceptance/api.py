@@ -28,6 +28,7 @@ class Parameters(msgspec.Struct, frozen=True):
     settings: Settings
     moment: str | None = None
     worker: bool = False
+    armed: bool = False  # From its first moment on.
 
 
 class WatchedStore(PostgresStore):
@@ -73,9 +74,9 @@ class WatchedCore(Trading):
         return answers
 
 
-def watch(moment: str) -> None:
+def watch(moment: str, *, armed: bool) -> None:
     """Put the watched parts in the place of the plain ones; the program has no such switch."""
-    fuse = NamedFuse(moment)
+    fuse = NamedFuse(moment, armed=armed)
     WatchedStore.fuse = WatchedCore.fuse = fuse
     WatchedStore.writing = {}
     setattr(app, "PostgresStore", WatchedStore)  # noqa: B010
@@ -85,7 +86,7 @@ def watch(moment: str) -> None:
 if __name__ == "__main__":
     parameters = msgspec.json.decode(sys.argv[1], type=Parameters)
     if parameters.moment is not None:
-        watch(parameters.moment)
+        watch(parameters.moment, armed=parameters.armed)
     serving.start_log("json")
     serve = serving.serve_worker if parameters.worker else serving.serve_api
     asyncio.run(serve(parameters.settings))

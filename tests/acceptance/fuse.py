@@ -8,10 +8,10 @@ from tests.crash.fuse import Fuse
 class NamedFuse(Fuse):
     """So a test can prepare what it needs through the child that it is about to lose."""
 
-    def __init__(self, moment: str) -> None:
+    def __init__(self, moment: str, *, armed: bool = False) -> None:
         super().__init__(1)
         self.moment = moment
-        self.armed = False
+        self.armed = armed
         signal.signal(signal.SIGUSR1, self.arm)
 
     def arm(self, *_: object) -> None:

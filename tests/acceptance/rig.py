@@ -186,6 +186,13 @@ class Stack:
         until(lambda: _alive(api))
         return api
 
+    def recover_into_death(self, moment: str) -> None:
+        """An API that goes on with what is left, and dies over it."""
+        settings = self._settings(_free_port(), {})
+        api = Child(*self._serve(Parameters(settings, moment, armed=True)))
+        self.children.append(api)
+        api.dies(moment)
+
     def start_worker(self, **changes: Any) -> Child:
         worker = Child(*self._serve(Parameters(self._settings(0, changes), worker=True)))
         self.children.append(worker)

@@ -33,10 +33,10 @@ def killed_at(stack: Stack, moment: str, way: str, **more: object) -> User:
     return user
 
 
-def compensating(stack: Stack, lease_s: float = 1.0) -> tuple[User, str]:
+def compensating(stack: Stack) -> tuple[User, str]:
     """FUNDING has refused, SPOT is to be refunded, and nobody is there to ask it."""
     moment = "after record of COMPENSATING"
-    user = killed_at(stack, moment, "out", closed="FUNDING", lease_s=lease_s)
+    user = killed_at(stack, moment, "out", closed="FUNDING")
     [(id_, state, _)] = user.transfers()
     assert state == "COMPENSATING"
     user.has_in_flight(100, 90, 10)

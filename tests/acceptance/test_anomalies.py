@@ -81,9 +81,7 @@ def test_FND_002_a_target_that_is_away_is_asked_until_it_answers(stack: Stack) -
 def test_FND_003_the_target_is_credited_once_however_often_it_is_asked(stack: Stack) -> None:
     user = killed_at(stack, "after credit", "in")
     user.has_in_flight(90, 110, 0)
-    api = stack.start_api("after credit")
-    api.arm()
-    api.dies("after credit")
+    stack.recover_into_death("after credit")
     stack.start_api()
     user.ends(id_of(user), "COMMITTED")
     user.has(90, 110)

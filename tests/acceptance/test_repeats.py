@@ -121,9 +121,7 @@ def test_IDP_004_many_recoveries_of_one_transfer_have_one_effect(
     api.dies(moment)
     held = user.held()
     for _ in range(3):
-        api = stack.start_api(moment)
-        api.arm()
-        api.dies(moment)
+        stack.recover_into_death(moment)
         assert user.held() == held
     stack.start_api()
     [(id_, _, _)] = user.transfers()

@@ -87,9 +87,9 @@ def test_FSM_006_a_refund_without_an_answer_is_tried_again_for_ever(stack: Stack
 @pytest.mark.slow
 def test_FSM_006_a_refused_refund_stays_and_is_tried_again(stack: Stack) -> None:
     """A definite «no» to a refund is no end either: somebody's money is still in flight."""
-    user, req_id = compensating(stack, lease_s=3.0)
-    stack.start_api(audit_s=3600.0)  # To fill up the core from outside is not in our books.
+    user, req_id = compensating(stack)
     with crowded_out(user):
+        stack.start_api(audit_s=3600.0)  # To fill up the core from outside is not in our books.
         until(lambda: user.shown(req_id)["retries"] >= 3)
         assert user.state(req_id) == "COMPENSATING"
         assert user.shown(req_id)["error"] == "BALANCE_OVERFLOW"

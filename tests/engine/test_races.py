@@ -31,6 +31,8 @@ from tidegate.engine.step import conclude
 from tidegate.store.migrate import migrate
 from tidegate.systems.ledger import FUNDING, Status
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stale_answer_that_leads_to_a_local_system_moves_nothing(play: Play) -> None:
     """Two workers asked the same question; the slower one's Done must not credit again."""

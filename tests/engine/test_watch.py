@@ -16,6 +16,8 @@ from tidegate.store.auditing import Sign
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.ledger import Status
 
+pytestmark = pytest.mark.slow
+
 QUIET = Thresholds(failure_among=10_000)
 SECOND = 1_000_000
 
