@@ -210,9 +210,17 @@ async def serve_worker(settings: Settings) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    async with open_gate(setup_of(settings)) as gate:
+    pager = Pager(_webhook(settings))
+    paging = asyncio.create_task(pager.run())
+
+    def alert(raised: Alert) -> None:
+        for told in (log_alert, pager.notify):
+            told(raised)
+
+    async with open_gate(replace(setup_of(settings), alert=alert)) as gate:
         gate.engine.died.add_done_callback(lambda _: asked.set())
         await asked.wait()
+        paging.cancel()
         if gate.engine.died.done():
             raise SystemExit(1)
 

@@ -18,7 +18,7 @@ from tidegate.service.auth import Identity
 from tidegate.service.body import Malformed, decode
 from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
-from tidegate.service.problem import PAYLOAD_TOO_LARGE, SYSTEM_ERROR, problem
+from tidegate.service.problem import PAYLOAD_TOO_LARGE, SYSTEM_ERROR, UNAVAILABLE, problem
 
 MAX_BODY = 16 * 1024
 MAX_BATCH_BODY = 1024 * 1024
@@ -134,8 +134,10 @@ async def _answer(service: Service, rule: Rule, request: Request, request_id: st
     except Refused as refused:
         service.meters.refusal(refused.code)
         return problem(refused.code, request_id, refused.detail, refused.more)
-    except (StoreFault, Unreachable):
-        # What it says is about our database or a system: for the log, not for the caller.
+    except Unreachable:
+        return problem(UNAVAILABLE, request_id)
+    except StoreFault:
+        # What it says is about our database: for the log, not for the caller.
         return problem(SYSTEM_ERROR, request_id)
 
 

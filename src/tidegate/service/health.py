@@ -1,10 +1,16 @@
 """Is it alive, can it serve, how is it doing."""
 
+import asyncio
+
 from starlette.responses import Response
 
+from tidegate.core.answers import Unreachable
 from tidegate.core.ports import StoreFault
 from tidegate.service.front import Call, reply
 from tidegate.store import reading
+from tidegate.systems.trading import Trading
+
+PING_S = 1.0
 
 
 async def alive(_: Call) -> Response:
@@ -19,9 +25,21 @@ async def ready(call: Call) -> Response:
     except StoreFault:
         return reply({"status": "unavailable", "database": "unreachable"}, 503)
     lanes = {name: "closed" if lane.closed else "open" for name, lane in gate.engine.lanes.items()}
+    if gate.core is not None and not await _answers(gate.core):
+        lanes[gate.core.name] = "closed"
     well = not halted and "closed" not in lanes.values() and not gate.engine.died.done()
     body = {"status": "ok" if well else "unavailable", "halted": halted, "lanes": lanes}
     return reply(body, 200 if well else 503)
+
+
+async def _answers(core: Trading) -> bool:
+    """A lane closes only when it is used: of a quiet one the system itself is asked."""
+    try:
+        async with asyncio.timeout(PING_S):
+            await core.totals()
+    except (TimeoutError, Unreachable):
+        return False
+    return True
 
 
 async def metrics(call: Call) -> Response:

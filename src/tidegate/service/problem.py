@@ -10,6 +10,7 @@ from tidegate.core.refusals import Reason, Refusal
 
 SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
 PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+UNAVAILABLE = "UNAVAILABLE"  # A system outside gave no word: what it did is not known.
 TRANSFER_REFUSED = "TRANSFER_REFUSED"  # For reasons that are no code of ours.
 MEDIA_TYPE = "application/problem+json"
 
@@ -37,6 +38,7 @@ STATUS: Mapping[str, int] = {
     Refusal.TOO_LATE: 503,
     Refusal.OVERLOADED: 503,
     SYSTEM_ERROR: 500,
+    UNAVAILABLE: 503,
     NOT_FOUND: 404,
     METHOD_NOT_ALLOWED: 405,
     PAYLOAD_TOO_LARGE: 413,
@@ -63,6 +65,7 @@ DETAILS: Mapping[str, str] = {
     Refusal.OVERLOADED: "too many requests are waiting; nothing was accepted",
     Refusal.TOO_LATE: "the request waited too long; nothing was accepted",
     SYSTEM_ERROR: "something failed on our side; nothing was accepted",
+    UNAVAILABLE: "a system does not answer; look before you ask again",
     NOT_FOUND: "there is nothing here",
     METHOD_NOT_ALLOWED: "this method is not offered here",
     PAYLOAD_TOO_LARGE: "the body is larger than this route takes",

@@ -185,6 +185,7 @@ SELECT 'old', '', NULL, '', count(*), 0
  UNION ALL
 (SELECT 'owner', b.owner::text, NULL, '', count(*), 0
   FROM born AS b
+ WHERE b.flow = 'internal_transfer'
  GROUP BY b.owner
 HAVING count(*) > %(births)s
  LIMIT %(limit)s)
