@@ -187,3 +187,22 @@ def test_a_thousand_posts_with_one_cid_make_one_transfer(play: Play) -> None:
         assert (await front.balances())["FUNDING", "USDT"] == "89.500000"
 
     play(scene)
+
+
+def test_metrics_have_the_names_that_dashboards_were_built_on(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        await front.transfer(IN)
+        await front.transfer(IN | {"amount": "-1"})
+        page = (await front.call("GET", "/metrics")).body
+        for line in (
+            'internal_transfer_by_status{status="COMMITTED"} 1.0',
+            'internal_transfer_validation_errors_total{code="INVALID_AMOUNT"} 1.0',
+            "internal_transfer_settlement_lag_seconds_count 1.0",
+            "internal_transfer_request_duration_seconds_bucket",
+            "internal_transfer_requests_total{",
+            'tidegate_lane_closed{lane="core"} 0.0',
+        ):
+            assert line in page, line
+
+    play(scene)

@@ -23,7 +23,8 @@ class Meters:
         self._requests = counter(
             "internal_transfer_requests", "Requests, by route and status", ["route", "status"]
         )
-        self._states = counter("internal_transfer_by_status", "Transfers at an end", ["status"])
+        # A gauge that only grows: a counter would be renamed, and this name is relied on.
+        self._states = gauge("internal_transfer_by_status", "Transfers at an end", ["status"])
         self._refusals = counter("internal_transfer_validation_errors", "Refused", ["code"])
         self._durations = timer("internal_transfer_request_duration_seconds", "Time to answer")
         self._lag = timer("internal_transfer_settlement_lag_seconds", "From birth to end")

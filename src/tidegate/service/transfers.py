@@ -50,6 +50,7 @@ async def create_batch(call: Call) -> Response:
 
 def _item(call: Call, said: Receipt | Refusal) -> dict[str, object]:
     if isinstance(said, Refusal):
+        call.service.meters.refusal(said)
         return {"status": STATUS[said], "code": said, "detail": DETAILS.get(said, "")}
     transfer = said.transfer
     shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
@@ -185,9 +186,7 @@ async def _made(call: Call, wish: Wish) -> Receipt | Refusal:
     slow = service.rate is None or service.rate.admits(owner)
     veto = None if slow else Refusal.RATE_LIMIT_EXCEEDED
     said = await service.gate.transfer(wish, owner, _wait_s(call), veto)
-    if isinstance(said, Refusal):
-        call.service.meters.refusal(said)
-    elif said.transfer.lane is None and not said.duplicate:
+    if isinstance(said, Receipt) and said.transfer.lane is None and not said.duplicate:
         call.service.meters.ended(said.transfer)
     return said
 

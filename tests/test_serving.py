@@ -1,0 +1,52 @@
+"""Settings reach what they set: patience, limits, account types, rings."""
+
+from tidegate.core.flow import Ask
+from tidegate.flows import FLOWS
+from tidegate.serving import setup_of, tuned
+from tidegate.settings import Settings, read_settings
+from tidegate.store.flow_checks import checksum
+
+
+def asks(settings: Settings) -> dict[str, Ask]:
+    flow = next(f for f in setup_of(settings).flows if f.name == "internal_transfer")
+    return {str(state): row for state, row in flow.rows.items() if isinstance(row, Ask)}
+
+
+def test_the_specifications_own_names_set_backoff_scan_and_thresholds() -> None:
+    environ = {
+        "DATABASE_URL": "postgresql://nobody@/nothing",
+        "TIDEGATE_SCAN_INTERVAL_MS": "250",
+        "TIDEGATE_RETRY_BACKOFF_MS": "2000",
+        "TIDEGATE_ALERT_THRESHOLD": "7",
+        "TIDEGATE_ALERT_AFTER_SECONDS": "120",
+    }
+    settings = read_settings({}, environ)
+    setup = setup_of(settings)
+    assert (setup.database, setup.scan_s) == ("postgresql://nobody@/nothing", 0.25)
+    source = asks(settings)["SOURCE_PENDING"].patience
+    assert (source.first_s, source.page_attempts, source.page_after_s) == (2.0, 7, 120.0)
+
+
+def test_what_is_urgent_stays_urgent_however_patient_an_operator_is() -> None:
+    settings = Settings(database="d", alert_after_s=3_600.0)
+    assert asks(settings)["SOURCE_PENDING"].patience.page_after_s == 300.0
+    assert asks(settings)["TARGET_PENDING"].patience.page_after_s == 60.0
+
+
+def test_patience_is_no_part_of_the_table_that_the_database_enforces() -> None:
+    for flow in FLOWS.values():
+        assert checksum(tuned(flow, 9.0, 99, 999.0)) == checksum(flow)
+
+
+def test_limits_hold_only_when_they_are_on() -> None:
+    off = setup_of(Settings(database="d", transfers_per_day=5, daily_amounts={"USDT": "10"}))
+    assert (off.transfers_per_day, off.daily_amounts) == (None, {})
+    on = setup_of(
+        Settings(database="d", rate_limits=True, transfers_per_day=5, daily_amounts={"USDT": "10"})
+    )
+    assert (on.transfers_per_day, on.daily_amounts) == (5, {"USDT": "10"})
+
+
+def test_account_types_and_rings_are_as_they_are_set() -> None:
+    setup = setup_of(Settings(database="d", accounts=("FUNDING", "SPOT", "MARGIN"), ring_size=50))
+    assert (setup.accounts, setup.ring_size) == (frozenset({"FUNDING", "SPOT", "MARGIN"}), 50)
