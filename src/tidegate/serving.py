@@ -4,16 +4,20 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import httpx2
 import msgspec
 import structlog
 import uvicorn
+from psycopg import AsyncConnection
+from psycopg import Error as PostgresError
 from ulid import ULID
 
 from tidegate.app import Setup, log_alert, open_gate
@@ -27,6 +31,7 @@ from tidegate.engine.watch import Thresholds, Watch
 from tidegate.flows import FLOWS
 from tidegate.service.api import build
 from tidegate.service.auth import Terms, Verifier
+from tidegate.service.connections import Impatient
 from tidegate.service.front import JSON, Service
 from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
 from tidegate.service.limits import RequestRate
@@ -42,6 +47,10 @@ MAX_HEADERS = 32 * 1024
 FETCH_S = 5.0
 DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
+LEAD, LEAD_EVERY_S = 7_305, 2.0  # The lock of whoever leads, and how often it is asked for.
+TRY_LOCK = "SELECT pg_try_advisory_lock(%s, %s)"
+
+Duty: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -> Flow:
@@ -84,8 +93,8 @@ async def serve_api(settings: Settings) -> None:
             rate=RequestRate(per_second, time.monotonic),
             took=watch.took,
         )
-        chores = [_refresh_assets(gate), pager.run(), watch.watch_forever()]
-        chores += [audit.audit_forever(settings.audit_s)]
+        duties = (watch.watch_forever, lambda: audit.audit_forever(settings.audit_s))
+        chores = [_refresh_assets(gate), pager.run(), _lead(settings, duties)]
         chores += [keys.keep_fresh()] if isinstance(keys, FetchedKeys) else []
         chores += [_deny(checker, settings.deny_list, alert)] if settings.deny_list else []
         await _serve(service, settings, [asyncio.create_task(chore) for chore in chores])
@@ -102,6 +111,7 @@ async def _serve(
             port=settings.port,
             log_config=None,
             lifespan="off",
+            http=Impatient,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             h11_max_incomplete_event_size=MAX_HEADERS,
@@ -116,6 +126,31 @@ async def _serve(
             chore.cancel()
     if died.done():
         raise SystemExit(1)
+
+
+async def _lead(settings: Settings, duties: Sequence[Duty]) -> None:
+    """One process watches and audits, so that a cause is told once; if it dies, another does."""
+    key = zlib.crc32(settings.schema.encode()) % 2**31
+    while True:
+        doing: list[asyncio.Task[None]] = []
+        try:
+            async with await AsyncConnection.connect(settings.database or "", autocommit=True) as c:
+                # The lock goes with the session, however the session ends.
+                while not await _true(c, TRY_LOCK, (LEAD, key)):  # noqa: ASYNC110
+                    await asyncio.sleep(LEAD_EVERY_S)
+                doing = [asyncio.create_task(begin()) for begin in duties]
+                while await _true(c, "SELECT true", ()):  # noqa: ASYNC110
+                    await asyncio.sleep(LEAD_EVERY_S)
+        except PostgresError:
+            await asyncio.sleep(LEAD_EVERY_S)
+        finally:
+            for duty in doing:
+                duty.cancel()
+
+
+async def _true(connection: AsyncConnection, statement: str, values: tuple[int, ...]) -> bool:
+    row = await (await connection.execute(statement, values)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _webhook(settings: Settings) -> Post | None:

@@ -18,6 +18,7 @@ from tests.engine.test_counts import counted_gate
 from tidegate.engine.gate import Gate
 from tidegate.service.api import build
 from tidegate.service.auth import Terms, Verifier
+from tidegate.service.connections import Impatient
 from tidegate.service.front import Service
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
 from tidegate.service.meters import Meters
@@ -88,7 +89,9 @@ async def fronted(database: str, directory: Path) -> AsyncIterator[Front]:
             new_id=lambda: f"{dice.getrandbits(64):016x}",
             wait_s=5.0,
         )
-        config = uvicorn.Config(build(service), port=0, log_config=None, lifespan="off")
+        config = uvicorn.Config(
+            build(service), port=0, log_config=None, lifespan="off", http=Impatient
+        )
         server = uvicorn.Server(config)
         serving = asyncio.ensure_future(server.serve())
         while not server.started:  # noqa: ASYNC110  It has no event to wait for.
