@@ -17,6 +17,8 @@ NAMES = {"api", "worker-1", "core", "postgres"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
+RECOVERY_S = 35.0  # What is promised after any death.
+
 
 def moves_money(up: Up) -> bool:
     """A transfer there and one back, each to its end."""
@@ -141,6 +143,6 @@ def test_a_long_directory_does_as_well(tmp_path: Path) -> None:
         address = up.endpoints["postgres"]
         os.kill(killed, signal.SIGKILL)
         eventually(lambda: up.pid("postgres") != killed, 10)
-        eventually(lambda: is_ready(up), 15)
+        eventually(lambda: is_ready(up), RECOVERY_S)
         assert up.endpoints["postgres"] != address
         assert moves_money(up)

@@ -4,7 +4,7 @@ import asyncio
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.trading_core.scenes import ANN, UUID_A
@@ -66,6 +66,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
 
 
 @given(st.binary(max_size=64))
+@example(b"\x92\x01\xa1\x80")  # Text that is no UTF-8.
 def test_rubbish_is_malformed_and_nothing_else(content: bytes) -> None:
     for unpack in (wire.unpack_hello, wire.unpack_welcome, wire.unpack_refusal):
         try:

@@ -306,5 +306,5 @@ def rows(form: struct.Struct, body: bytes) -> Iterator[tuple[Any, ...]]:
 def _unpack(body: bytes, form: type[_M]) -> _M:
     try:
         return msgspec.msgpack.decode(body, type=form)
-    except msgspec.MsgspecError as broken:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as broken:
         raise Malformed(f"a {form.__name__} does not parse: {broken}") from broken

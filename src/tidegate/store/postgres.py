@@ -57,6 +57,7 @@ class Bounds(NamedTuple):
     idle_in_transaction_s: float = 10.0
     connection_lost_s: float = 10.0
     pool_wait_s: float = 10.0
+    reconnect_s: float = 4.0
 
 
 class WholeNumber(Loader):
@@ -90,6 +91,8 @@ class PostgresStore:
             min_size=1,
             max_size=self.bounds.connections,
             timeout=self.bounds.pool_wait_s,
+            # Given up soon and begun anew by whoever asks next: its pauses double without a cap.
+            reconnect_timeout=self.bounds.reconnect_s,
             kwargs={
                 "autocommit": True,
                 "prepare_threshold": 0,
