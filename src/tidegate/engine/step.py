@@ -253,8 +253,14 @@ async def announce(means: Means[Tx], moves: Sequence[Move], rows: Sequence[Trans
     for move, row in zip(moves, rows, strict=True):
         if row.lane is None:
             means.ended(row)
-        if move.alarm > Alarm.NONE and (move.entries or not move.before.paged):
+        if move.alarm > Alarm.NONE and _is_news(move):
             cause = move.attempt or row.error or ""
             means.alert(Alert(move.alarm, cause, row.lane, row.id, row.state))
         if move.alarm is Alarm.HALT:
             await means.store.halt(f"{row.id}: {move.attempt}", "engine")
+
+
+def _is_news(move: Move) -> bool:
+    """Not when somebody was called for the same reason before. A pulled brake is always told."""
+    same_reason = not move.entries or move.after.error == move.before.error
+    return move.alarm is Alarm.HALT or not (move.before.paged and same_reason)

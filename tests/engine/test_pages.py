@@ -1,0 +1,94 @@
+"""People are called once for each cause, however often a question must be put again."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.engine.rig import Execute, Play, Rig, made, request
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.flow import Verb
+from tidegate.core.transfer import Question
+from tidegate.flows import FLOWS
+from tidegate.serving import tuned
+from tidegate.systems.ledger import Status
+
+pytestmark = pytest.mark.slow
+
+QUICK_S = 0.02
+ENOUGH = 4  # Refusals of one refund: more than one, so that a second page would have come.
+
+
+def impatient(rig: Rig, page_attempts: int = 1_000) -> None:
+    """The same flows, but a refused question is put again at once."""
+    rig.flows = {name: tuned(flow, QUICK_S, page_attempts, 300.0) for name, flow in FLOWS.items()}
+
+
+async def reached(rig: Rig, refusals: list[str], count: int) -> None:
+    for _ in range(1_000):
+        if len(refusals) >= count:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"only {len(refusals)} refusals; {rig.alerts}")
+
+
+def test_a_refund_that_is_refused_again_and_again_calls_somebody_once_for_each_reason(
+    play: Play,
+) -> None:
+    async def scene(rig: Rig) -> None:
+        impatient(rig)
+        said, refusals = ["ACCOUNT_CLOSED"], list[str]()
+
+        async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            if questions[0].verb is not Verb.REFUND:
+                return execute()
+            if not said:
+                return execute()
+            refusals.append(said[0])
+            return [Rejected(said[0])]
+
+        rig.outside.twist = twist
+        await rig.set_status(Status.DISABLED)
+        async with rig.engine() as engine:
+            transfer = await made(engine, request("out", 300))
+            await reached(rig, refusals, ENOUGH)
+            said[0] = "ACCOUNT_FROZEN"
+            await reached(rig, refusals, 2 * ENOUGH)
+            said.clear()
+            [ended] = await rig.ended([transfer])
+        assert ended.state == "ROLLED_BACK"
+        assert ended.retries == len(refusals)
+        pages = [a.cause for a in rig.alerts if a.transfer_id == transfer.id]
+        assert pages == ["ACCOUNT_CLOSED", "ACCOUNT_FROZEN"]
+
+    play(scene)
+
+
+def test_a_brake_is_told_although_somebody_was_called_before(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        impatient(rig, page_attempts=1)
+        said: list[Answer] = [Unknown("no word")]
+
+        async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            if questions[0].verb is Verb.DEBIT:
+                return [Done()]  # A lie, so that the undo finds nothing to undo.
+            return said or execute()
+
+        rig.outside.twist = twist
+        await rig.set_status(Status.DISABLED)
+        async with rig.engine() as engine:
+            transfer = await made(engine, request("out", 300))
+            for _ in range(500):
+                if any(a.alarm > Alarm.NONE for a in rig.alerts):
+                    break
+                await asyncio.sleep(0.02)
+            said.clear()
+            for _ in range(500):
+                if await rig.store.halted():
+                    break
+                await asyncio.sleep(0.02)
+        assert await rig.store.halted()
+        alarms = [a.alarm for a in rig.alerts if a.transfer_id == transfer.id]
+        assert alarms == [Alarm.CRITICAL, Alarm.HALT]
+
+    play(scene)
