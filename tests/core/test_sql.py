@@ -24,6 +24,17 @@ def test_a_comment_without_a_name_begins_no_statement() -> None:
     assert parse("-- No name here.\nSELECT 1;\n") == {}
 
 
+def test_a_statement_may_be_a_part_of_others_in_its_file() -> None:
+    statements = parse(
+        "-- one: uses it.\nWITH a AS ({rows})\nSELECT {columns};\n\n"
+        "-- rows: a part.\nSELECT 1;\n\n"
+        "-- two: uses it, too.\nSELECT ({rows}), '{}';\n"
+    )
+    # Columns is no statement of this file: it is left for the module that knows it.
+    assert statements["one"] == "WITH a AS (SELECT 1)\nSELECT {columns}"
+    assert statements["two"] == "SELECT (SELECT 1), '{}'"
+
+
 def test_statements_are_read_from_the_package_that_owns_them() -> None:
     statements = load("tidegate.store", "queries.sql")
     assert statements["claim"].startswith("WITH due AS MATERIALIZED")

@@ -11,6 +11,8 @@ from uuid import UUID
 
 # A header names a statement and says why it is safe: «-- claim: lease what is due».
 _HEADER = re.compile(r"^-- ([a-z_]+): ", re.MULTILINE)
+# Where a statement says {name}, the statement of that name in the same file is a part of it.
+_PART = re.compile(r"\{([a-z_]+)\}")
 
 
 def load(package: str, filename: str) -> Mapping[str, str]:
@@ -20,7 +22,11 @@ def load(package: str, filename: str) -> Mapping[str, str]:
 def parse(text: str) -> Mapping[str, str]:
     """Split a file at its headers. Comments stay out of what the server has to parse."""
     parts = _HEADER.split(text)[1:]
-    return {name: _bare(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    bare = {name: _bare(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        name: _PART.sub(lambda part: bare.get(part[1], part[0]), text)
+        for name, text in bare.items()
+    }
 
 
 def _bare(body: str) -> str:

@@ -42,6 +42,20 @@ SELECT id, version
  ORDER BY id
    FOR NO KEY UPDATE;
 
+-- answers: a part of record and insert, which name what has moved: one history row per answer.
+INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
+                     reason, evidence, actor, at, hash)
+SELECT h.id, h.version, moved.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
+       h.reason, h.evidence::jsonb, h.actor, now(), h.hash
+  FROM unnest(
+           %(history_ids)s::uuid[], %(history_versions)s::integer[], %(froms)s::text[],
+           %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[], %(answers)s::text[],
+           %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
+           %(history_hashes)s::bytea[]
+       ) AS h (id, version, from_state, waypoints, to_state, verb, answer, reason, evidence,
+               actor, hash)
+  JOIN moved ON moved.id = h.id;
+
 -- record: compare-and-set on the version, with one history row per answer, in one statement. Each
 -- row is met by its key, twice: a join of two batches with each other could become a nested loop.
 WITH locked AS MATERIALIZED (
@@ -97,25 +111,12 @@ kept AS (
            reason = excluded.reason,
            at = excluded.at
 ),
-answered AS (
-    INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
-                         reason, evidence, actor, at, hash)
-    SELECT h.id, h.version, moved.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
-           h.reason, h.evidence::jsonb, h.actor, now(), h.hash
-      FROM unnest(
-               %(history_ids)s::uuid[], %(history_versions)s::integer[], %(froms)s::text[],
-               %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[], %(answers)s::text[],
-               %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
-               %(history_hashes)s::bytea[]
-           ) AS h (id, version, from_state, waypoints, to_state, verb, answer, reason, evidence,
-                   actor, hash)
-      JOIN moved ON moved.id = h.id
-)
+answered AS ({answers})
 SELECT count(*) FROM moved;
 
--- insert: births, in the order of their keys, because two batches with the same keys in another
--- order would deadlock. A key that exists fails the whole statement (23505).
-WITH birth AS MATERIALIZED (
+-- insert: births, which are moves, too. In the order of their keys, because two batches with the
+-- same keys in another order would deadlock. A key that exists fails the whole statement (23505).
+WITH moved AS MATERIALIZED (
     SELECT *
       FROM unnest(
                %(ids)s::uuid[], %(owners)s::bigint[], %(flows)s::text[], %(states)s::text[],
@@ -133,23 +134,10 @@ WITH birth AS MATERIALIZED (
 keyed AS (
     INSERT INTO cids (owner, cid, fingerprint, transfer_id)
     SELECT owner, key, fingerprint, id
-      FROM birth
+      FROM moved
      ORDER BY owner, key
 ),
-answered AS (
-    INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
-                         reason, evidence, actor, at, hash)
-    SELECT h.id, h.version, birth.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
-           h.reason, h.evidence::jsonb, h.actor, now(), h.hash
-      FROM unnest(
-               %(history_ids)s::uuid[], %(history_versions)s::integer[], %(froms)s::text[],
-               %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[], %(answers)s::text[],
-               %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
-               %(history_hashes)s::bytea[]
-           ) AS h (id, version, from_state, waypoints, to_state, verb, answer, reason, evidence,
-                   actor, hash)
-      JOIN birth ON birth.id = h.id
-)
+answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
                        parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
                        trace, deadline_at, created_at, updated_at)
@@ -158,7 +146,7 @@ SELECT id, owner, flow, state, lane,
        version, attempts, retries, paged, parties::jsonb, asset_id, amount, undoes, parent,
        detail::jsonb, cid, hash, error, trace, now() + deadline_s * interval '1 second',
        now(), now()
-  FROM birth;
+  FROM moved;
 
 -- look: what is known under each key, and the time from which ids are made.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
