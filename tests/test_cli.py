@@ -165,6 +165,7 @@ def test_token_prints_a_token_and_nothing_else(up: Up) -> None:
         claims = jwt.decode(said.strip(), options={"verify_signature": False})
         assert said == said.strip() + "\n"
         assert (claims["sub"], claims["roles"]) == ("7", [role])
+        assert claims["exp"] - claims["iat"] == 8 * 3600, "a working day, on one's own machine"
     with Client(up.url, up.tidegate("token", "--user", "4001").strip()) as client:
         assert client.balances()["balances"]
 

@@ -1,8 +1,12 @@
 """Settings reach what they set: patience, limits, account types, rings."""
 
+import time
+
 from tidegate.core.flow import Ask
 from tidegate.flows import FLOWS
-from tidegate.serving import setup_of, tuned
+from tidegate.service.auth import Terms
+from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
+from tidegate.serving import setup_of, tuned, verifier
 from tidegate.settings import Settings, read_settings
 from tidegate.store.flow_checks import checksum
 
@@ -50,3 +54,18 @@ def test_limits_hold_only_when_they_are_on() -> None:
 def test_account_types_and_rings_are_as_they_are_set() -> None:
     setup = setup_of(Settings(database="d", accounts=("FUNDING", "SPOT", "MARGIN"), ring_size=50))
     assert (setup.accounts, setup.ring_size) == (frozenset({"FUNDING", "SPOT", "MARGIN"}), 50)
+
+
+def taken(settings: Settings, lifetime_s: float) -> bool:
+    """Whether a token that is right in all else may live so long."""
+    private, public = new_keypair()
+    terms = Terms(issuer="tidegate", audience="tidegate", max_lifetime_s=lifetime_s)
+    token = issue(private, "k", terms.claims("7", ["user"], time.time()))
+    return verifier(settings, FixedKeys([key_of_pem("k", public)])).verify(token) is not None
+
+
+def test_a_token_lives_a_quarter_of_an_hour_unless_it_is_set_otherwise() -> None:
+    assert taken(Settings(), 900.0)
+    assert not taken(Settings(), 901.0)
+    assert taken(Settings(token_lifetime_s=28_800.0), 28_800.0)
+    assert not taken(Settings(token_lifetime_s=60.0), 61.0)

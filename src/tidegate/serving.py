@@ -47,6 +47,7 @@ MAX_HEADERS = 32 * 1024
 FETCH_S = 5.0
 DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
+TOKEN_S = 900.0
 LEAD, LEAD_EVERY_S = 7_305, 2.0  # The lock of whoever leads, and how often it is asked for.
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s, %s)"
 
@@ -182,7 +183,7 @@ def verifier(settings: Settings, keys: Keys) -> Verifier:
     terms = Terms(
         issuer=settings.issuer,
         audience=settings.audience,
-        max_lifetime_s=settings.token_lifetime_s,
+        max_lifetime_s=settings.token_lifetime_s or TOKEN_S,
     )
     return Verifier(keys, terms, time.time)
 

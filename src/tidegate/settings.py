@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     issuer: Text = "tidegate"
     audience: Text = "tidegate"
-    token_lifetime_s: Seconds = 900.0  # Tokens that live longer are not taken.
+    token_lifetime_s: Seconds | None = None  # Tokens that live longer are not taken.
     keys: Text | None = None  # A file with the public keys, a JWKS.
     jwks_url: Url | None = None
     deny_list: Text | None = None  # A file with one revoked token id per line.

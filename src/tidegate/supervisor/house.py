@@ -31,6 +31,7 @@ LONGEST_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
 PORT_S = 5.0  # How long a port may stay taken by children of an `up` that was killed.
 TRIES = 5  # Before everything serves: after that, it is tried for ever.
 POLL_S = 0.05
+TOKEN_S = 8 * 3600.0  # A working day: whoever can read our keys makes a new one anyway.
 
 DEMO_OWNER = 4001
 DEMO_MONEY = (
@@ -224,18 +225,20 @@ def _open(settings: Settings, held: ExitStack) -> House:
         raise Refused(
             "jwks_url is for `tidegate api`; `tidegate up` makes keys of its own: unset it"
         )
-    terms = Terms(
-        issuer=settings.issuer,
-        audience=settings.audience,
-        max_lifetime_s=settings.token_lifetime_s,
-    )
+    lifetime_s = settings.token_lifetime_s or TOKEN_S
+    terms = Terms(issuer=settings.issuer, audience=settings.audience, max_lifetime_s=lifetime_s)
     public = make_keyring(home / "keys", terms)
     listen = home / "core" / "socket"
     if len(os.fsencode(listen)) > LONGEST_SOCKET_PATH:
         listen = held.enter_context(private_directory()) / "core"
     return House(
         msgspec.structs.replace(
-            settings, directory=str(home), port=port, core=f"unix:{listen}", keys=str(public)
+            settings,
+            directory=str(home),
+            port=port,
+            core=f"unix:{listen}",
+            keys=str(public),
+            token_lifetime_s=lifetime_s,
         )
     )
 
