@@ -72,12 +72,37 @@ def test_the_specifications_names_stand_in_a_file_too(tmp_path: Path) -> None:
 def test_settings_survive_the_way_to_a_child() -> None:
     settings = Settings(
         database="postgresql:///money",
+        schema="another",
+        core="tcp:core:7",
+        host="::1",
+        port=1,
+        directory="elsewhere",
+        workers=3,
+        log_format="json",
+        scan_s=0.25,
+        lease_s=2.0,
+        connections=9,
+        ring_size=10,
+        wait_ms=11,
+        audit_s=12.0,
+        retry_first_s=0.5,
+        alert_after_attempts=13,
+        alert_after_s=14.0,
+        alert_busy_owner=15,
+        alert_webhook="https://example.org/alerts",
         rate_limits=True,
+        requests_per_second=16,
+        transfers_per_day=17,
         daily_amounts={"USDT": "1000.50", "BTC": "2"},
         accounts=("SPOT", "FUTURE"),
-        scan_s=0.25,
+        issuer="somebody",
+        audience="us",
+        token_lifetime_s=18.5,
+        keys="keys.json",
         jwks_url="https://example.org/keys",
+        deny_list="denied",
     )
+    assert [n for n in HINTS if getattr(settings, n) == getattr(Settings(), n)] == []
     assert read_settings({}, as_environment(settings)) == settings
     assert read_settings({}, as_environment(Settings())) == Settings()
 

@@ -12,7 +12,8 @@ from msgspec import Meta
 FILE = "tidegate.toml"
 PREFIX = "TIDEGATE_"
 # Of the environment, but not settings: who asks, and what the test suite tells its workers.
-NOT_SETTINGS = ("TIDEGATE_TOKEN", "TIDEGATE_URL", "TIDEGATE_TEST_")
+NOT_SETTINGS = ("TIDEGATE_TOKEN", "TIDEGATE_URL")
+OF_TESTS = "TIDEGATE_TEST_"
 
 Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
 Count = Annotated[int, Meta(ge=1, le=1_000_000, description="a whole number from 1 to 1000000")]
@@ -158,7 +159,7 @@ def _toml(path: Path) -> dict[str, object]:
 def _environment(environ: Mapping[str, str]) -> Iterable[tuple[str, object]]:
     for name, value in sorted(environ.items()):
         if name.startswith(PREFIX):
-            if not name.startswith(NOT_SETTINGS):
+            if name not in NOT_SETTINGS and not name.startswith(OF_TESTS):
                 yield name.removeprefix(PREFIX).lower(), value
         elif name.lower() in ALIASES and name in (name.upper(), name.lower()):
             yield name.lower(), value
