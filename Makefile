@@ -21,6 +21,7 @@ $(VENV)/ready: requirements/dev.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(MAKE) --no-print-directory model-tools
 	@touch $@
 
 lock: setup ## resolve the dependencies again, pinned and hashed, naming no registry
@@ -44,7 +45,7 @@ layers: setup ## imports point downwards only
 fast: setup ## the tests that take no more than a moment each
 	@$(BIN)/pytest -q -n $(CORES) -m "not slow"
 
-test: setup format lint types layers cover ## everything
+test: setup model-tools format lint types layers cover ## everything
 
 cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 	@rm -f .coverage .coverage.*
@@ -59,3 +60,20 @@ up: setup ## run everything on this machine, in ./data: prints «ready http://12
 
 demo: setup ## transfers both ways, a refusal, a rollback, a crash with recovery, and the books
 	@$(BIN)/tidegate demo
+
+.PHONY: model model-tools
+
+model: setup model-tools ## check every state of the model of a transfer, and that planted bugs are caught
+	@$(BIN)/python -m tests.model.checker
+
+# Spin writes a verifier in C. Where it cannot be installed the tests of the model fail and say so.
+model-tools:
+	@if ! { command -v spin && command -v gcc && [ -e /usr/include/stdio.h ]; } > /dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    install="apt-get install -qq -y --no-install-recommends spin gcc libc6-dev"; \
+	    { $$install || { apt-get update -qq && $$install; }; } > /dev/null 2>&1 \
+	      || echo "Spin and gcc could not be installed: the model cannot be checked"; \
+	  else \
+	    echo "for the model: apt-get install spin gcc libc6-dev"; \
+	  fi; \
+	fi
