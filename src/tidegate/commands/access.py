@@ -64,6 +64,13 @@ class Printing:
     def as_json(self) -> bool:
         return self.output is Output.JSON
 
+    def tell(self, answer: object, sentence: str) -> None:
+        """The whole answer for programs, or the sentence that it comes to for people."""
+        if self.as_json:
+            print_json(answer)
+        else:
+            print(sentence)
+
 
 def endpoints(directory: Path) -> dict[str, str]:
     path = directory / "run" / "endpoints.json"

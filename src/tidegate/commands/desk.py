@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tidegate.client import Answer
 from tidegate.commands.access import Access, Complaint, Printing, print_json, print_table
+from tidegate.commands.progress import watched_audit
 from tidegate.commands.timeline import print_timeline
 from tidegate.flows import FLOWS
 
@@ -119,10 +119,8 @@ def retry(which: Which, access: Access, printing: Printing) -> None:
     """Ask a waiting transfer's question again now."""
     with access.client("operator") as client:
         made = client.retry(which.id)
-    if printing.as_json:
-        print_json(made)
-    else:
-        print(f"{made['req_id']} is asked again; see `tidegate show {made['req_id']}`")
+    id_ = made["req_id"]
+    printing.tell(made, f"{id_} is asked again; see `tidegate show {id_}`")
 
 
 def resolve(which: Which, verdict: Verdict, access: Access, printing: Printing) -> None:
@@ -139,50 +137,36 @@ def resolve(which: Which, verdict: Verdict, access: Access, printing: Printing) 
             "evidence": {name: value for name, _, value in pairs},
         }
         made = client.resolve(which.id, resolution)
-    if printing.as_json:
-        print_json(made)
-    else:
-        number = made["resolution"]
-        print(f"proposed as {number}: a second person runs `tidegate confirm {number}`")
+    number = made["resolution"]
+    printing.tell(made, f"proposed as {number}: a second person runs `tidegate confirm {number}`")
 
 
 def confirm(second: Second, access: Access, printing: Printing) -> None:
     """Confirm, as the second person, what another has proposed by `tidegate resolve`."""
     with access.client("approver", second.name) as client:
         made = client.confirm(str(second.number))
-    if printing.as_json:
-        print_json(made)
-    else:
-        print(f"{made['transfer']['req_id']}: {made['outcome']}, now {made['transfer']['state']}")
+    transfer = made["transfer"]
+    printing.tell(made, f"{transfer['req_id']}: {made['outcome']}, now {transfer['state']}")
 
 
 def halt(why: Why, access: Access, printing: Printing) -> None:
     """Stop all money: new transfers are refused, running ones stay where they are."""
     with access.client("operator") as client:
         made = client.halt(why.reason)
-    if printing.as_json:
-        print_json(made)
-    else:
-        print("halted; go on with `tidegate resume REASON`")
+    printing.tell(made, "halted; go on with `tidegate resume REASON`")
 
 
 def resume(why: Why, access: Access, printing: Printing) -> None:
     """Let money move again."""
     with access.client("operator") as client:
         made = client.resume(why.reason)
-    if printing.as_json:
-        print_json(made)
-    else:
-        print("resumed")
+    printing.tell(made, "resumed")
 
 
 def audit(access: Access, printing: Printing) -> None:
     """Add up all books in full: exits 0 if they agree and 1 if they do not."""
-    with (
-        access.client("auditor") as client,
-        Console(stderr=True).status("adding up every operation"),
-    ):
-        report = client.audit(full=True)
+    with access.client("auditor") as client:
+        report = watched_audit(client)
     if printing.as_json:
         print_json(report)
     else:

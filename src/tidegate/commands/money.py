@@ -78,19 +78,17 @@ def fund(funding: Funding, access: Access, printing: Printing) -> None:
     """Deposit money from outside."""
     crossing = {
         "user_id": funding.user,
-        "account": funding.account,
-        "asset": funding.asset,
+        "account": funding.account.upper(),
+        "asset": funding.asset.upper(),
         "amount": funding.amount,
         "cid": funding.cid or fresh_cid("fund"),
     }
     with access.client("operator") as client:
         made = client.deposit(crossing)
         made = _settled(client, made)
-    if printing.as_json:
-        print_json(made)
-        return
     told = "was already there" if made.get("duplicate") else made["state"]
-    print(f"{told} {made['req_id']}: {funding.amount} {funding.asset} to {funding.account}")
+    what = f"{funding.amount} {funding.asset} to {funding.account}"
+    printing.tell(made, f"{told} {made['req_id']}: {what}")
 
 
 def _settled(client: Client, made: Answer) -> Answer:
@@ -104,9 +102,9 @@ def _settled(client: Client, made: Answer) -> Answer:
 def transfer(wish: Wish, access: Access, printing: Printing) -> None:
     """Move money between two accounts of one owner."""
     asked = {
-        "from": wish.source,
-        "to": wish.target,
-        "asset": wish.asset,
+        "from": wish.source.upper(),
+        "to": wish.target.upper(),
+        "asset": wish.asset.upper(),
         "amount": wish.amount,
         "cid": wish.cid or fresh_cid("cli"),
     }
@@ -148,6 +146,9 @@ def balances(owner: Owner, access: Access, printing: Printing) -> None:
         found = client.balances()
     if printing.as_json:
         print_json(found)
+    elif not found["balances"]:
+        fund = f"tidegate fund {owner.user} FUNDING USDT 100"
+        print(f"user {owner.user} has no account yet: `{fund}` makes one")
     else:
         columns = ("account", "asset", "available", "frozen", "status")
         print_table(columns, found["balances"])
