@@ -39,15 +39,8 @@ class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transfers: list[TransferBody]
 
 
-class FirstBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=FROM_TO):
-    """`POST /api/v1/transfer`, in the older words."""
-
-    source: str
-    target: str
-    asset: str
-    amount: str
-    user_id: int | None = None
-    cid: str | None = None
+class FirstBody(TransferBody, frozen=True):
+    """`POST /api/v1/transfer`: the same, with the older names of the accounts."""
 
 
 class CrossingBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
