@@ -76,7 +76,7 @@ class Node:
         self.world = world
         self.name = name
         self.alive = True
-        self.open: set[Twin] = set()
+        self.open: dict[Twin, None] = {}  # In the order of their beginning.
         self.engine: Engine[Twin] = Engine(
             Parts(
                 store=NodeStore(self),
@@ -119,14 +119,14 @@ class NodeStore(MemoryStore):
     async def transaction(self) -> AsyncIterator[Twin]:
         await self._statement()
         tx = Twin(self.tables, self._now_us(), self.lock_s)
-        self.node.open.add(tx)
+        self.node.open[tx] = None
         late = False
         try:
             yield tx
             await self.node.gate()
             late = self.node.world.throw("commit_late")
             if late:
-                self.node.open.discard(tx)
+                self.node.open.pop(tx, None)
                 self.node.world.later(self._land(tx))
                 raise StoreUnavailable("the connection was lost during COMMIT")
             if self.node.world.throw("store_refuses"):
@@ -134,12 +134,12 @@ class NodeStore(MemoryStore):
             tx.commit()
             if self.node.world.throw("commit_reply_lost"):
                 raise StoreUnavailable("the reply to COMMIT was lost")
-            self.node.open.discard(tx)
+            self.node.open.pop(tx, None)
             tx.end()
             await self.node.gate()
         finally:
             if not late:
-                self.node.open.discard(tx)
+                self.node.open.pop(tx, None)
                 tx.end()
 
     async def _land(self, tx: Twin) -> None:

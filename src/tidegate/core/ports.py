@@ -80,6 +80,9 @@ class MemoryTransaction(Transaction, Protocol):
     async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
         """Wait for each row in turn, and hold it until the transaction ends."""
 
+    async def insert(self, table: str, key: Hashable, row: object) -> bool:
+        """As a unique index does: wait for who inserts the same; False if the key is there."""
+
     async def pause(self) -> None:
         """Where a statement would go to the server: others may run meanwhile."""
 

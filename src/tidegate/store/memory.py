@@ -50,6 +50,7 @@ class Twin:
         self.lock_s = lock_s
         self.written: dict[tuple[str, Hashable], object] = {}
         self.held: set[tuple[str, Hashable]] = set()
+        self.waits: asyncio.Future[None] | None = None
         self.ended = False
 
     def get(self, table: str, key: Hashable) -> Any:
@@ -60,25 +61,52 @@ class Twin:
 
     async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
         await self.pause()
+        # Of what is there when the statement begins: a row that is not cannot be locked.
+        await self.hold(table, [key for key in keys if self.get(table, key) is not None])
+
+    async def hold(self, table: str, keys: Sequence[Hashable]) -> None:
         for key in keys:
-            while not self.ended and self.tables.holders.get((table, key), self) is not self:
-                free = asyncio.get_running_loop().create_future()
-                self.tables.waiting[table, key].append(free)
-                try:
-                    await asyncio.wait_for(free, self.lock_s)
-                except TimeoutError as fault:
-                    raise StoreUnavailable(f"waited too long for {table} {key}") from fault
-            if self.ended:
-                raise StoreUnavailable("the session was ended while it waited for a lock")
-            self.tables.holders[table, key] = self
-            self.held.add((table, key))
+            while self._taken(table, key):
+                await self._wait(table, key)
+            self._take(table, key)
+
+    async def insert(self, table: str, key: Hashable, row: object) -> bool:
+        while self.get(table, key) is None and self._taken(table, key):
+            await self._wait(table, key)
+        if self.get(table, key) is not None:
+            return False
+        self._take(table, key)
+        self.put(table, key, row)
+        return True
+
+    def _taken(self, table: str, key: Hashable) -> bool:
+        return self.tables.holders.get((table, key), self) is not self
+
+    def _take(self, table: str, key: Hashable) -> None:
+        self.tables.holders[table, key] = self
+        self.held.add((table, key))
+
+    async def _wait(self, table: str, key: Hashable) -> None:
+        self.waits = asyncio.get_running_loop().create_future()
+        self.tables.waiting[table, key].append(self.waits)
+        try:
+            await asyncio.wait_for(self.waits, self.lock_s)
+        except TimeoutError as fault:
+            raise StoreUnavailable(f"waited too long for {table} {key}") from fault
+        finally:
+            self.waits = None
+        self._alive()
 
     async def pause(self) -> None:
         await asyncio.sleep(0)
+        self._alive()
+
+    def _alive(self) -> None:
+        if self.ended:
+            raise StoreUnavailable("the session was ended")
 
     def commit(self) -> None:
-        if self.ended:
-            raise StoreUnavailable("the session was ended before COMMIT")
+        self._alive()
         for (table, key), row in self.written.items():
             self.tables.rows[table][key] = row
 
@@ -91,6 +119,8 @@ class Twin:
                     free.set_result(None)
         self.held.clear()
         self.ended = True
+        if self.waits is not None and not self.waits.done():
+            self.waits.set_result(None)
 
 
 class MemoryStore:
@@ -104,20 +134,27 @@ class MemoryStore:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Twin]:
-        await asyncio.sleep(0)
-        tx = Twin(self.tables, self._now_us(), self.lock_s)
+        await self._pause()
+        tx = self._begin()
         try:
             yield tx
             await self._commit(tx)
         finally:
             tx.end()
 
+    def _begin(self) -> Twin:
+        return Twin(self.tables, self._now_us(), self.lock_s)
+
+    async def _pause(self) -> None:
+        """Where a statement outside a transaction goes to the server."""
+        await asyncio.sleep(0)
+
     async def _commit(self, tx: Twin) -> None:
         await tx.pause()
         tx.commit()
 
     async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
-        await asyncio.sleep(0)
+        await self._pause()
         if self.tables.halt is not None:
             return []
         now = self.clock()
@@ -133,7 +170,8 @@ class MemoryStore:
         for _, key in sorted(due)[:limit]:
             row = rows[key]
             counted = replace(row.transfer, attempts=row.transfer.attempts + 1)
-            rows[key] = Row(counted, now + self.lease_s, row.deadline_s)
+            leased_until_s = _after(self._now_us(), self.lease_s)
+            rows[key] = Row(counted, leased_until_s, row.deadline_s)
             claimed.append(self._given(rows[key]))
         return claimed
 
@@ -145,40 +183,40 @@ class MemoryStore:
     async def record(
         self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
     ) -> Sequence[Transfer]:
-        await tx.pause()
+        await tx.lock(TRANSFERS, sorted(move.before.id for move in moves))
         rows = []
         for move in moves:
             row = tx.get(TRANSFERS, move.before.id)
-            if row.transfer.version != move.before.version:
+            if row is None or row.transfer.version != move.before.version:
                 raise StoreFault(f"{move.before.id} was locked and has moved")
             after, hashes = written(move, leased, tx.at_us, move.before.created_us)
-            deadline = self._after(move.deadline_s) if move.entries else row.deadline_s
-            self._write(tx, move, hashes, self._row(move, after, leased, deadline))
+            deadline_s = _deadline(tx, move) if move.entries else row.deadline_s
+            self._write(tx, move, hashes, Row(after, *self._due(tx, move, leased, deadline_s)))
             rows.append(after)
         return rows
 
     async def insert(
         self, tx: Twin, births: Sequence[Birth], leased: frozenset[UUID]
     ) -> Sequence[Transfer]:
-        ordered = sorted(births, key=lambda b: (b.move.after.owner, b.cid))
-        await tx.lock(CIDS, [(b.move.after.owner, b.cid) for b in ordered])
-        for owner, cid in ((b.move.after.owner, b.cid) for b in ordered):
-            if tx.get(CIDS, (owner, cid)) is not None:
+        await tx.pause()
+        for move, cid, fingerprint in sorted(births, key=lambda b: (b.move.after.owner, b.cid)):
+            known = (fingerprint, move.after.id)
+            if not await tx.insert(CIDS, (move.after.owner, cid), known):
                 raise CidTaken("one of these requests is already known")
         rows = []
-        for move, cid, fingerprint in births:
+        for move, _, _ in births:
             after, hashes = written(move, leased, tx.at_us, tx.at_us)
-            tx.put(CIDS, (after.owner, cid), (fingerprint, after.id))
-            deadline = self._after(move.deadline_s)
-            self._write(tx, move, hashes, self._row(move, after, leased, deadline))
+            due = self._due(tx, move, leased, _deadline(tx, move))
+            self._write(tx, move, hashes, Row(after, *due))
             rows.append(after)
         return rows
 
-    def _row(
-        self, move: Move, after: Transfer, leased: frozenset[UUID], deadline: float | None
-    ) -> Row:
-        due = self.clock() + (self.lease_s if after.id in leased else move.delay_s)
-        return Row(after, due if deadline is None else min(due, deadline), deadline)
+    def _due(
+        self, tx: Twin, move: Move, leased: frozenset[UUID], deadline_s: float | None
+    ) -> tuple[float, float | None]:
+        """When the row is due, at its deadline at the latest; counted from when the tx began."""
+        due_s = _after(tx.at_us, self.lease_s if move.after.id in leased else move.delay_s)
+        return (due_s if deadline_s is None else min(due_s, deadline_s)), deadline_s
 
     def _write(self, tx: Twin, move: Move, hashes: list[bytes], row: Row) -> None:
         id_ = row.transfer.id
@@ -193,46 +231,62 @@ class MemoryStore:
     async def look(
         self, keys: Sequence[tuple[int, str]]
     ) -> tuple[int, bool, Sequence[Known | None]]:
-        await asyncio.sleep(0)
+        await self._pause()
         cids, rows = self.tables.rows[CIDS], self.tables.rows[TRANSFERS]
         found = [cids.get(key) for key in keys]
         known = [None if f is None else Known(f[0], self._given(rows[f[1]])) for f in found]
         return self._now_us(), self.tables.halt is not None, known
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
-        await asyncio.sleep(0)
+        await self._pause()
         rows = self.tables.rows[TRANSFERS]
         return [self._given(rows[id_]) for id_ in ids if id_ in rows]
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
-        await asyncio.sleep(0)
-        rows = self.tables.rows[TRANSFERS]
-        for transfer in transfers:
-            row = rows.get(transfer.id)
-            if row and row.transfer.version == transfer.version and row.transfer.lane:
-                rows[transfer.id] = row._replace(due_s=self.clock())
+        await self._pause()
+        tx = self._begin()
+
+        def leased(transfer: Transfer) -> bool:
+            row = tx.get(TRANSFERS, transfer.id)
+            return bool(row and row.transfer.version == transfer.version and row.transfer.lane)
+
+        try:
+            met = sorted(filter(leased, transfers), key=lambda t: t.id)
+            await tx.hold(TRANSFERS, [t.id for t in met])
+            for transfer in filter(leased, met):
+                row = tx.get(TRANSFERS, transfer.id)
+                tx.put(TRANSFERS, transfer.id, row._replace(due_s=_after(tx.at_us, 0.0)))
+            tx.commit()
+        finally:
+            tx.end()
 
     async def halted(self) -> bool:
-        await asyncio.sleep(0)
+        await self._pause()
         return self.tables.halt is not None
 
     async def halt(self, reason: str, actor: str) -> None:
-        await asyncio.sleep(0)
+        await self._pause()
         self.tables.halt = self.tables.halt or (reason, actor)
 
     async def resume(self, reason: str, actor: str) -> None:
         assert reason, "a halt is ended with a reason"
         assert actor, "a halt is ended by somebody"
-        await asyncio.sleep(0)
+        await self._pause()
         self.tables.halt = None
 
     def _now_us(self) -> int:
-        return int(self.clock() * 1_000_000)
-
-    def _after(self, seconds: float | None) -> float | None:
-        return None if seconds is None else self.clock() + seconds
+        return round(self.clock() * 1_000_000)
 
     def _given(self, row: Row) -> Transfer:
-        waited = self.clock() - row.transfer.updated_us / 1_000_000
+        waited_us = self._now_us() - row.transfer.updated_us
         expired = row.deadline_s is not None and row.deadline_s <= self.clock()
-        return replace(row.transfer, waited_s=waited, expired=expired)
+        return replace(row.transfer, waited_s=waited_us / 1_000_000, expired=expired)
+
+
+def _deadline(tx: Twin, move: Move) -> float | None:
+    return None if move.deadline_s is None else _after(tx.at_us, move.deadline_s)
+
+
+def _after(at_us: int, seconds: float) -> float:
+    """To the microsecond, which is how exactly the database keeps time."""
+    return (at_us + round(seconds * 1_000_000)) / 1_000_000

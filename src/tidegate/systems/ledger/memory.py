@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 
 from tidegate.core.answers import Answer
+from tidegate.core.flow import UNDOES
 from tidegate.core.ports import Account, MemoryTransaction
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
@@ -29,23 +30,36 @@ class MemoryLedger:
         await tx.lock(ACCOUNTS, accounts)
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+        """A pause for each statement of the real one, so that others come between where they do."""
         await tx.pause()
-        for question in questions:
-            if may_open(question) and tx.get(ACCOUNTS, account_of(question)) is None:
-                tx.put(ACCOUNTS, account_of(question), EMPTY)
-        accounts = {a: tx.get(ACCOUNTS, a) for a in map(account_of, questions)}
-        found = {a: balance for a, balance in accounts.items() if balance is not None}
-        known: list[Operation] = []
-        for transfer_id in {q.transfer_id: None for q in questions}:
-            known += tx.get(OPERATIONS, transfer_id) or ()
-        judgement = Judgement(found, known)
+        wanted = {account_of(q) for q in questions if may_open(q)}
+        if missing := sorted(a for a in wanted if tx.get(ACCOUNTS, a) is None):
+            await self._open(tx, missing)
+        judgement = Judgement(_found(tx, questions), _known(tx, questions))
+        if any(q.verb in UNDOES for q in questions):
+            await tx.pause()
         answers = [judgement.judge(question) for question in questions]
-        for operation in judgement.written:
+        if judgement.written:
+            await self._apply(tx, judgement.written)
+        return answers
+
+    async def _open(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+        await tx.pause()
+        for account in accounts:
+            await tx.insert(ACCOUNTS, account, EMPTY)
+        await self.lock(tx, accounts)
+        await tx.pause()
+
+    async def _apply(self, tx: MemoryTransaction, operations: Sequence[Operation]) -> None:
+        await tx.lock(ACCOUNTS, sorted({o.account for o in operations if o.moved}))
+        for operation in operations:
             earlier = tx.get(OPERATIONS, operation.transfer_id) or ()
             tx.put(OPERATIONS, operation.transfer_id, (*earlier, operation))
             if operation.moved:
-                tx.put(ACCOUNTS, operation.account, judgement.accounts[operation.account])
-        return answers
+                balance = tx.get(ACCOUNTS, operation.account)
+                available = balance.available + operation.delta
+                held = balance.held + operation.held_delta
+                tx.put(ACCOUNTS, operation.account, Balance(available, held, balance.status))
 
     def query(
         self, operations: Mapping[Hashable, Sequence[Operation]], question: Question
@@ -53,3 +67,13 @@ class MemoryLedger:
         """What is stored under the question's key; None if nothing is."""
         stored = operations.get(question.transfer_id, ())
         return next((answer_of(o) for o in stored if o.version == question.version), None)
+
+
+def _found(tx: MemoryTransaction, questions: Sequence[Question]) -> dict[Account, Balance]:
+    accounts = {a: tx.get(ACCOUNTS, a) for a in map(account_of, questions)}
+    return {a: balance for a, balance in accounts.items() if balance is not None}
+
+
+def _known(tx: MemoryTransaction, questions: Sequence[Question]) -> list[Operation]:
+    ids = dict.fromkeys(q.transfer_id for q in questions)
+    return [operation for id_ in ids for operation in tx.get(OPERATIONS, id_) or ()]
