@@ -1,7 +1,10 @@
 """Each promise of the engine is put to it on PostgreSQL and on the twin."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.engine import audited
 from tests.engine.rig import Play, player
 
 
@@ -13,3 +16,8 @@ def play(request: pytest.FixtureRequest, database: str) -> Play:
 @pytest.fixture
 def play_postgres(database: str) -> Play:
     return player("postgres", database)
+
+
+@pytest.fixture
+def play_audited(database: str, tmp_path: Path) -> audited.Play:
+    return audited.player(database, tmp_path)

@@ -2,11 +2,8 @@
 
 import asyncio
 import itertools
-import random
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +11,13 @@ import psycopg
 import pytest
 
 import tidegate.store.postgres
-from tests.conftest import SCHEMA
-from tidegate.app import log_alert
+from tests.engine.gates import open_gate
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
-from tidegate.core.wire import Mark
 from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
 from tidegate.engine.gate import CORE, LEDGER, Crossing, Gate
-from tidegate.flows import FLOWS
-from tidegate.store.postgres import PostgresStore
-from tidegate.systems.ledger import FUNDING, Ledger
-from tidegate.systems.trading import Caller, Trading, recall
-from tidegate.trading_core.core import Core
+from tidegate.systems.ledger import FUNDING
 from tidegate.trading_core.disk import RealDisk, RealFile
-from tidegate.trading_core.pipe import connect_to
 
 pytestmark = pytest.mark.slow
 
@@ -53,35 +42,6 @@ class CountedDisk(RealDisk):
         file = CountedFile(self._directory / name, self._syncer)
         file.counts = self.counts
         return file
-
-
-@asynccontextmanager
-async def counted_gate(database: str, directory: Path, counts: Counter[str]) -> AsyncIterator[Gate]:
-    """The core's own code in this process, so that its disk can be watched."""
-    core = await Core.open(CountedDisk(directory, counts), bytes(range(16)))
-    running = asyncio.ensure_future(core.run())
-    async with PostgresStore(database, SCHEMA) as store:
-
-        async def marks() -> Mark | None:
-            async with store.transaction() as tx:
-                return await recall(tx, CORE)
-
-        client = Trading(CORE, connect_to(core), Caller(SCHEMA, "test"), marks)
-        parts: Parts[Any] = Parts(
-            store=store,
-            flows=FLOWS,
-            outside=[client],
-            local=[Ledger(LEDGER)],
-            clock=time.monotonic,
-            dice=random.Random(5),
-            alert=log_alert,
-            scan_s=30.0,
-        )
-        async with Engine(parts) as engine:
-            yield Gate(engine, store, Ledger(LEDGER), client, dict(await store.assets()))
-        await client.close()
-    core.stop()
-    await running
 
 
 @pytest.fixture
@@ -129,7 +89,7 @@ def test_a_batch_takes_two_commits_and_one_sync_whatever_its_size(
     database: str, tmp_path: Path, counts: Counter[str], way: str
 ) -> None:
     async def whole() -> None:
-        async with counted_gate(database, tmp_path, counts) as gate:
+        async with open_gate(database, CountedDisk(tmp_path, counts)) as gate:
             for owner in OWNERS:
                 for account in ("FUNDING", "SPOT"):
                     crossing = Crossing(account, "USDT", "1000", cid=f"d{account}")

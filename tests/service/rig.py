@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 import httpx2
 import uvicorn
 
-from tests.engine.test_counts import counted_gate
+from tests.engine.gates import open_gate
 from tidegate.engine.gate import Gate
 from tidegate.service.api import build
 from tidegate.service.auth import Terms, Verifier
@@ -22,6 +21,7 @@ from tidegate.service.connections import Impatient
 from tidegate.service.front import Service
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
 from tidegate.service.meters import Meters
+from tidegate.trading_core.disk import RealDisk
 
 TERMS = Terms(issuer="tests", audience="tidegate")
 PRIVATE, PUBLIC = new_keypair()
@@ -80,7 +80,7 @@ class Front:
 async def fronted(database: str, directory: Path) -> AsyncIterator[Front]:
     verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
     dice = random.Random(3)
-    async with counted_gate(database, directory, Counter()) as gate:
+    async with open_gate(database, RealDisk(directory)) as gate:
         service = Service(
             gate=gate,
             authenticate=verifier.authenticate,

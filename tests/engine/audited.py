@@ -1,0 +1,122 @@
+"""An audited world: traffic of every kind, a core that may not be heard, rows to corrupt."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+from uuid import UUID
+
+import psycopg
+
+from tests.conftest import SCHEMA
+from tests.crash.scenes import endow, parts, request_of
+from tests.engine.gates import open_gate
+from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
+from tidegate.core.ports import Account
+from tidegate.core.transfer import Question
+from tidegate.engine.alerts import Alert
+from tidegate.engine.audit import Audit
+from tidegate.engine.births import Receipt
+from tidegate.engine.gate import Gate
+from tidegate.flows import FLOWS
+from tidegate.systems.trading import Totals, Trading
+from tidegate.trading_core.disk import RealDisk
+
+BASE = 101
+
+
+class Deaf(Trading):
+    """The core's client; when told so, what the core did is not heard, or reading takes long."""
+
+    deaf = False
+    mute = False  # Nothing reaches the core.
+    slow_s = 0.0
+
+    async def totals(self) -> Totals:
+        await asyncio.sleep(self.slow_s)
+        found = await super().totals()
+        await asyncio.sleep(self.slow_s)
+        return found
+
+    async def balances(self, accounts: Sequence[Account]) -> tuple[int, Sequence[int]]:
+        await asyncio.sleep(self.slow_s)
+        return await super().balances(accounts)
+
+    async def query(self, keys: Sequence[tuple[UUID, int]]) -> Sequence[Answer | None]:
+        await asyncio.sleep(self.slow_s)
+        return await super().query(keys)
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        if self.mute:
+            raise Unreachable("nothing reaches the core")
+        answers: list[Answer] = list(await super().ask(questions))
+        return [Unknown("not heard")] * len(answers) if self.deaf else answers
+
+
+@dataclass
+class World:
+    gate: Gate
+    core: Deaf
+    audit: Audit
+    database: str
+    alerts: list[Alert] = field(default_factory=list)
+
+    async def corrupt(self, statement: str, *values: object) -> None:
+        """As a superuser can, past every rule of the engine's own role."""
+        # In a thread: it may have to wait for a row that the engine holds.
+        await asyncio.to_thread(self._corrupt, statement, values)
+
+    def _corrupt(self, statement: str, values: tuple[object, ...]) -> None:
+        options = f"-c search_path={SCHEMA},tidegate"
+        with psycopg.connect(self.database, autocommit=True, options=options) as connection:
+            changed = connection.execute(statement, values)
+            assert changed.rowcount > 0, "nothing was corrupted"
+
+    async def found(self, said: str, *, full: bool = True) -> None:
+        """The audit finds it, tells somebody once, and halts."""
+        report = await self.audit.run(full=full)
+        assert not report.ok
+        assert report.halted
+        assert any(said in violation for violation in report.violations), report.violations
+        assert [a.alarm for a in self.alerts if a.alarm is Alarm.HALT] == [Alarm.HALT]
+        again = await self.audit.run(full=full)
+        assert again.violations == report.violations
+        assert len([a for a in self.alerts if a.alarm is Alarm.HALT]) == 1
+
+    async def traffic(self) -> None:
+        """Every way a transfer can go: both ways, refused, rolled back from either side."""
+        await endow(self.gate, BASE)
+        for number, part in enumerate(parts(BASE)):
+            said = await self.gate.engine.transfer(request_of(part, number), 20)
+            assert isinstance(said, Receipt)
+            assert said.transfer.state == part.state
+
+    async def some_transfer(self, state: str) -> UUID:
+        statement = "SELECT id FROM transfers WHERE state = %(state)s LIMIT 1"
+        [(id_,)] = await self.gate.store.run(statement, {"state": state})
+        assert isinstance(id_, UUID)
+        return id_
+
+
+@asynccontextmanager
+async def world(database: str, directory: Path) -> AsyncIterator[World]:
+    alerts: list[Alert] = []
+    async with open_gate(database, RealDisk(directory), Deaf, alerts.append, 0.2) as gate:
+        assert isinstance(gate.core, Deaf)
+        audit = Audit(gate.store, gate.core, FLOWS, alerts.append)
+        yield World(gate, gate.core, audit, database, alerts)
+        await audit.close()
+
+
+Scene: TypeAlias = Callable[[World], Awaitable[None]]
+Play: TypeAlias = Callable[[Scene], None]
+
+
+def player(database: str, directory: Path) -> Play:
+    async def whole(scene: Scene) -> None:
+        async with world(database, directory) as made:
+            await scene(made)
+
+    return lambda scene: asyncio.run(whole(scene))

@@ -1,0 +1,55 @@
+"""A gate on real PostgreSQL and on the core's own code in this process, which can be watched."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tests.conftest import SCHEMA
+from tidegate.app import log_alert
+from tidegate.core.wire import Mark
+from tidegate.engine.alerts import Alert
+from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.gate import CORE, LEDGER, Gate
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import PostgresStore, PostgresTransaction
+from tidegate.systems.ledger import Ledger
+from tidegate.systems.trading import Caller, Trading, recall
+from tidegate.trading_core.core import Core
+from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.pipe import connect_to
+
+
+@asynccontextmanager
+async def open_gate(
+    database: str,
+    disk: Disk,
+    client: type[Trading] = Trading,
+    alert: Callable[[Alert], None] = log_alert,
+    scan_s: float = 30.0,
+) -> AsyncIterator[Gate]:
+    core = await Core.open(disk, bytes(range(16)))
+    running = asyncio.ensure_future(core.run())
+    async with PostgresStore(database, SCHEMA) as store:
+
+        async def marks() -> Mark | None:
+            async with store.transaction() as tx:
+                return await recall(tx, CORE)
+
+        trading = client(CORE, connect_to(core), Caller(SCHEMA, "test"), marks)
+        parts: Parts[PostgresTransaction] = Parts(
+            store=store,
+            flows=FLOWS,
+            outside=[trading],
+            local=[Ledger(LEDGER)],
+            clock=time.monotonic,
+            dice=random.Random(5),
+            alert=alert,
+            scan_s=scan_s,
+        )
+        async with Engine(parts) as engine:
+            yield Gate(engine, store, Ledger(LEDGER), trading, dict(await store.assets()))
+        await trading.close()
+    core.stop()
+    await running

@@ -1,0 +1,159 @@
+"""The audit finds what is wrong, in either system, and halts."""
+
+from uuid import UUID
+
+import pytest
+
+from tests.crash.scenes import ASSET, parts, request_of
+from tests.engine.audited import BASE, Play, World
+from tidegate.core.flow import Verb
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party, Question
+from tidegate.engine.births import Receipt
+from tidegate.engine.gate import CORE, LEDGER, Crossing
+from tidegate.systems.ledger import FUNDING
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_corrupted_balance_row_is_found_and_halts(play_audited: Play, full: bool) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        assert (await world.audit.run(full=full)).ok
+        await world.corrupt(
+            "UPDATE ledger_accounts SET available = available + 1 WHERE owner = %s AND book = %s",
+            BASE,
+            FUNDING,
+        )
+        await world.found("off by 1 smallest units", full=full)
+        refused = await world.gate.engine.transfer(request_of(parts(BASE)[0], 99), 1)
+        assert not isinstance(refused, Receipt)
+
+    play_audited(scene)
+
+
+def test_two_balances_whose_errors_cancel_are_found(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        for owner, change in ((BASE, 1), (BASE + 1, -1)):
+            await world.corrupt(
+                "UPDATE ledger_accounts SET available = available + %s"
+                " WHERE owner = %s AND book = 'FUNDING'",
+                change,
+                owner,
+            )
+        await world.found(f"owner {BASE}, asset {ASSET}: the books are off by 1")
+        report = await world.audit.run()
+        assert f"account FUNDING of {BASE}, asset {ASSET}: it does not" in "".join(
+            report.violations
+        )
+        assert report.assets["USDT"].gap == "0"
+
+    play_audited(scene)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE ledger_operations SET balance_after = 7 WHERE {id} AND version = 0", "follow"),
+        ("UPDATE ledger_operations SET delta = delta - 1 WHERE {id} AND version = 0", "follow"),
+        ("UPDATE ledger_operations SET amount = 1 WHERE {id}", "is about something else"),
+        (
+            "UPDATE ledger_operations SET result = 'rejected', reason = 'X', delta = 0 WHERE {id}",
+            "ledger holds rejected under 0, not done",
+        ),
+        ("DELETE FROM ledger_operations WHERE {id}", "ledger holds nothing under 0, not done"),
+        ("UPDATE history SET actor = 'me' WHERE {id} AND version = 1", "is not what was hashed"),
+        ("UPDATE history SET at = at + interval '1 us' WHERE {id}", "is not what was hashed"),
+        ("DELETE FROM history WHERE {id} AND version = 0", "its history has 1 answers"),
+        ("DELETE FROM history WHERE {id}", "its history has 0 answers"),
+        ("UPDATE transfers SET head_hash = 'x' WHERE id = %s", "its head is not the hash"),
+        ("UPDATE transfers SET state = 'ROLLED_BACK' WHERE id = %s", "leads to COMMITTED"),
+        ("UPDATE transfers SET state = 'ROLLED_BACK' WHERE id = %s", "its money is at target"),
+        ("UPDATE transfers SET version = version + 1 WHERE id = %s", "its version is 3"),
+        ("UPDATE transfers SET flow = 'none' WHERE id = %s", "there is no flow none here"),
+        ("UPDATE transfers SET parties = parties - 'target' WHERE id = %s", "nobody plays target"),
+        ("DELETE FROM transfers WHERE id = %s", "does not exist"),
+        ("DELETE FROM cids WHERE {id}", "its key does not lead to it"),
+    ],
+)
+@pytest.mark.slow
+def test_a_corrupted_row_is_found_and_halts(play_audited: Play, statement: str, said: str) -> None:
+    async def scene(world: World) -> None:
+        await world.gate.deposit(Crossing("FUNDING", "USDT", "50", "d"), BASE)
+        party, target = Party(LEDGER, FUNDING, BASE), Party(CORE, "SPOT", BASE)
+        wanted = {"source": party, "target": target}
+        done = await world.gate.engine.transfer(
+            Request(BASE, "internal_transfer", wanted, ASSET, 5), 20
+        )
+        assert isinstance(done, Receipt)
+        assert done.transfer.state == "COMMITTED"
+        await world.gate.store.halt("so that nobody picks it up", "test")
+        await world.corrupt(statement.replace("{id}", "transfer_id = %s"), done.transfer.id)
+        await world.found(said)
+
+    play_audited(scene)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE transfers SET state = 'FAILED' WHERE id = %s", "leads to COMMITTED"),
+        ("UPDATE ledger_operations SET balance_after = 7 WHERE transfer_id = %s", "follow"),
+    ],
+)
+def test_what_is_new_and_corrupted_is_found_by_the_next_incremental_audit(
+    play_audited: Play, statement: str, said: str
+) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        assert (await world.audit.run(full=False)).ok
+        done = await world.gate.engine.transfer(request_of(parts(BASE)[0], 70), 20)
+        assert isinstance(done, Receipt)
+        await world.corrupt(statement, done.transfer.id)
+        await world.found(said, full=False)
+
+    play_audited(scene)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_credit_in_the_core_that_no_transfer_asked_for_is_found(
+    play_audited: Play, full: bool
+) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        assert (await world.audit.run(full=full)).ok
+        spot = Party(CORE, "SPOT", BASE)
+        planted = Question(UUID(int=5 << 90), 0, Verb.CREDIT, spot, ASSET, 3)
+        await world.core.ask([planted])
+        await world.found("is of no transfer that we know", full=full)
+        report = await world.audit.run(full=full)
+        assert report.assets["USDT"].gap == "0.000003"
+
+    play_audited(scene)
+
+
+def test_planted_operations_that_cancel_are_found_by_the_next_audit(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        assert (await world.audit.run(full=False)).ok
+        spot = Party(CORE, "SPOT", BASE)
+        for number, verb in ((1, Verb.CREDIT), (2, Verb.DEBIT)):
+            await world.core.ask([Question(UUID(int=number << 90), 0, verb, spot, ASSET, 3)])
+        await world.found("is of no transfer that we know", full=False)
+
+    play_audited(scene)
+
+
+def test_an_operation_under_a_finished_transfers_next_key_is_found(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        id_ = await world.some_transfer("COMMITTED")
+        [row] = await world.gate.store.find([id_])
+        spot = Party(CORE, "SPOT", BASE)
+        planted = Question(id_, row.version, Verb.CREDIT, spot, ASSET, row.amount)
+        await world.core.ask([planted])
+        await world.found("moved money under 2, and no answer says so")
+
+    play_audited(scene)
