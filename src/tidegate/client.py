@@ -18,6 +18,7 @@ from tidegate.service.keys import issue, new_keypair
 
 V1, DESK = "/api/v1", "/api/v1/operator"
 TIMEOUT_S = 30.0
+AUDIT_S = 3600.0
 PRIVATE, PUBLIC, TERMS = "private.pem", "jwks.json", "terms.json"
 
 Answer: TypeAlias = dict[str, Any]
@@ -127,7 +128,14 @@ class Client:
         return self._ask("POST", f"{DESK}/resume", {"reason": reason})
 
     def audit(self, *, full: bool = True) -> Answer:
-        return self._ask("GET", f"{DESK}/audit", query={"full": "true" if full else "false"})
+        """In full it reads every transfer there is, and takes its time."""
+        asked = {"full": "true" if full else "false"}
+        return self._send(
+            self._http.build_request("GET", f"{DESK}/audit", params=asked, timeout=AUDIT_S)
+        )
+
+    def audit_progress(self) -> Answer:
+        return self._ask("GET", f"{DESK}/audit/progress")
 
     def readiness(self) -> Answer | None:
         """What `/readyz` says, or None if nobody answers."""
@@ -155,8 +163,13 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         given = {name: value for name, value in (query or {}).items() if value is not None}
+        return self._send(
+            self._http.build_request(method, path, json=body, params=given, headers=headers)
+        )
+
+    def _send(self, request: httpx2.Request) -> Answer:
         try:
-            response = self._http.request(method, path, json=body, params=given, headers=headers)
+            response = self._http.send(request)
             said = response.json()
         except httpx2.TransportError as fault:
             raise NoAnswer(f"{self.url} does not answer: {fault!s}") from fault

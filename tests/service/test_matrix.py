@@ -43,6 +43,7 @@ SAMPLES: Mapping[tuple[str, str], Sample] = {
     ("POST", "/api/v1/operator/halt"): Sample({"reason": "a drill"}),
     ("POST", "/api/v1/operator/resume"): Sample({"reason": "it is over"}),
     ("GET", "/api/v1/operator/audit"): Sample(None, 404),  # None runs beside the tests' service.
+    ("GET", "/api/v1/operator/audit/progress"): Sample(None, 404),
 }
 
 

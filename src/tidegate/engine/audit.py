@@ -142,7 +142,7 @@ class Audit:
         self._memory: Memory | None = None
         self._told: frozenset[str] = frozenset()
         self._turn = asyncio.Lock()
-        self.read: Counter[str] = Counter()  # What the last look has read.
+        self.read: Counter[str] = Counter()  # What the last look has read, so far.
         self.last: Report | None = None
 
     async def run(self, *, full: bool = True) -> Report:
@@ -187,6 +187,7 @@ class Audit:
     async def look(self, *, full: bool) -> Look:
         """Judge, and tell nobody."""
         look = Look(full)
+        self.read = look.read
         before = await self._totals()
         async with moment(self._store) as then:
             look.books = await then.books()
@@ -208,7 +209,6 @@ class Audit:
             recent = frozenset(id_ for id_ in look.judged if id_ > floor)
             self._memory = Memory(floor, frozenset(look.open), recent)
         look.problems = look.problems[:MAX_VIOLATIONS]
-        self.read = look.read
         return look
 
     async def _totals(self) -> Totals:

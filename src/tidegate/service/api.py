@@ -55,6 +55,7 @@ RULES: Sequence[Rule] = (
     Rule("POST", f"{DESK}/halt", operator.halt, OPERATOR, "Stop everything"),
     Rule("POST", f"{DESK}/resume", operator.resume, OPERATOR, "Go on"),
     Rule("GET", f"{DESK}/audit", operator.audit, STAFF, "Do the books agree?"),
+    Rule("GET", f"{DESK}/audit/progress", operator.audit_progress, STAFF, "How far an audit is"),
     Rule("GET", "/healthz", health.alive, ANYBODY, "Alive"),
     Rule("GET", "/readyz", health.ready, ANYBODY, "Ready"),
     Rule("GET", "/metrics", health.metrics, ANYBODY, "Metrics"),

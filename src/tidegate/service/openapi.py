@@ -157,11 +157,8 @@ class Story(msgspec.Struct, frozen=True):
 class StatusSet(msgspec.Struct, frozen=True):
     user_id: int
     account: str
-    status: str
-
-
-class AssetSet(msgspec.Struct, frozen=True):
     asset: str
+    status: str
 
 
 class Proposed(msgspec.Struct, frozen=True):
@@ -178,6 +175,13 @@ class Confirmed(msgspec.Struct, frozen=True):
 class Brake(msgspec.Struct, frozen=True):
     halted: bool
     reason: str
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Of an audit, in transfers."""
+
+    read: int
+    of_about: int
 
 
 class Alive(msgspec.Struct, frozen=True):
@@ -230,7 +234,7 @@ ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{DESK}/deposit"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
     ("POST", f"{DESK}/external_withdrawal"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
     ("POST", f"{DESK}/account_status"): Words({200: StatusSet}, shapes.StatusBody, (404,)),
-    ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: AssetSet}, shapes.AssetBody),
+    ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: AssetShape}, shapes.AssetBody),
     ("GET", f"{DESK}/transfers"): Words(
         {200: DeskPage}, None, (400,), (*LISTS, "owner", "flow", "stuck_s")
     ),
@@ -241,6 +245,7 @@ ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{DESK}/halt"): Words({200: Brake}, shapes.ReasonBody),
     ("POST", f"{DESK}/resume"): Words({200: Brake}, shapes.ReasonBody),
     ("GET", f"{DESK}/audit"): Words({200: Report}, None, (404,), ("full",)),
+    ("GET", f"{DESK}/audit/progress"): Words({200: Progress}, None, (404,)),
     ("GET", "/healthz"): Words({200: Alive}),
     ("GET", "/readyz"): Words({200: Ready, 503: Ready}),
     ("GET", "/metrics"): Words({200: TEXT}, None, (500,)),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from uuid import UUID
 
+import msgspec
 from starlette.responses import Response
 
 from tidegate.core import wire
@@ -17,12 +18,14 @@ from tidegate.engine.gate import LEDGER, Crossing
 from tidegate.service.front import Call, Refused, reply
 from tidegate.service.problem import NOT_FOUND, code_of
 from tidegate.service.shapes import (
+    NO_TRANSFER,
     AssetBody,
     CrossingBody,
     ReasonBody,
     ResolveBody,
     StatusBody,
     asset_of,
+    asset_shape,
     cursor_from,
     id_from,
     limit_from,
@@ -81,7 +84,7 @@ async def account_status(call: Call) -> Response:
         assert gate.core is not None
         status = wire.Status[body.status]
         await gate.core.set_status(body.user_id, account.book, asset.id, status)
-    return reply({"user_id": body.user_id, "account": body.account, "status": body.status})
+    return reply(msgspec.structs.asdict(body))
 
 
 async def set_asset(call: Call) -> Response:
@@ -108,7 +111,7 @@ async def set_asset(call: Call) -> Response:
     )
     await reading.set_asset(gate.store, change)
     await gate.refresh_assets()
-    return reply({"asset": asset.code})
+    return reply(asset_shape(gate.assets[asset.code]))
 
 
 def _amount(text: str | None, decimals: int) -> int | None:
@@ -124,9 +127,10 @@ async def search(call: Call) -> Response:
     before = cursor_from(query.get("cursor"))
     store = call.service.gate.store
     if "stuck_s" in query:
-        found = await reading.stuck(store, _number(query["stuck_s"], STUCK_DIGITS), before, limit)
+        stuck_s = _number("stuck_s", query["stuck_s"], STUCK_DIGITS)
+        found = await reading.stuck(store, stuck_s, before, limit)
     else:
-        owner = int(_number(query["owner"])) if "owner" in query else None
+        owner = _number("owner", query["owner"]) if "owner" in query else None
         flow, state = word_from(query.get("flow")), word_from(query.get("state"))
         wanted = reading.Search(owner, flow, state)
         found = await reading.search(store, wanted, before, limit)
@@ -141,9 +145,9 @@ def _cursor(found: Sequence[Transfer], limit: int) -> str | None:
     return ulid_of(found[-1].id) if len(found) == limit else None
 
 
-def _number(text: str, digits: int = 18) -> int:
+def _number(name: str, text: str, digits: int = 18) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= digits):
-        raise Refused(Refusal.INVALID_REQUEST, "this must be a number")
+        raise Refused(Refusal.INVALID_REQUEST, f"{name} must be a whole number")
     return int(text)
 
 
@@ -174,7 +178,7 @@ async def _found(call: Call) -> Transfer:
     id_: UUID = id_from(call.request.path_params["id"])
     found = await call.service.gate.store.find([id_])
     if not found:
-        raise Refused(NOT_FOUND)
+        raise Refused(NOT_FOUND, NO_TRANSFER)
     return found[0]
 
 
@@ -231,9 +235,10 @@ async def propose(call: Call) -> Response:
 async def confirm(call: Call) -> Response:
     """The second person. The system is asked first to make a «no» true."""
     gate = call.service.gate
-    found = await resolutions.find(gate.store, _number(call.request.path_params["id"]))
+    number = _number("the resolution", call.request.path_params["id"])
+    found = await resolutions.find(gate.store, number)
     if found is None:
-        raise Refused(NOT_FOUND)
+        raise Refused(NOT_FOUND, "there is no such resolution")
     if found.proposal.proposed_by == call.identity.subject:
         raise Refused(Refusal.FORBIDDEN, "a second person must confirm")
     outcome = await resolve.confirm(gate, found, call.identity.subject)
@@ -265,3 +270,12 @@ async def audit(call: Call) -> Response:
         raise Refused(NOT_FOUND, "no audit runs here")
     full = call.request.query_params.get("full", "true") != "false"
     return reply(await call.service.audit.run(full=full))
+
+
+async def audit_progress(call: Call) -> Response:
+    """How far the audit under way has come, or how much the last one has read."""
+    audit = call.service.audit
+    if audit is None:
+        raise Refused(NOT_FOUND, "no audit runs here")
+    about = await reading.about_how_many(call.service.gate.store)
+    return reply({"read": audit.read["transfers"], "of_about": about})

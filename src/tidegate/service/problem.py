@@ -51,7 +51,7 @@ DETAILS: Mapping[str, str] = {
     Refusal.FORBIDDEN: "this token may not do this",
     Refusal.IDEMPOTENCY_MISMATCH: "this cid was used for another request; choose a new one",
     Refusal.SAME_ACCOUNT: "from and to are the same account",
-    Refusal.INVALID_ACCOUNT_TYPE: "from and to must be FUNDING or SPOT",
+    Refusal.INVALID_ACCOUNT_TYPE: "an account is FUNDING or SPOT",
     Refusal.UNSUPPORTED_ACCOUNT_TYPE: "this account type is not offered",
     Refusal.INVALID_ASSET: "there is no such asset; see /api/v1/assets",
     Refusal.ASSET_SUSPENDED: "this asset is suspended",

@@ -17,6 +17,7 @@ from tidegate.service.problem import NOT_FOUND
 from tidegate.store.reading import NEWEST
 
 PENDING = "PENDING"
+NO_TRANSFER = "there is no such transfer"
 MAX_LIMIT, DEFAULT_LIMIT = 100, 20
 ULID_CHARS = 26
 
@@ -106,7 +107,7 @@ def id_from(text: str) -> UUID:
     try:
         return ULID.from_str(text).to_uuid() if len(text) == ULID_CHARS else UUID(text)
     except ValueError:
-        raise Refused(NOT_FOUND) from None
+        raise Refused(NOT_FOUND, NO_TRANSFER) from None
 
 
 def time_of(at_us: int) -> str:
@@ -121,6 +122,18 @@ def account_name(accounts: Mapping[str, Account], party: Party) -> str:
 
 def asset_of(assets: Mapping[str, Asset], asset_id: int) -> Asset:
     return next(asset for asset in assets.values() if asset.id == asset_id)
+
+
+def asset_shape(asset: Asset) -> dict[str, object]:
+    most = asset.max_transfer_amount
+    return {
+        "asset": asset.code,
+        "decimals": asset.decimals,
+        "status": asset.status,
+        "internal_transfer_enabled": asset.internal_transfer_enabled,
+        "min_transfer_amount": format_amount(asset.min_transfer_amount, asset.decimals),
+        "max_transfer_amount": None if most is None else format_amount(most, asset.decimals),
+    }
 
 
 MESSAGES = {

@@ -13,10 +13,12 @@ from tidegate.engine.gate import CORE, LEDGER
 from tidegate.service.front import MAX_BATCH_BODY, Call, Refused, reply
 from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, code_of
 from tidegate.service.shapes import (
+    NO_TRANSFER,
     BatchBody,
     FirstBody,
     TransferBody,
     TransferShape,
+    asset_shape,
     cursor_from,
     id_from,
     limit_from,
@@ -121,20 +123,7 @@ def _balance(
 
 
 async def assets(call: Call) -> Response:
-    rows = [
-        {
-            "asset": a.code,
-            "decimals": a.decimals,
-            "status": a.status,
-            "internal_transfer_enabled": a.internal_transfer_enabled,
-            "min_transfer_amount": format_amount(a.min_transfer_amount, a.decimals),
-            "max_transfer_amount": None
-            if a.max_transfer_amount is None
-            else format_amount(a.max_transfer_amount, a.decimals),
-        }
-        for a in call.service.gate.assets.values()
-    ]
-    return reply({"assets": rows})
+    return reply({"assets": [asset_shape(a) for a in call.service.gate.assets.values()]})
 
 
 async def create_first(call: Call) -> Response:
@@ -225,5 +214,5 @@ async def _own(call: Call) -> Transfer:
     """A stranger's transfer and one that is not there get the same answer."""
     found = await call.service.gate.store.find([id_from(call.request.path_params["id"])])
     if not found or found[0].owner != call.owner or found[0].flow != "internal_transfer":
-        raise Refused(NOT_FOUND)
+        raise Refused(NOT_FOUND, NO_TRANSFER)
     return found[0]

@@ -58,3 +58,8 @@ SELECT lane, flow, state, count(*), extract(epoch FROM now() - min(updated_at)):
   FROM transfers
  WHERE lane IS NOT NULL
  GROUP BY lane, flow, state;
+
+-- about_how_many: the planner's own estimate of the table, which is -1 before it has looked.
+SELECT greatest(reltuples, 0)::bigint
+  FROM pg_class
+ WHERE oid = 'transfers'::regclass;
