@@ -2,10 +2,13 @@
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import jwt
@@ -14,7 +17,9 @@ import pytest
 from tests.conftest import SCHEMA
 from tests.running import PROGRAM, Up, eventually, running, tidegate
 from tidegate.client import Client, make_keyring
+from tidegate.flows import FLOWS
 from tidegate.service.auth import Terms
+from tidegate.store.migrate import migrations
 from tidegate.supervisor import free_port, token
 
 slow = pytest.mark.slow
@@ -43,6 +48,47 @@ def test_migrate_says_what_it_did_and_then_that_nothing_is_left(database: str) -
     assert again.stdout == "up to date\n"
     said = tidegate("migrate", "--schema", SCHEMA, env={"DATABASE_URL": database})
     assert said.stdout == "up to date\n"
+
+
+def test_migrate_tells_programs_what_it_did(database: str) -> None:
+    words = ("migrate", "--database", database, "--schema", "anew", "-o", "json")
+    applied = json.loads(tidegate(*words).stdout)["applied"]
+    assert {"anew: 0001_begin", "anew: flow internal_transfer"} <= set(applied)
+    assert json.loads(tidegate(*words).stdout) == {"applied": []}
+
+
+def test_whoever_watches_a_terminal_sees_how_far_a_migration_is(database: str) -> None:
+    words = ("migrate", "--database", database, "--schema", "watched")
+    out, shown = at_a_terminal(*words)
+    assert "watched: 0001_begin" in out
+    assert "migrating" in shown
+    wanted = len(migrations("shared")) + len(migrations("store")) + len(FLOWS)
+    # What all stores share was there before.
+    assert f"{wanted - len(migrations('shared'))}/{wanted}" in shown.replace(" ", "")
+    assert tidegate(*words).stderr == "", "a bar is for terminals only"
+
+
+def at_a_terminal(*words: str) -> tuple[str, str]:
+    """What a command prints, and what it draws meanwhile on the terminal of who waits."""
+    ours, theirs = pty.openpty()
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(
+        [PROGRAM, *words], stdout=subprocess.PIPE, stderr=theirs, text=True, env=env
+    ) as child:
+        os.close(theirs)
+        assert child.stdout is not None
+        drawn = b""
+        with suppress(OSError):  # The terminal is gone when the program is.
+            while piece := os.read(ours, 4096):
+                drawn += piece
+        out = child.stdout.read()
+    os.close(ours)
+    assert child.returncode == 0, drawn
+    return out, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode())
+
+
+def test_the_program_says_which_it_is() -> None:
+    assert tidegate("--version").stdout == f"tidegate {version('tidegate')}\n"
 
 
 def test_a_database_that_is_not_there_is_one_line(tmp_path: Path) -> None:
@@ -204,8 +250,9 @@ def test_a_refused_transfer_is_one_line_with_its_code_and_its_name(up: Up) -> No
     assert "SOURCE_ACCOUNT_NOT_FOUND" in said or "INSUFFICIENT_BALANCE" in said
     assert "tidegate show 01" in said
     assert len(said.splitlines()) == 1
-    said = up.tidegate("transfer", "SPOT", "SPOT", "USDT", "1", "--user", "5003", code=1)
+    said = up.tidegate("transfer", "spot", "SPOT", "usdt", "1", "--user", "5003", code=1)
     assert said.startswith("tidegate: SAME_ACCOUNT: ")
+    assert "tidegate fund 5003 FUNDING" in up.tidegate("balances", "--user", "5003")
 
 
 @slow
@@ -283,7 +330,13 @@ def test_audit_prints_the_books_and_exits_by_them(up: Up) -> None:
         "funding", "spot", "held", "in_flight", "external", "gap"
     }  # fmt: skip
     assert report["assets"]["USDT"]["gap"] == "0"
-    assert "the books agree" in up.tidegate("audit")
+    out, shown = at_a_terminal("audit", "--data", str(up.directory))
+    assert "the books agree" in out
+    assert "adding up every operation" in shown
+    with Client(up.url, token(up.directory, "axel", "auditor")) as desk:
+        said = desk.audit_progress()
+    assert said["read"] > 0
+    assert said["of_about"] >= 0
 
 
 @slow

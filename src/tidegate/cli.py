@@ -2,12 +2,14 @@
 
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from tidegate.client import ApiProblem, NoAnswer, NoKeys
-from tidegate.commands import demo, desk, doctor, money, programs
+from tidegate.commands import certify, demo, desk, doctor, money, programs
 from tidegate.commands.access import Complaint
 from tidegate.commands.typed import typed
 from tidegate.settings import WrongSetting
@@ -17,6 +19,26 @@ cli = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tidegate {version('tidegate')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def top(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Say which this is."
+        ),
+    ] = False,
+) -> None:
+    """Move money between systems that cannot share a transaction."""
+
+
 for command in (
     programs.up,
     demo.demo,
@@ -39,6 +61,7 @@ for command in (
     desk.resume,
     desk.flows,
     doctor.doctor,
+    certify.certify,
 ):
     cli.command()(typed(command))
 
@@ -58,7 +81,9 @@ def _run() -> int:
     except WrongSetting as fault:
         return _complain(fault, 2)
     except TyperException as fault:
-        return _complain(f"{fault.format_message()} Try `tidegate --help`.", fault.exit_code)
+        where = getattr(getattr(fault, "ctx", None), "command_path", "tidegate")
+        said = fault.format_message().rstrip(".")
+        return _complain(f"{said}: see `{where} --help`", fault.exit_code)
     except typer.Abort:
         return 130
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from tidegate.client import Answer, ApiProblem, Client, NoAnswer
 from tidegate.commands.access import Access, Complaint, console
 from tidegate.commands.desk import print_books
+from tidegate.commands.progress import bar
 from tidegate.commands.timeline import print_timeline
 from tidegate.postgres import dying_with_us
 from tidegate.settings import without_settings
@@ -27,12 +28,20 @@ def demo() -> None:
     """Run everything in a directory of its own and show what Tidegate is for."""
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name, _running(Path(name)):
         access = Access(Path(name))
-        with access.client("operator") as desk, access.client("user", OWNER) as owner:
-            _both_ways(desk, owner)
-            _refusal(desk, owner)
-            _rollback(desk, owner)
-            _crash(Path(name), desk, owner)
-            _conservation(desk)
+        with (
+            access.client("operator") as desk,
+            access.client("user", OWNER) as owner,
+            bar(console()) as shown,
+        ):
+            steps: Sequence[Callable[[], None]] = (
+                lambda: _both_ways(desk, owner),
+                lambda: _refusal(desk, owner),
+                lambda: _rollback(desk, owner),
+                lambda: _crash(Path(name), desk, owner),
+                lambda: _conservation(desk),
+            )
+            for step in shown.track(steps, description="demo"):
+                step()
 
 
 @contextmanager
@@ -97,8 +106,7 @@ def _crash(directory: Path, desk: Client, owner: Client) -> None:
     made = owner.transfer(_wish("FUNDING", "SPOT", "75"), wait_s=0)
     for name in ("api", "worker-1"):
         _kill(directory, name)
-    with Console(stderr=True).status("waiting until everything is back"):
-        _wait_for_end(desk, made["req_id"])
+    _wait_for_end(desk, made["req_id"])
     _tell(desk, made["req_id"], "COMMITTED")
 
 

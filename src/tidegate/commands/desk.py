@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tidegate.client import Answer
 from tidegate.commands.access import Access, Complaint, Printing, print_json, print_table
+from tidegate.commands.progress import watched_audit
 from tidegate.commands.timeline import print_timeline
 from tidegate.flows import FLOWS
 
@@ -165,11 +165,8 @@ def resume(why: Why, access: Access, printing: Printing) -> None:
 
 def audit(access: Access, printing: Printing) -> None:
     """Add up all books in full: exits 0 if they agree and 1 if they do not."""
-    with (
-        access.client("auditor") as client,
-        Console(stderr=True).status("adding up every operation"),
-    ):
-        report = client.audit(full=True)
+    with access.client("auditor") as client:
+        report = watched_audit(client)
     if printing.as_json:
         print_json(report)
     else:

@@ -78,8 +78,8 @@ def fund(funding: Funding, access: Access, printing: Printing) -> None:
     """Deposit money from outside."""
     crossing = {
         "user_id": funding.user,
-        "account": funding.account,
-        "asset": funding.asset,
+        "account": funding.account.upper(),
+        "asset": funding.asset.upper(),
         "amount": funding.amount,
         "cid": funding.cid or fresh_cid("fund"),
     }
@@ -102,9 +102,9 @@ def _settled(client: Client, made: Answer) -> Answer:
 def transfer(wish: Wish, access: Access, printing: Printing) -> None:
     """Move money between two accounts of one owner."""
     asked = {
-        "from": wish.source,
-        "to": wish.target,
-        "asset": wish.asset,
+        "from": wish.source.upper(),
+        "to": wish.target.upper(),
+        "asset": wish.asset.upper(),
         "amount": wish.amount,
         "cid": wish.cid or fresh_cid("cli"),
     }
@@ -146,6 +146,9 @@ def balances(owner: Owner, access: Access, printing: Printing) -> None:
         found = client.balances()
     if printing.as_json:
         print_json(found)
+    elif not found["balances"]:
+        fund = f"tidegate fund {owner.user} FUNDING USDT 100"
+        print(f"user {owner.user} has no account yet: `{fund}` makes one")
     else:
         columns = ("account", "asset", "available", "frozen", "status")
         print_table(columns, found["balances"])

@@ -14,11 +14,12 @@ import psycopg
 import typer
 
 from tidegate.app import SCHEMA, all_flows
-from tidegate.commands.access import Complaint
+from tidegate.commands.access import Complaint, Printing
+from tidegate.commands.progress import bar
 from tidegate.core.ports import StoreFault
 from tidegate.serving import serve_api, serve_worker, start_log
 from tidegate.settings import Settings, read_settings
-from tidegate.store.migrate import MigrationRefused
+from tidegate.store.migrate import MigrationRefused, migrations
 from tidegate.store.migrate import migrate as migrated
 from tidegate.supervisor import run
 from tidegate.trading_core import server
@@ -96,14 +97,18 @@ def core(chosen: Core) -> None:
     raise typer.Exit(server.run(chosen.directory, chosen.listen))
 
 
-def migrate(chosen: Migrated) -> None:
+def migrate(chosen: Migrated, printing: Printing) -> None:
     """Make or update the tables of a store and install its flows."""
     settings = read_settings({"database": chosen.database}, os.environ, chosen.config)
+    database, flows = _database(settings), list(all_flows())
+    known = len(flows) + sum(len(migrations(folder)) for folder in ("shared", "store"))
     try:
-        applied = migrated(_database(settings), chosen.schema, all_flows())
+        with bar() as shown:
+            task = shown.add_task("migrating", total=known)
+            applied = migrated(database, chosen.schema, flows, lambda _: shown.advance(task))
     except (MigrationRefused, psycopg.Error) as fault:
         raise Complaint(f"cannot migrate: {fault}") from fault
-    print("\n".join(applied) or "up to date")
+    printing.tell({"applied": applied}, "\n".join(applied) or "up to date")
 
 
 def _served(chosen: Served, more: dict[str, object]) -> Settings:

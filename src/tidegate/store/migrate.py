@@ -1,7 +1,7 @@
 """Migrations: numbered files, each applied once, in a transaction of its own."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from typing import NamedTuple
@@ -41,9 +41,19 @@ def migrations(folder: str) -> list[Migration]:
     return [Migration(int(name[:4]), name.removesuffix(".sql"), text) for name, text in named]
 
 
-def migrate(conninfo: str, schema: str, flows: Iterable[Flow]) -> list[str]:
-    """Bring a store up to date and install the flows; return the names of what was applied."""
-    applied = []
+def migrate(
+    conninfo: str,
+    schema: str,
+    flows: Iterable[Flow],
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Bring a store up to date and install the flows; tell and return what was applied."""
+    applied: list[str] = []
+
+    def note(name: str) -> None:
+        applied.append(name)
+        tell(name)
+
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         # Only now: to wait for another migration is right, to queue before live traffic is not.
@@ -51,12 +61,13 @@ def migrate(conninfo: str, schema: str, flows: Iterable[Flow]) -> list[str]:
         _create_roles(connection)
         _become_migrator(connection)
         for folder, name in (("shared", SHARED_SCHEMA), ("store", schema)):
-            applied += [f"{name}: {done}" for done in _migrate_schema(connection, folder, name)]
+            for done in _migrate_schema(connection, folder, name):
+                note(f"{name}: {done}")
         with connection.transaction():
             _set_path(connection, schema)
             for flow in flows:
                 if _install(connection, flow):
-                    applied.append(f"{schema}: flow {flow.name}")
+                    note(f"{schema}: flow {flow.name}")
     return applied
 
 
