@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.decide import Terms
 from tidegate.core.flow import NEVER_PAGES, Ask, End, Flow, Pass, Place, Verb
 from tidegate.core.transfer import Party, Transfer, lane_of
 from tidegate.flows import FLOWS
@@ -75,6 +76,7 @@ ANSWERS: tuple[Answer, ...] = (
     Unknown("what we hold as done was never done there", Alarm.HALT),
 )
 
+TERMS = Terms()
 ID = UUID("01890000-0000-7000-8000-000000000001")
 
 
@@ -98,3 +100,9 @@ def resting(flow: Flow, state: str, **fields: Any) -> Transfer:
         "amount": 1_000_000,
     }
     return Transfer(**(base | fields))
+
+
+def asked(flow: Flow, state: str) -> Ask:
+    ask = flow.ask(state)
+    assert ask is not None
+    return ask

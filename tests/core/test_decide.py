@@ -5,36 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.core.samples import ALL_FLOWS, ANSWERS, ASKING, ENDED, NO, NOBODY_KNOWS, REVIEWED, YES
+from tests.core.samples import ALL_FLOWS, ANSWERS, ASKING, ENDED, NO, REVIEWED, TERMS, YES, asked
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.decide import EXPIRED, Terms, backoff, decide
-from tidegate.core.flow import (
-    ACCOUNTS,
-    ACTIONS,
-    NEVER_PAGES,
-    URGENT,
-    Ask,
-    Edge,
-    Flow,
-    Patience,
-    Verb,
-)
-from tidegate.core.transfer import Move, Party, Transfer, born, question_of
-from tidegate.flows.deposit import DEPOSIT
+from tidegate.core.decide import Terms, decide
+from tidegate.core.flow import ACTIONS, Ask, Edge, Flow
+from tidegate.core.transfer import Move, born, question_of
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
-TERMS = Terms()
 every_asking_state = pytest.mark.parametrize(
     ("flow", "state"), ASKING, ids=[f"{flow.name}-{state}" for flow, state in ASKING]
 )
 every_answer = pytest.mark.parametrize("answer", ANSWERS, ids=str)
-
-
-def asked(flow: Flow, state: str) -> Ask:
-    ask = flow.ask(state)
-    assert ask is not None
-    return ask
 
 
 # Every flow, every state that asks, every answer.
@@ -205,132 +187,6 @@ def test_only_what_is_done_can_be_undone() -> None:
     assert decide(INTERNAL_TRANSFER, debiting, NO, TERMS).after.undoes is None
 
 
-# A «no» that is not acceptable.
-
-
-def test_a_refused_refund_stays_and_adds_a_version_and_pages() -> None:
-    before = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0, attempts=3)
-    move = decide(INTERNAL_TRANSFER, before, NO, TERMS)
-    assert move.after == replace(
-        before, version=3, attempts=0, retries=1, paged=True, error=NO.reason
-    )
-    assert [entry.path for entry in move.entries] == [("COMPENSATING", "COMPENSATING")]
-    assert move.alarm is Alarm.CRITICAL
-    assert move.rests
-    assert move.delay_s > 0
-    assert move.attempt == NO.reason
-
-
-def test_a_refusal_without_a_column_always_pages() -> None:
-    quiet = Patience(page_attempts=None, page_after_s=None, alarm=Alarm.NONE)
-    rows = dict(DEPOSIT.rows)
-    entering = asked(DEPOSIT, "ENTERING")
-    rows[DEPOSIT.arrive("ENTERING")[0]] = replace(entering, patience=quiet)  # type: ignore[index]
-    flow = Flow("quiet", first=DEPOSIT.first, rows=rows)
-    assert decide(flow, resting_in(flow, "ENTERING"), NO, TERMS).alarm is Alarm.PAGE
-
-
-def test_a_refusal_again_and_again_is_asked_less_and_less_often() -> None:
-    transfer = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0)
-    delays = []
-    for _ in range(8):
-        move = decide(INTERNAL_TRANSFER, transfer, NO, TERMS)
-        delays.append(move.delay_s)
-        transfer = move.after
-    assert delays == sorted(delays)
-    assert delays[-1] == 0.75 * URGENT.cap_s
-    assert transfer.version == 10
-    assert question_of(INTERNAL_TRANSFER, transfer).undoes == 0
-
-
-IRREVERSIBLE = Terms(irreversible=frozenset({"source system"}))
-
-
-def test_a_refused_target_stays_where_the_source_cannot_undo() -> None:
-    before = resting_in(INTERNAL_TRANSFER, "TARGET_PENDING", version=1, undoes=0)
-    move = decide(INTERNAL_TRANSFER, before, NO, IRREVERSIBLE)
-    assert (move.after.state, move.after.lane) == ("TARGET_PENDING", "target system")
-    assert (move.after.version, move.alarm) == (2, Alarm.CRITICAL)
-    assert decide(INTERNAL_TRANSFER, before, NO, TERMS).after.state == "COMPENSATING"
-
-
-def test_a_question_put_anew_has_its_deadline_anew() -> None:
-    late = resting_in(REVIEWED, "REVIEWING", version=2, undoes=1, expired=True)
-    move = decide(REVIEWED, late, NOBODY_KNOWS, IRREVERSIBLE)
-    assert (move.after.state, move.after.version) == ("REVIEWING", 3)
-    assert (move.deadline_s, move.alarm) == (3600.0, Alarm.PAGE)
-
-
-def test_only_the_system_that_would_have_to_undo_matters() -> None:
-    before = resting_in(INTERNAL_TRANSFER, "TARGET_PENDING", version=1, undoes=0)
-    others = Terms(irreversible=frozenset({"target system"}))
-    assert decide(INTERNAL_TRANSFER, before, NO, others).after.state == "COMPENSATING"
-
-
-@pytest.mark.parametrize(
-    ("flow", "state", "to"),
-    [
-        (INTERNAL_TRANSFER, "SOURCE_PENDING", "FAILED"),
-        (DEPOSIT, "CREDITING", "SUSPENDING"),
-        (REVIEWED, "HOLDING", "CHECKING"),
-    ],
-)
-def test_a_refusal_that_leads_to_no_undo_asks_nothing_of_the_source(
-    flow: Flow, state: str, to: str
-) -> None:
-    assert decide(flow, resting_in(flow, state), NO, IRREVERSIBLE).after.state == to
-
-
-# Deadlines.
-
-
-def test_past_its_deadline_unknown_is_a_no_that_says_so() -> None:
-    late = resting_in(REVIEWED, "REVIEWING", version=2, undoes=1, expired=True)
-    move = decide(REVIEWED, late, NOBODY_KNOWS, TERMS)
-    (entry,) = move.entries
-    assert (entry.version, entry.answer, entry.reason) == (2, "rejected", EXPIRED)
-    assert (move.after.state, move.after.version) == ("RELEASING", 3)
-    assert (move.after.error, move.after.expired) == (EXPIRED, False)
-
-
-@pytest.mark.parametrize(("answer", "to"), [(YES, "CAPTURING"), (NO, "RELEASING")], ids=str)
-def test_a_real_answer_wins_over_a_deadline(answer: Done | Rejected, to: str) -> None:
-    late = resting_in(REVIEWED, "REVIEWING", version=2, undoes=1, expired=True)
-    move = decide(REVIEWED, late, answer, TERMS)
-    assert move.after.state == to
-    assert move.entries[0].reason == ("" if answer is YES else NO.reason)
-
-
-def test_before_its_deadline_unknown_is_unknown() -> None:
-    move = decide(REVIEWED, resting_in(REVIEWED, "REVIEWING"), NOBODY_KNOWS, TERMS)
-    assert move.entries == ()
-
-
-def test_an_arrival_starts_the_deadline_of_the_state_it_arrives_in() -> None:
-    held = resting_in(REVIEWED, "HOLDING", version=1)
-    assert decide(REVIEWED, held, YES, TERMS).deadline_s == 3600.0
-    assert decide(REVIEWED, held, NO, TERMS).deadline_s == 60.0
-    reviewed = resting_in(REVIEWED, "REVIEWING", version=2, undoes=1)
-    assert decide(REVIEWED, reviewed, YES, TERMS).deadline_s is None
-
-
-def test_a_deadline_survives_an_unknown_in_the_transaction_that_starts_it() -> None:
-    arrived = decide(REVIEWED, resting_in(REVIEWED, "HOLDING", version=1), YES, TERMS)
-    waiting = decide(REVIEWED, arrived.after, NOBODY_KNOWS, TERMS)
-    assert arrived.then(waiting).deadline_s == 3600.0
-
-
-def test_a_deadline_ends_with_the_state_it_was_for() -> None:
-    arrived = decide(REVIEWED, resting_in(REVIEWED, "HOLDING", version=1), YES, TERMS)
-    decided = decide(REVIEWED, arrived.after, YES, TERMS)
-    assert arrived.then(decided).deadline_s is None
-
-
-def test_an_alarm_is_raised_also_past_the_deadline() -> None:
-    late = resting_in(REVIEWED, "REVIEWING", version=2, undoes=1, expired=True)
-    assert decide(REVIEWED, late, Unknown("wrong epoch", Alarm.PAGE), TERMS).alarm is Alarm.PAGE
-
-
 # Resting.
 
 
@@ -342,118 +198,3 @@ def test_a_state_that_breaks_a_cycle_is_not_asked_in_the_transaction_that_arrive
 def test_at_an_end_a_transfer_rests() -> None:
     last = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0)
     assert decide(INTERNAL_TRANSFER, last, YES, TERMS).rests
-
-
-def test_a_rejection_is_remembered_when_its_undo_is_done() -> None:
-    refused = decide(INTERNAL_TRANSFER, resting_in(INTERNAL_TRANSFER, "TARGET_PENDING"), NO, TERMS)
-    delayed = decide(INTERNAL_TRANSFER, refused.after, NOBODY_KNOWS, TERMS)
-    undone = decide(INTERNAL_TRANSFER, delayed.after, YES, TERMS)
-    assert (undone.after.state, undone.after.error) == ("ROLLED_BACK", NO.reason)
-
-
-# When a human is called.
-
-
-def stays(
-    transfer: Transfer, answer: Unknown = NOBODY_KNOWS, flow: Flow = INTERNAL_TRANSFER
-) -> Move:
-    return decide(flow, transfer, answer, TERMS)
-
-
-@pytest.mark.parametrize(
-    ("state", "attempts", "waited_s", "alarm"),
-    [
-        ("SOURCE_PENDING", 9, 299.9, Alarm.NONE),
-        ("SOURCE_PENDING", 10, 0.0, Alarm.PAGE),
-        ("SOURCE_PENDING", 1, 300.0, Alarm.PAGE),
-        ("TARGET_PENDING", 9, 59.9, Alarm.NONE),
-        ("TARGET_PENDING", 10, 0.0, Alarm.CRITICAL),
-        ("TARGET_PENDING", 1, 60.0, Alarm.CRITICAL),
-    ],
-)
-def test_an_unknown_pages_when_patience_ends(
-    state: str, attempts: int, waited_s: float, alarm: Alarm
-) -> None:
-    move = stays(resting_in(INTERNAL_TRANSFER, state, attempts=attempts, waited_s=waited_s))
-    assert move.alarm is alarm
-    assert move.after.paged is (alarm > Alarm.NONE)
-
-
-def test_a_person_may_take_all_the_time_in_the_world() -> None:
-    waiting = resting_in(REVIEWED, "REVIEWING", attempts=10**6, waited_s=1e9)
-    move = stays(waiting, flow=REVIEWED)
-    assert asked(REVIEWED, "REVIEWING").patience is NEVER_PAGES
-    assert (move.alarm, move.after.paged) == (Alarm.NONE, False)
-
-
-@pytest.mark.parametrize("alarm", Alarm)
-def test_an_answer_may_be_alarming_by_itself(alarm: Alarm) -> None:
-    fresh = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=1)
-    assert stays(fresh, Unknown("odd", alarm)).alarm is alarm
-    late = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=10)
-    assert stays(late, Unknown("odd", alarm)).alarm is max(alarm, Alarm.PAGE)
-
-
-def test_who_was_paged_for_stays_so() -> None:
-    before = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=1, paged=True)
-    assert stays(before).after.paged
-
-
-# Backing off.
-
-patiences = st.builds(Patience, first_s=st.floats(0.001, 60.0), cap_s=st.floats(0.001, 3600.0))
-jitters = st.floats(0, 1, exclude_max=True)
-
-
-@given(patiences, st.integers(1, 10**9), jitters)
-def test_the_wait_is_bounded(patience: Patience, attempt: int, jitter: float) -> None:
-    wait = backoff(patience, attempt, jitter)
-    assert 0.75 * min(patience.first_s, patience.cap_s) <= wait <= patience.cap_s
-
-
-@given(patiences, st.integers(1, 100), jitters)
-def test_the_wait_never_shrinks(patience: Patience, attempt: int, jitter: float) -> None:
-    assert backoff(patience, attempt, jitter) <= backoff(patience, attempt + 1, jitter)
-
-
-@given(st.integers(1, 100), jitters, jitters)
-def test_chance_spreads_only_the_last_quarter(attempt: int, one: float, other: float) -> None:
-    a, b = backoff(ACCOUNTS, attempt, one), backoff(ACCOUNTS, attempt, other)
-    assert abs(a - b) <= 0.25 * ACCOUNTS.cap_s
-    assert (a < b) <= (one < other)
-
-
-def test_the_wait_doubles_from_a_second_to_a_cap() -> None:
-    waits = [backoff(ACCOUNTS, attempt, 0.0) / 0.75 for attempt in range(1, 7)]
-    assert waits == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
-
-
-def test_there_is_no_attempt_before_the_first() -> None:
-    with pytest.raises(AssertionError, match="number one"):
-        backoff(ACCOUNTS, 0, 0.0)
-
-
-def test_an_answer_found_in_the_birth_transaction_waits_as_after_a_first_attempt() -> None:
-    assert stays(resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=0)).delay_s == 0.75
-
-
-def test_a_refund_that_is_re_pointed_asks_somebody_else_at_once() -> None:
-    refunding = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0)
-    suspense = ("ledger", "SUSPENSE", 7)
-    move = decide(INTERNAL_TRANSFER, refunding, Rejected("CLOSED", repoint=suspense), TERMS)
-    assert (move.after.state, move.after.version, move.after.lane) == ("COMPENSATING", 3, "ledger")
-    assert (move.delay_s, move.rests, move.alarm) == (0.0, False, Alarm.NONE)
-    then = question_of(INTERNAL_TRANSFER, move.after)
-    # A credit: the suspense book was never debited, so there is nothing there to undo.
-    assert (then.verb, then.undoes, then.opens) == (Verb.CREDIT, None, True)
-    assert then.party == Party(*suspense)
-    paid = decide(INTERNAL_TRANSFER, move.after, YES, TERMS)
-    assert paid.after.state == "ROLLED_BACK"
-    assert paid.entries[0].verb == "refund"
-
-
-def test_only_a_refund_can_be_re_pointed() -> None:
-    crediting = resting_in(INTERNAL_TRANSFER, "TARGET_PENDING", version=1, undoes=0)
-    astray = Rejected("CLOSED", repoint=("ledger", "SUSPENSE", 7))
-    with pytest.raises(AssertionError):
-        decide(INTERNAL_TRANSFER, crediting, astray, IRREVERSIBLE)
