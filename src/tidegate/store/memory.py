@@ -225,8 +225,9 @@ class MemoryStore:
         if fresh:
             tx.put(HISTORY, id_, (*(tx.get(HISTORY, id_) or ()), *fresh))
         if move.attempt:
-            kept = (*(tx.get(ATTEMPTS, id_) or ()), (move.before.version, move.attempt))
-            tx.put(ATTEMPTS, id_, kept[-ATTEMPTS_KEPT:])
+            retry = move.after.retries
+            slot = {retry % ATTEMPTS_KEPT: (move.before.version, retry, move.attempt)}
+            tx.put(ATTEMPTS, id_, (tx.get(ATTEMPTS, id_) or {}) | slot)
 
     async def look(
         self, keys: Sequence[tuple[int, str]]
