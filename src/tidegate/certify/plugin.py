@@ -1,0 +1,68 @@
+"""One test for each check: `pytest --tidegate-certify module:factory`, or a line in a test."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from ulid import ULID
+
+from tidegate.certify.bench import Factory, NoFactory, load
+from tidegate.certify.checks import CHECKS, Check
+from tidegate.certify.page import failure
+from tidegate.certify.run import Verdict, attempt
+
+
+def certificate(factory: Factory) -> Callable[[Check], None]:
+    """`test_my_system = certificate(factory)` in a test module is one test for each check."""
+
+    @pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+    def test(check: Check) -> None:
+        holds(check, factory)
+
+    return test
+
+
+def holds(check: Check, factory: Factory) -> None:
+    """Pass, fail with what to do, or skip with what the bench lacks."""
+    finding = asyncio.run(attempt(check, factory, ULID().to_uuid()))
+    if finding.verdict is Verdict.FAILED:
+        pytest.fail(failure(finding), pytrace=False)
+    if finding.verdict is Verdict.NOT_TRIED:
+        pytest.skip(finding.why)
+
+
+class CheckItem(pytest.Item):
+    """A check as a test of its own, which belongs to no file."""
+
+    check: Check
+    factory: Factory
+
+    def runtest(self) -> None:
+        holds(self.check, self.factory)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return "certificate", None, self.name
+
+
+class Plugin:
+    """Registered only in runs that ask for it."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, items: list[pytest.Item]
+    ) -> None:
+        items.extend(item for name in self._names for item in _items(session, name))
+
+
+def _items(session: pytest.Session, name: str) -> Iterator[pytest.Item]:
+    try:
+        factory = load(name)
+    except NoFactory as fault:
+        raise pytest.UsageError(f"--tidegate-certify: {fault}") from fault
+    for check in CHECKS:
+        item = CheckItem.from_parent(session, name=f"{name}::{check.name}")
+        item.check, item.factory = check, factory
+        yield item
