@@ -10,7 +10,9 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.desks import DESKS, OWNER, LedgerDesk, MemoryDesk, Place, fund, question
+from tests.contracts.desks import DESKS, OWNER, fund, question
+from tests.contracts.ledger_desks import LedgerDesk, MemoryDesk
+from tests.contracts.places import Place
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
 from tidegate.core.ports import Account

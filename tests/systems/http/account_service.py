@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 PHRASE = "Whatever"  # Nobody reads the phrase beside a status.
 TAKING, GIVING = "/withdraw", "/deposit"
+MAX_AMOUNT = 2**127
 
 Fields: TypeAlias = dict[str, Any]
 
@@ -100,6 +101,7 @@ class Bank:
     sticky: bool
     balances: dict[Account, int] = field(default_factory=lambda: defaultdict(int))
     frozen: set[Account] = field(default_factory=set)
+    refunds_frozen: bool = False  # A frozen account takes its refunds.
     operations: dict[str, Operation] = field(default_factory=dict)
 
     def take(self, path: str, asked: Fields) -> Outcome:
@@ -124,6 +126,8 @@ class Bank:
     def _move(self, asked: Fields, sign: int) -> Outcome:
         account = _account(asked)
         delta = sign * int(asked["amount"])
+        if not 0 < abs(delta) < MAX_AMOUNT:
+            return self._refuse(asked, "INVALID_AMOUNT")
         if account in self.frozen:
             return self._refuse(asked, "ACCOUNT_FROZEN")
         if self.balances[account] + delta < 0:
@@ -144,7 +148,7 @@ class Bank:
             return Outcome(422, {"error": "ALREADY_DONE"})
         if asked.get("expect_done") and not happened:
             return Outcome(422, {"error": "UNDO_UNFOUNDED"})
-        if _account(asked) in self.frozen and happened:
+        if _account(asked) in self.frozen and happened and not self.refunds_frozen:
             return self._refuse(asked, "ACCOUNT_FROZEN")
         undone = known or Operation(None, DONE)
         tombstone = Outcome(422, {"error": "UNDONE"})
