@@ -156,7 +156,11 @@ class PostgresStore:
     ) -> Sequence[Transfer]:
         moves = [birth.move for birth in births]
         rows = [written(move, leased, tx.at_us, tx.at_us) for move in moves]
-        values = {**birth_columns(births), **self._columns(moves, rows, leased)}
+        values = {
+            **birth_columns(births),
+            **attempt_columns(moves),
+            **self._columns(moves, rows, leased),
+        }
         try:
             await tx.fetch(STATEMENTS["insert"], values)
         except StoreFault as fault:

@@ -56,6 +56,20 @@ SELECT h.id, h.version, moved.flow, h.from_state, h.waypoints, h.to_state, h.ver
                actor, hash)
   JOIN moved ON moved.id = h.id;
 
+-- tried: why the last question stays open, part of record and of insert; the newest few are kept.
+INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
+SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
+  FROM unnest(
+           %(attempt_ids)s::uuid[], %(attempt_slots)s::smallint[],
+           %(attempt_versions)s::integer[], %(attempt_retries)s::integer[],
+           %(attempt_reasons)s::text[]
+       ) AS a (id, slot, version, retry, reason)
+ON CONFLICT (transfer_id, slot) DO UPDATE
+   SET version = excluded.version,
+       retry = excluded.retry,
+       reason = excluded.reason,
+       at = excluded.at;
+
 -- record: compare-and-set on the version, with one history row per answer, in one statement. Each
 -- row is met by its key, twice: a join of two batches with each other could become a nested loop.
 WITH locked AS MATERIALIZED (
@@ -97,20 +111,7 @@ moved AS (
        AND t.version = m.version
     RETURNING t.id, t.flow
 ),
-kept AS (
-    INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
-    SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
-      FROM unnest(
-               %(attempt_ids)s::uuid[], %(attempt_slots)s::smallint[],
-               %(attempt_versions)s::integer[], %(attempt_retries)s::integer[],
-               %(attempt_reasons)s::text[]
-           ) AS a (id, slot, version, retry, reason)
-    ON CONFLICT (transfer_id, slot) DO UPDATE
-       SET version = excluded.version,
-           retry = excluded.retry,
-           reason = excluded.reason,
-           at = excluded.at
-),
+kept AS ({tried}),
 answered AS ({answers})
 SELECT count(*) FROM moved;
 
@@ -137,6 +138,7 @@ keyed AS (
       FROM moved
      ORDER BY owner, key
 ),
+kept AS ({tried}),
 answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
                        parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
