@@ -1,0 +1,303 @@
+"""What sessions do: the engine's own steps, and statements that no careful engine would send.
+
+An act is played on both sides with the same dice. As long as both sides answer alike, both
+players do the same; the first difference is therefore the one that is shown.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from tests.differential.telling import TellingLedger, TellingStore
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.decide import Terms, decide
+from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.ports import Account, Birth, StoreFault
+from tidegate.core.request import Request, transfer_of
+from tidegate.core.transfer import Move, Party, Question, Transfer
+from tidegate.engine.births import Births, Newborn, gathered
+from tidegate.engine.rings import Ring
+from tidegate.engine.step import Means, conclude
+from tidegate.flows import FLOWS
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+
+ASSET, OWNERS, SAVINGS, SPOT = 3, (1, 2, 3), "SAVINGS", "SPOT"
+BOOKS = (FUNDING, OUTSIDE, SAVINGS, SUSPENSE)
+CIDS = tuple(f"c{n}" for n in range(5))
+REMEMBERED = 12
+ASKED = (Verb.DEBIT, Verb.CREDIT, Verb.HOLD, Verb.REFUND, Verb.CAPTURE, Verb.RELEASE)
+SEVERAL = (1, 1, 2, 3)
+
+
+class Abandoned(Exception):
+    """A session that changes its mind: its transaction is rolled back."""
+
+
+class Luck(NamedTuple):
+    """What a seed is like, so that rare things are not drowned in all seeds by the same others."""
+
+    seed: int
+    unknown: float
+    rejected: float
+    abandon: float
+
+    @classmethod
+    def thrown(cls, seed: int) -> "Luck":
+        dice = random.Random(f"luck {seed}")
+        return cls(seed, *(dice.choice((0.05, 0.2, 0.5)) for _ in range(3)))
+
+
+class Venue:
+    """Known by name: what it answers is thrown by the player, so that the dice are shared."""
+
+    name = "venue"
+    reversible = True
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        raise AssertionError("nobody asks the venue here")
+
+
+class Player:
+    def __init__(self, store: TellingStore, ledger: TellingLedger, luck: Luck, number: int) -> None:
+        self.store, self.ledger, self.luck, self.number = store, ledger, luck, number
+        self.dice = random.Random(f"player {luck.seed} {number}")
+        self.known: dict[UUID, Transfer] = {}  # As they were when last given to this session.
+        self.ring = Ring(2)
+        self.means: Means[Any] = Means(
+            store=store,
+            flows=FLOWS,
+            outside={"venue": Venue()},
+            local={"ledger": ledger},
+            remembering={},
+            clock=store.seat.clock.seconds,
+            dice=self.dice,
+            alert=lambda alert: store.seat.tell("alert", alert.cause[:20], alert.alarm),
+            ended=lambda transfer: store.seat.tell("ended", transfer.id, transfer.state),
+            woken=lambda _: None,
+            rings={"venue": self.ring},
+            irreversible=frozenset(),
+        )
+
+    async def play(self, acts: int) -> None:
+        for _ in range(acts):
+            [act] = self.dice.choices(list(ACTS), weights=list(ACTS.values()))
+            try:
+                await act(self)
+            except (StoreFault, Abandoned) as fault:
+                self.store.seat.tell("gave up", act.__name__, type(fault).__name__)
+
+    def remember(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            self.known.pop(transfer.id, None)
+            self.known[transfer.id] = transfer
+        while len(self.known) > REMEMBERED:
+            del self.known[next(iter(self.known))]
+
+    def some(self) -> list[Transfer]:
+        """Of those that were once seen with a question open, and may have moved since."""
+        open_ = [t for t in self.known.values() if t.lane is not None]
+        return self.dice.sample(open_, min(len(open_), self.dice.choice(SEVERAL)))
+
+    def answer(self, transfer: Transfer) -> Answer:
+        """The venue's: unknown now and then, and otherwise always the same under one key."""
+        if self.dice.random() < self.luck.unknown:
+            halting = self.dice.random() < 0.05
+            return Unknown("timeout", Alarm.HALT if halting else self.dice.choice(list(Alarm)[:3]))
+        fixed = random.Random(f"venue {self.luck.seed} {transfer.id} {transfer.version}")
+        if fixed.random() < self.luck.rejected:
+            return Rejected("ACCOUNT_FROZEN", {"status": "FROZEN"})
+        return Done({"reference": f"r{fixed.randrange(100)}"})
+
+    def may_abandon(self) -> None:
+        if self.dice.random() < self.luck.abandon * 0.3:
+            raise Abandoned
+
+    def account(self) -> Account:
+        return Account(self.dice.choice(OWNERS), self.dice.choice(BOOKS), ASSET)
+
+    def request(self) -> Request:
+        owner, dice = self.dice.choice(OWNERS), self.dice
+        home = {book: Party("ledger", book, owner) for book in BOOKS}
+        venue = Party("venue", SPOT, owner)
+        flow, source, target = dice.choice(
+            (
+                ("deposit", home[OUTSIDE], home[FUNDING]),
+                ("deposit", home[OUTSIDE], home[FUNDING]),
+                ("external_withdrawal", home[FUNDING], home[OUTSIDE]),
+                ("internal_transfer", home[FUNDING], home[SAVINGS]),
+                ("internal_transfer", home[SAVINGS], home[FUNDING]),
+                ("internal_transfer", home[FUNDING], venue),
+                ("internal_transfer", home[FUNDING], venue),
+                ("internal_transfer", venue, home[FUNDING]),
+                ("internal_transfer", venue, home[SAVINGS]),
+            )
+        )
+        parties = {"source": source, "target": target}
+        if flow == "deposit":
+            parties["suspense"] = home[SUSPENSE]
+        amount = dice.choice((100, 200)) if flow == "deposit" else dice.choice((10, 50, 120))
+        cid = dice.choice((None, None, *CIDS))
+        return Request(owner, flow, parties, ASSET, amount, cid)
+
+
+async def bear(player: Player) -> None:
+    """Requests that arrived together become transfers, as the engine does it."""
+    loop = asyncio.get_running_loop()
+    requests = [player.request() for _ in range(player.dice.choice(SEVERAL))]
+    batch = [Newborn(r, loop.create_future(), r.fingerprint()) for r in requests]
+    await Births(player.means)._deliver(gathered(batch))
+    for newborn in batch:
+        said = newborn.answer.exception() or newborn.answer.result()
+        if isinstance(said, StoreFault):
+            player.store.seat.tell("born", newborn.key, type(said).__name__)
+            continue
+        player.store.seat.tell("born", newborn.key, said)
+        if transfer := getattr(said, "transfer", None):
+            player.remember([transfer])
+
+
+async def work(player: Player) -> None:
+    """Claim a lane's due transfers, or take what was handed over; ask; record."""
+    lane = player.dice.choice(("venue", "venue", "ledger"))
+    batch: Sequence[Transfer] = player.ring.pop(3, player.means.clock()) if lane == "venue" else []
+    if not batch:
+        batch = await player.store.claim(lane, player.dice.choice((1, 2, 5, 100)))
+    if not batch:
+        return
+    player.remember(batch)
+    answers = None if lane == "ledger" else [player.answer(t) for t in batch]
+    await conclude(player.means, lane, batch, answers)
+
+
+async def answer_late(player: Player) -> None:
+    """Answers to questions of long ago, some of them answered since."""
+    if batch := [t for t in player.some() if t.lane == "venue"]:
+        await conclude(player.means, "venue", batch, [player.answer(t) for t in batch])
+
+
+async def resolve(player: Player) -> None:
+    """Two people re-point a refund to the owner's suspense book."""
+    refunds = [t for t in player.known.values() if t.state == "COMPENSATING"]
+    if refunds:
+        transfer = player.dice.choice(refunds)
+        repointed = Rejected("CLOSED", repoint=("ledger", SUSPENSE, transfer.owner))
+        await conclude(player.means, str(transfer.lane), [transfer], [repointed], "two people")
+
+
+async def record(player: Player) -> None:
+    """The store alone: locked or not, fresh or not, leased or not."""
+    careless = player.dice.random() < 0.2
+    async with player.store.transaction() as tx:
+        batch = sorted(player.some(), key=lambda t: t.id)
+        fresh = batch if careless else await player.store.lock(tx, batch)
+        moves = [decide(FLOWS[t.flow], t, _said(player, t), Terms()) for t in fresh]
+        leased = frozenset(m.before.id for m in moves if player.dice.random() < 0.3)
+        if moves:
+            player.remember(await player.store.record(tx, moves, leased))
+        player.may_abandon()
+
+
+def _said(player: Player, transfer: Transfer) -> Answer:
+    # What the ledger has done is in its own tables, and nobody else may say it.
+    local = transfer.lane == "ledger"
+    return Unknown("asked nobody") if local else player.answer(transfer)
+
+
+async def insert(player: Player) -> None:
+    """Births by hand: keys that collide, delays, deadlines, details."""
+    dice, births = player.dice, []
+    for place in range(dice.choice(SEVERAL)):
+        owner = dice.choice(OWNERS)
+        parties = {"source": Party("venue", SPOT, owner), "target": Party("ledger", SAVINGS, owner)}
+        request = Request(owner, "internal_transfer", parties, ASSET, 10)
+        id_ = UUID(int=dice.getrandbits(60) << 60 | player.number << 8 | place)
+        transfer = replace(
+            transfer_of(request, FLOWS["internal_transfer"], id_),
+            detail=dice.choice(({}, {"memo": "«½»"})),
+            trace=dice.choice((None, "t-1")),
+            parent=dice.choice((None, UUID(int=7))),
+        )
+        deadline_s = dice.choice((None, None, 5.0, 0.25))
+        move = Move(transfer, transfer, delay_s=dice.choice((0.0, 3.3)), deadline_s=deadline_s)
+        births.append(Birth(move, dice.choice(CIDS) + f"/{place}", bytes([place])))
+    leased = frozenset(b.move.before.id for b in births if dice.random() < 0.3)
+    async with player.store.transaction() as tx:
+        player.remember(await player.store.insert(tx, births, leased))
+        player.may_abandon()
+
+
+async def ask(player: Player) -> None:
+    """The ledger alone: every verb, keys used again, undos of anything."""
+    dice = player.dice
+    accounts = sorted({player.account() for _ in range(dice.choice(SEVERAL))})
+    async with player.store.transaction() as tx:
+        await player.ledger.lock(tx, accounts)
+        for _ in range(dice.choice((1, 1, 2))):
+            questions = [_question(player, accounts) for _ in range(dice.choice(SEVERAL))]
+            await player.ledger.ask(tx, questions)
+        player.may_abandon()
+
+
+def _question(player: Player, accounts: Sequence[Account]) -> Question:
+    dice, account = player.dice, player.dice.choice(accounts)
+    verb = dice.choice(ASKED)
+    # A transfer's questions are asked under its row's lock: here, by one session only.
+    id_ = UUID(int=(player.number + 1) << 40 | dice.randrange(3))
+    version = dice.randrange(1, 4)
+    return Question(
+        id_,
+        version if verb in UNDOES else version - 1,
+        verb,
+        Party("ledger", account.book, account.owner),
+        ASSET,
+        dice.choice((0, 10, 10, 10, 70)),
+        undoes=dice.randrange(version) if verb in UNDOES else None,
+        expect_done=verb in UNDOES and dice.random() < 0.3,
+        opens=dice.random() < 0.4,
+        void=verb not in UNDOES and dice.random() < 0.1,
+    )
+
+
+async def read(player: Player) -> None:
+    dice = player.dice
+    if dice.random() < 0.5:
+        player.remember(await player.store.find([*player.known, UUID(int=1)]))
+    else:
+        keys = [(dice.choice(OWNERS), dice.choice(CIDS)) for _ in range(3)]
+        _, _, known = await player.store.look(keys)
+        player.remember([k.transfer for k in known if k is not None])
+
+
+async def release(player: Player) -> None:
+    await player.store.release(player.some())
+
+
+async def brake(player: Player) -> None:
+    if await player.store.halted() or player.dice.random() < 0.5:
+        await player.store.resume("it was a drill", f"operator {player.number}")
+    else:
+        await player.store.halt(f"because of {player.number}", "auditor")
+
+
+async def set_status(player: Player) -> None:
+    status = player.dice.choice((Status.ACTIVE, Status.ACTIVE, Status.FROZEN, Status.DISABLED))
+    await player.ledger.set_status(player.account(), status)
+
+
+ACTS: dict[Callable[[Player], Awaitable[None]], float] = {
+    bear: 6,
+    work: 8,
+    answer_late: 3,
+    resolve: 1,
+    record: 2,
+    insert: 2,
+    ask: 4,
+    read: 2,
+    release: 1,
+    brake: 1.5,
+    set_status: 1.5,
+}

@@ -1,0 +1,110 @@
+"""All that is kept, read from both sides into the same shape, and its chain computed again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import psycopg
+
+from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
+from tidegate.store.memory import ATTEMPTS, CIDS, HISTORY, TRANSFERS, Answered, Row, Tables
+from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
+from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
+
+HALTS = "halts"
+Books = Mapping[str, Mapping[Any, Any]]
+
+EMPTY = (
+    "TRUNCATE transfers, cids, history, attempts, ledger_accounts, ledger_operations, halts,"
+    " core_positions, daily_totals"
+)
+MICROSECONDS = "(extract(epoch FROM {}) * 1000000)::bigint"
+# Without what depends on when one looks.
+COLUMNS = TRANSFER_COLUMNS.replace("extract(epoch FROM now() - t.updated_at)::float8", "0").replace(
+    "coalesce(t.deadline_at <= now(), false)", "false"
+)
+READ = {
+    TRANSFERS: f"SELECT {MICROSECONDS.format('t.due_at')}, {MICROSECONDS.format('t.deadline_at')},"
+    f" {COLUMNS} FROM transfers AS t",
+    CIDS: "SELECT owner, cid, fingerprint, transfer_id FROM cids",
+    HISTORY: "SELECT transfer_id, version, from_state, waypoints, to_state, verb, answer, reason,"
+    f" evidence, actor, {MICROSECONDS.format('at')}, hash FROM history ORDER BY version",
+    ATTEMPTS: "SELECT transfer_id, slot, version, retry, reason FROM attempts",
+    ACCOUNTS: "SELECT owner, book, asset_id, available, held, status FROM ledger_accounts",
+    OPERATIONS: "SELECT transfer_id, version, owner, book, asset_id, verb, amount, undoes, result,"
+    " reason, delta, held_delta, balance_after FROM ledger_operations",
+    HALTS: "SELECT reason, actor FROM halts WHERE resumed_at IS NULL",
+}
+
+
+async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
+    async with admin.pipeline():
+        cursors = {name: await admin.execute(query) for name, query in READ.items()}
+    rows = {name: await cursor.fetchall() for name, cursor in cursors.items()}
+    history: dict[Any, list[Answered]] = {}
+    for id_, version, start, over, to, verb, answer, reason, evidence, actor, at, hash_ in rows[
+        HISTORY
+    ]:
+        path = (start, *over.split(), to)
+        entry = Entry(version, path, verb, answer, reason, evidence or {}, actor)
+        history.setdefault(id_, []).append(Answered(entry, at, bytes(hash_)))
+    attempts: dict[Any, dict[int, Any]] = {}
+    for id_, slot, *kept in rows[ATTEMPTS]:
+        attempts.setdefault(id_, {})[slot] = tuple(kept)
+    return {
+        TRANSFERS: {row[2]: (transfer_from(row[2:]), row[0], row[1]) for row in rows[TRANSFERS]},
+        CIDS: {row[:2]: (bytes(row[2]), row[3]) for row in rows[CIDS]},
+        HISTORY: {id_: tuple(entries) for id_, entries in history.items()},
+        ATTEMPTS: attempts,
+        ACCOUNTS: {row[:3]: (*map(int, row[3:5]), row[5]) for row in rows[ACCOUNTS]},
+        OPERATIONS: {row[:2]: row[2:] for row in rows[OPERATIONS]},
+        HALTS: dict(enumerate(rows[HALTS])),
+    }
+
+
+def twin_books(tables: Tables) -> Books:
+    rows = tables.rows
+    return {
+        TRANSFERS: {id_: _kept(row) for id_, row in rows[TRANSFERS].items()},
+        CIDS: dict(rows[CIDS]),
+        HISTORY: dict(rows[HISTORY]),
+        ATTEMPTS: dict(rows[ATTEMPTS]),
+        ACCOUNTS: {a: tuple(balance) for a, balance in rows[ACCOUNTS].items()},
+        OPERATIONS: {
+            operation[:2]: (*operation.account, *operation[3:])
+            for kept in rows[OPERATIONS].values()
+            for operation in kept
+        },
+        HALTS: {} if tables.halt is None else {0: tables.halt},
+    }
+
+
+def _kept(row: Row) -> tuple[Transfer, int, int | None]:
+    bare = msgspec.structs.replace(row.transfer, waited_s=0, expired=False)
+    deadline_us = None if row.deadline_s is None else round(row.deadline_s * 1_000_000)
+    return bare, round(row.due_s * 1_000_000), deadline_us
+
+
+def difference(twin: Books, postgres: Books) -> str:
+    """Empty if there is none."""
+    said = []
+    for name in twin:
+        for key in {**twin[name], **postgres[name]}:
+            ours, theirs = twin[name].get(key), postgres[name].get(key)
+            if ours != theirs:
+                said.append(f"{name} {key}:\n    twin       {ours}\n    postgresql {theirs}")
+    return "\n".join(said)
+
+
+def broken_chains(books: Books) -> list[Any]:
+    """The transfers whose history is not the one that their head vouches for."""
+    broken = []
+    for id_, (transfer, _, _) in books[TRANSFERS].items():
+        head, entries, whole = GENESIS, books[HISTORY].get(id_, ()), True
+        for answered in entries:
+            head = chained(head, transfer, answered.entry, answered.at_us)
+            whole = whole and head == answered.hash
+        versions = [answered.entry.version for answered in entries]
+        if not whole or head != transfer.head_hash or versions != list(range(transfer.version)):
+            broken.append(id_)
+    return broken

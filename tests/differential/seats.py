@@ -1,0 +1,181 @@
+"""One session on one side: it does a statement when it is its turn, and tells what came of it."""
+
+import asyncio
+from collections.abc import Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from tests.conftest import SCHEMA
+from tidegate.core.ports import StoreUnavailable
+from tidegate.store.memory import MemoryStore, Tables, Twin
+from tidegate.store.postgres import STATEMENTS, Bounds, PostgresStore
+from tidegate.systems.ledger.postgres import STATEMENTS as LEDGER
+
+# Long past any run: here only the scheduler ends a wait, and never a timer.
+FOREVER_S = 600.0
+LEASE_S = 10.0
+BEGINNING_US = 1_800_000_000_000_000
+
+# Found before the server's own, so that the statements, unchanged, tell the time we say it is.
+CLOCK = f"""
+CREATE OR REPLACE FUNCTION {SCHEMA}.now() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+    SELECT to_timestamp(0) + current_setting('differential.now_us')::bigint * interval '1 us'
+$$;
+"""
+SET_CLOCK = "SELECT set_config('differential.now_us', %s, false)"
+
+
+class Fate(Enum):
+    """What becomes of a statement that is let go."""
+
+    DONE = auto()
+    REPLY_LOST = auto()  # Of a COMMIT: it happened, and nobody is told.
+
+
+class Event(NamedTuple):
+    """An operation that was finished, and what it returned or raised."""
+
+    operation: str
+    about: str
+    result: object
+
+
+class Clock:
+    """The one time of both sides."""
+
+    def __init__(self) -> None:
+        self.now_us = BEGINNING_US
+
+    def seconds(self) -> float:
+        return self.now_us / 1_000_000
+
+
+@dataclass(eq=False)
+class Seat:
+    name: str
+    clock: Clock
+    told: list[Event] = field(default_factory=list)
+    wants: frozenset[tuple[str, Hashable]] = frozenset()  # What its operation may wait for.
+    next: str = ""
+    line: "Line | None" = None
+    tx: Twin | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: bool = False
+    _turn: "asyncio.Future[Fate] | None" = None
+
+    async def arrive(self, statement: str) -> Fate:
+        """Where every statement starts: nothing leaves before it is this session's turn."""
+        self.next = statement
+        self._turn = asyncio.get_running_loop().create_future()
+        self.stopped.set()
+        try:
+            return await self._turn
+        finally:
+            self._turn = None
+
+    def go(self, fate: Fate) -> None:
+        assert self._turn is not None, f"{self.name} has nothing to do"
+        self.stopped.clear()
+        self._turn.set_result(fate)
+
+    def finish(self) -> None:
+        self.finished = True
+        self.stopped.set()
+
+    @property
+    def open(self) -> Twin | None:
+        """Of the twin: the transaction that this session is in."""
+        return None if self.tx is None or self.tx.ended else self.tx
+
+    @property
+    def waits(self) -> bool:
+        """Of the twin: whether a row that another session holds stands in its way."""
+        return self.tx is not None and self.tx.waits is not None
+
+    def tell(self, operation: str, about: object, result: object) -> None:
+        self.told.append(Event(operation, str(about), result))
+
+
+SEAT: ContextVar[Seat | None] = ContextVar("seat", default=None)
+
+
+def seat() -> Seat:
+    sitting = SEAT.get()
+    assert sitting is not None, "nobody sits here"
+    return sitting
+
+
+NAMES = {statement: f"ledger {name}" for name, statement in LEDGER.items()} | {
+    statement: name for name, statement in STATEMENTS.items()
+}
+
+
+class Line(psycopg.AsyncConnection[Any]):
+    """A real connection, on which each statement waits for its turn."""
+
+    async def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.AsyncCursor[Any]:
+        # What begins a transaction travels with BEGIN, and a rollback with what failed.
+        if SEAT.get() is None or query in ("ROLLBACK", STATEMENTS["begin"]):
+            return await super().execute(query, params, prepare=prepare, binary=binary)
+        fate = await seat().arrive(NAMES.get(query, str(query)[:12]))
+        seat().line = self
+        if self.info.transaction_status is TransactionStatus.IDLE:
+            await super().execute(SET_CLOCK, (str(seat().clock.now_us),))
+        cursor = await super().execute(query, params, prepare=prepare, binary=binary)
+        if fate is Fate.REPLY_LOST:
+            await self.close()
+            raise psycopg.OperationalError("the reply was lost")
+        return cursor
+
+
+class SeatedTwin(Twin):
+    async def pause(self) -> None:
+        await seat().arrive("")
+        self._alive()
+
+
+class SeatedStore(MemoryStore):
+    """The twin, each of whose statements waits for its turn as well."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock.seconds, Tables(), LEASE_S)
+        self.lock_s = FOREVER_S
+
+    def _begin(self) -> Twin:
+        tx = SeatedTwin(self.tables, self._now_us(), self.lock_s)
+        seat().tx = tx
+        return tx
+
+    async def _pause(self) -> None:
+        await seat().arrive("")
+
+    async def _commit(self, tx: Twin) -> None:
+        fate = await seat().arrive("")
+        tx.commit()
+        if fate is Fate.REPLY_LOST:
+            raise StoreUnavailable("the reply was lost")
+
+
+def postgres(database: str) -> PostgresStore:
+    bounds = Bounds(
+        lease_s=LEASE_S,
+        connections=8,
+        statement_s=FOREVER_S,
+        lock_s=FOREVER_S,
+        idle_in_transaction_s=FOREVER_S,
+    )
+    store = PostgresStore(database, SCHEMA, bounds)
+    store._pool.connection_class = Line
+    kwargs = store._pool.kwargs
+    assert isinstance(kwargs, dict)
+    # A deadlock is ended by the scheduler, on both sides at the same point.
+    timer = f" -c deadlock_timeout={int(FOREVER_S)}s"
+    kwargs["options"] = kwargs["options"].replace(",tidegate", ",tidegate,pg_catalog") + timer
+    return store

@@ -1,0 +1,207 @@
+"""A store and a ledger that tell of each operation: what it was about and what came of it."""
+
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
+from uuid import UUID
+
+from tests.differential.seats import Seat
+from tidegate.core.answers import Answer
+from tidegate.core.ports import Account, Birth, Known, LocalSystem, Store, StoreFault
+from tidegate.core.transfer import Move, Question, Transfer
+from tidegate.store.memory import CIDS, TRANSFERS
+from tidegate.store.postgres import PostgresStore
+from tidegate.systems.ledger import Ledger, MemoryLedger, Status
+from tidegate.systems.ledger.judge import account_of
+from tidegate.systems.ledger.memory import ACCOUNTS
+
+Keys = Iterable[tuple[str, Hashable]]
+
+
+class Outcome:
+    result: object = None
+
+
+@contextmanager
+def operation(seat: Seat, name: str, about: object, wants: Keys = ()) -> Any:
+    """Tell how it ended. What a fault says is each side's own; of what kind it is, is not."""
+    outcome = Outcome()
+    seat.wants = frozenset(wants)
+    try:
+        yield outcome
+    except StoreFault as fault:
+        outcome.result = type(fault).__name__
+        raise
+    finally:
+        seat.wants = frozenset()
+        seat.tell(name, about, outcome.result)
+
+
+def rows_of(transfers: Iterable[Transfer]) -> list[tuple[str, Hashable]]:
+    return [(TRANSFERS, t.id) for t in transfers]
+
+
+def accounts_of(accounts: Iterable[Account]) -> list[tuple[str, Hashable]]:
+    return [(ACCOUNTS, a) for a in accounts]
+
+
+def short(id_: UUID) -> str:
+    return id_.hex[-6:]
+
+
+def brief(transfers: Iterable[Transfer]) -> str:
+    return " ".join(f"{short(t.id)}@{t.version}" for t in transfers)
+
+
+def by_id(transfers: Iterable[Transfer]) -> list[Transfer]:
+    """In one order, because the database gives them in any."""
+    return sorted(transfers, key=lambda t: t.id)
+
+
+class TellingStore:
+    """The store of one session. It changes nothing but the order of what has none."""
+
+    def __init__(self, seat: Seat, inner: Store[Any]) -> None:
+        self.seat = seat
+        self.inner = inner
+        self.lease_s = inner.lease_s
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        whole = self.inner.transaction()
+        with operation(self.seat, "begin", "") as told:
+            tx = await whole.__aenter__()
+            told.result = (tx.at_us, tx.halted)
+        try:
+            yield tx
+        except BaseException as fault:
+            self.seat.tell("rollback", type(fault).__name__, None)
+            await whole.__aexit__(type(fault), fault, fault.__traceback__)
+            raise
+        with operation(self.seat, "commit", ""):
+            await whole.__aexit__(None, None, None)
+
+    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
+        with operation(self.seat, "claim", f"{lane} {limit}") as told:
+            told.result = claimed = by_id(await self.inner.claim(lane, limit))
+        return claimed
+
+    async def lock(self, tx: Any, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+        with operation(self.seat, "lock", brief(transfers), rows_of(transfers)) as told:
+            told.result = fresh = list(await self.inner.lock(tx, transfers))
+        return fresh
+
+    async def record(
+        self, tx: Any, moves: Sequence[Move], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
+        about = " ".join(f"{short(m.before.id)}@{m.before.version}→{m.after.state}" for m in moves)
+        wants = rows_of(m.before for m in moves)
+        with operation(self.seat, "record", about, wants) as told:
+            told.result = rows = list(await self.inner.record(tx, moves, leased))
+        return rows
+
+    async def insert(
+        self, tx: Any, births: Sequence[Birth], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
+        keys = [(b.move.after.owner, b.cid) for b in births]
+        about = " ".join(
+            f"{o}/{c}→{b.move.after.state}" for (o, c), b in zip(keys, births, strict=True)
+        )
+        with operation(self.seat, "insert", about, [(CIDS, key) for key in keys]) as told:
+            told.result = rows = list(await self.inner.insert(tx, births, leased))
+        return rows
+
+    async def look(
+        self, keys: Sequence[tuple[int, str]]
+    ) -> tuple[int, bool, Sequence[Known | None]]:
+        with operation(self.seat, "look", keys) as told:
+            at_us, halted, known = await self.inner.look(keys)
+            told.result = (at_us, halted, list(known))
+        return at_us, halted, known
+
+    async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        with operation(self.seat, "find", " ".join(map(short, ids))) as told:
+            told.result = found = by_id(await self.inner.find(ids))
+        return found
+
+    async def release(self, transfers: Sequence[Transfer]) -> None:
+        with operation(self.seat, "release", brief(transfers), rows_of(transfers)):
+            await self.inner.release(transfers)
+
+    async def halted(self) -> bool:
+        with operation(self.seat, "halted", "") as told:
+            told.result = halted = await self.inner.halted()
+        return halted
+
+    async def halt(self, reason: str, actor: str) -> None:
+        with operation(self.seat, "halt", reason):
+            await self.inner.halt(reason, actor)
+
+    async def resume(self, reason: str, actor: str) -> None:
+        with operation(self.seat, "resume", reason):
+            await self.inner.resume(reason, actor)
+
+
+class Operated(LocalSystem[Any], Protocol):
+    """A ledger with the operator's word on it."""
+
+    async def set_status(self, account: Account, status: Status) -> bool: ...
+
+
+class RealLedger(Ledger):
+    def __init__(self, store: PostgresStore) -> None:
+        super().__init__()
+        self.store = store
+
+    async def set_status(self, account: Account, status: Status) -> bool:  # type: ignore[override]
+        return await super().set_status(self.store, account, status)
+
+
+class TwinLedger(MemoryLedger):
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self.store = store
+
+    async def set_status(self, account: Account, status: Status) -> bool:
+        """One UPDATE: it waits for the row, if it is there."""
+        await self.store._pause()
+        tx = self.store._begin()
+        try:
+            if tx.get(ACCOUNTS, account) is None:
+                return False
+            await tx.hold(ACCOUNTS, [account])
+            tx.put(ACCOUNTS, account, tx.get(ACCOUNTS, account)._replace(status=status))
+            tx.commit()
+        finally:
+            tx.end()
+        return True
+
+
+class TellingLedger:
+    name = "ledger"
+    reversible = True
+
+    def __init__(self, seat: Seat, inner: Operated) -> None:
+        self.seat = seat
+        self.inner = inner
+
+    async def lock(self, tx: Any, accounts: Sequence[Account]) -> None:
+        about = " ".join(f"{a.owner}/{a.book}" for a in accounts)
+        with operation(self.seat, "lock accounts", about, accounts_of(accounts)):
+            await self.inner.lock(tx, accounts)
+
+    async def ask(self, tx: Any, questions: Sequence[Question]) -> Sequence[Answer]:
+        about = " ".join(
+            f"{short(q.transfer_id)}@{q.version} {q.verb} {q.party.owner}/{q.party.book} {q.amount}"
+            for q in questions
+        )
+        wants = accounts_of(map(account_of, questions))
+        with operation(self.seat, "ask", about, wants) as told:
+            told.result = answers = list(await self.inner.ask(tx, questions))
+        return answers
+
+    async def set_status(self, account: Account, status: Status) -> bool:
+        about = f"{account.owner}/{account.book} {status}"
+        with operation(self.seat, "set status", about, accounts_of([account])) as told:
+            told.result = there = await self.inner.set_status(account, status)
+        return there

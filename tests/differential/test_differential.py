@@ -1,0 +1,58 @@
+"""PostgreSQL and the twin are told apart by nothing that either returns or keeps."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from tests.differential import Counts, run_differential
+from tests.differential.stage import Part, Stage, opened
+
+OPERATIONS = 10_000
+CHUNKS = 5
+SEEDS_APART = 10_000
+OPERATED = frozenset(
+    {
+        "ask",
+        "begin",
+        "claim",
+        "commit",
+        "find",
+        "halt",
+        "halted",
+        "insert",
+        "lock",
+        "lock accounts",
+        "look",
+        "record",
+        "release",
+        "resume",
+        "set status",
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_the_twin_does_what_postgres_does(chunk: int, database: str) -> None:
+    """Ten thousand operations in all; a difference would have been raised."""
+    seeds = itertools.count(chunk * SEEDS_APART)
+    counts = run_differential(seeds, database, operations=OPERATIONS // CHUNKS)
+    assert counts.operations >= OPERATIONS // CHUNKS
+    assert min(counts.by_operation[name] for name in OPERATED) >= 5, counts
+    # It would prove little if nobody ever stood in another's way or died.
+    assert counts.parked >= 10, counts
+    assert counts.killed >= 10, counts
+    assert counts.replies_lost >= 10, counts
+    assert counts.comparisons >= counts.by_operation["commit"] // 2, counts
+
+
+def test_a_seed_is_the_same_play_every_time(database: str) -> None:
+    async def twice() -> list[tuple[list[str], Counts]]:
+        async with opened(database) as house:
+            stages = [Stage(house, Part(7, acts=4)) for _ in range(2)]
+            return [(stage.script, await stage.run()) for stage in stages]
+
+    first, second = asyncio.run(twice())
+    assert first == second
+    assert first[1].operations > 10

@@ -1,0 +1,104 @@
+"""Faults planted in either side: each must be seen within a few seeds."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.differential import Difference, run_differential
+from tidegate.core.ports import Account, MemoryTransaction
+from tidegate.core.transfer import Transfer
+from tidegate.store import postgres
+from tidegate.store.memory import CIDS, MemoryStore, Twin
+from tidegate.systems.ledger import MemoryLedger
+from tidegate.systems.ledger import postgres as ledger
+
+pytestmark = pytest.mark.slow
+
+SEEDS = 30
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _without(
+    monkeypatch: pytest.MonkeyPatch, statements: Any, name: str, part: str, instead: str = ""
+) -> None:
+    assert part in statements[name]
+    monkeypatch.setitem(statements, name, statements[name].replace(part, instead))
+
+
+def stale_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin's lock returns every row, whatever has become of it."""
+
+    async def lock(
+        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer]
+    ) -> Sequence[Transfer]:
+        await tx.lock("transfers", sorted(t.id for t in transfers))
+        return transfers
+
+    monkeypatch.setattr(MemoryStore, "lock", lock)
+
+
+def no_compare_and_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The statement moves a row at whatever version it is."""
+    _without(monkeypatch, postgres.STATEMENTS, "record", "AND t.version = m.version")
+
+
+def a_cid_per_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin takes the same key for another transfer."""
+    honest = Twin.insert
+
+    async def insert(self: Twin, table: str, key: Hashable, row: object) -> bool:
+        if table == CIDS:
+            self.put(table, key, row)
+            return True
+        return await honest(self, table, key, row)
+
+    monkeypatch.setattr(Twin, "insert", insert)
+
+
+def no_skipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim waits for the rows that others have locked."""
+    _without(monkeypatch, postgres.STATEMENTS, "claim", "SKIP LOCKED")
+
+
+def no_account_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin's ledger locks nothing."""
+
+    async def lock(self: MemoryLedger, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+        await tx.pause()
+
+    monkeypatch.setattr(MemoryLedger, "lock", lock)
+
+
+def released_whatever_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, postgres.STATEMENTS, "release", "AND x.version = r.version")
+
+
+def held_money_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, ledger.STATEMENTS, "apply", "held = a.held + c.held_delta,")
+
+
+def claimed_while_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+    brake = "AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)"
+    _without(monkeypatch, postgres.STATEMENTS, "claim", brake)
+
+
+PLANTED: tuple[Plant, ...] = (
+    stale_versions,
+    no_compare_and_set,
+    a_cid_per_transfer,
+    no_skipping,
+    no_account_locks,
+    released_whatever_its_version,
+    held_money_forgotten,
+    claimed_while_halted,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=[plant.__name__ for plant in PLANTED])
+def test_a_planted_fault_is_seen(
+    plant: Plant, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Difference, match=r"seed \d+, \d+ acts"):
+        run_differential(range(SEEDS), database)
