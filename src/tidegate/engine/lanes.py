@@ -74,12 +74,14 @@ class Lane(Generic[Tx]):
         if batch:
             await self._step(batch)
         else:
-            await self._rest(max(self._next_scan_s - self.means.clock(), 0.0))
+            until_scan_s = self._next_scan_s - self.means.clock()
+            await self._rest(min(max(until_scan_s, 0.0), self.scan_s))
 
     async def _batch(self) -> list[Transfer]:
         """From the ring, and from the table at least once per scan interval."""
         now_s = self.means.clock()
-        if now_s < self._next_scan_s:
+        # A clock that was set back must not put the next scan off for as long.
+        if 0 < self._next_scan_s - now_s <= 2 * self.scan_s:
             return await self._popped(now_s)
         claimed = list(await self.means.store.claim(self.name, MAX_BATCH))
         if len(claimed) < MAX_BATCH:
