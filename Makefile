@@ -61,6 +61,12 @@ up: setup ## run everything on this machine, in ./data: prints «ready http://12
 demo: setup ## transfers both ways, a refusal, a rollback, a crash with recovery, and the books
 	@$(BIN)/tidegate demo
 
+.PHONY: sim
+
+SEEDS ?= 5000
+sim: setup ## everything fails in virtual time, for SEEDS seeds: no money is lost or made
+	@$(BIN)/tidegate simulate --seeds $(SEEDS) --jobs $(CORES)
+
 .PHONY: model model-tools
 
 model: setup model-tools ## check every state of the model of a transfer, and that planted bugs are caught

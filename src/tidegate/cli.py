@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from tidegate.client import ApiProblem, NoAnswer, NoKeys
-from tidegate.commands import certify, demo, desk, doctor, money, programs
+from tidegate.commands import certify, demo, desk, doctor, money, programs, simulate
 from tidegate.commands.access import Complaint
 from tidegate.commands.typed import typed
 from tidegate.settings import WrongSetting
@@ -61,6 +61,7 @@ for command in (
     desk.resume,
     desk.flows,
     doctor.doctor,
+    simulate.simulate,
     certify.certify,
 ):
     cli.command()(typed(command))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tests.conftest import SCHEMA
-from tests.simulation.world import Venue
+from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
 from tidegate.core.flow import Flow
 from tidegate.core.ports import Account, LocalSystem, Store

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import SCHEMA
 from tests.engine.proxy import Proxy, proxied
 from tests.engine.rig import OWNER, Execute, Outside, Rig, request
-from tests.simulation.world import Venue
+from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
 from tidegate.core.transfer import Question
 from tidegate.engine.births import Receipt

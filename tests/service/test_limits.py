@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.conftest import SCHEMA
 from tests.engine.rig import OWNER, Outside, request
-from tests.simulation.world import Venue
+from tests.engine.venue import Venue
 from tidegate.core.refusals import Refusal
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts

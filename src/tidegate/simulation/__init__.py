@@ -1,0 +1,1 @@
+"""The proof by simulation: the real engine, core and flows in virtual time, among failures."""

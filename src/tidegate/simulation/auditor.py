@@ -1,0 +1,368 @@
+"""An independent auditor: it keeps its own books of what really happened, and believes nobody.
+
+It sees what the database commits, what the core's disk holds durably and what the core says on
+the wire. It asks neither the engine nor the core what they think.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.answers import Alarm
+from tidegate.core.flow import Edge, Flow
+from tidegate.core.transfer import GENESIS, Entry, Transfer
+from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, Book, Verb
+from tidegate.engine.alerts import Alert
+from tidegate.simulation.disk import Inode
+from tidegate.simulation.effects import Effects, allowed, label
+from tidegate.store.memory import HISTORY, TRANSFERS
+from tidegate.systems.ledger import OUTSIDE
+from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
+from tidegate.trading_core.wal import FRAME, FRAME_SIZE, HEADER_SIZE, PREFIX, SECTION, Section
+
+LEDGER, CORE = "ledger", "core"
+OWN = 2**64  # Operations of the world itself, not of any transfer, have ids below this.
+FINAL = 32  # Outcomes below this are for ever.
+BUSY = 32
+# A worker judges by what it was given: others may have taken the transfer up meanwhile.
+SLACK_S, SLACK_TRIES = 10.0, 2
+SIGNS = {"debit": -1, "credit": 1, "refund": 1}
+VERBS = {int(verb): verb.name.lower() for verb in Verb}
+BOOKS = {int(book): book.name for book in Book}
+
+Account: TypeAlias = tuple[str, int, str, int]  # System, owner, book, asset.
+
+
+class Violation(AssertionError):
+    """Something happened that must not, whatever fails."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One transfer as the auditor has seen it."""
+
+    transfer: Transfer
+    version: int = 0
+    head: bytes = GENESIS
+    effects: Effects = ()
+    net: int = 0  # What its effects add to all books together.
+    since_s: float = 0.0  # When it came to rest in its state.
+    tries: int = 0  # How often it was given out since.
+    refused: bool = False  # Its last answer was a «no» that is not accepted.
+    paged: bool = False
+    owed: object = None  # Who must still page about it.
+
+
+class Eyes(NamedTuple):
+    """What the auditor may ask of the world: the true time, and who is alive."""
+
+    clock: Callable[[], float]
+    alive: Callable[[object], bool]
+    note: Callable[[str, str], None]
+
+
+class Auditor:
+    def __init__(self, flows: Mapping[str, Flow], eyes: Eyes) -> None:
+        self.flows, self.eyes = flows, eyes
+        self.allowed = {name: allowed(flow) for name, flow in flows.items()}
+        self.legal = {name: frozenset(map(plain, flow.answers())) for name, flow in flows.items()}
+        self.books: Counter[Account] = Counter()
+        self.endowed: Counter[tuple[int, int]] = Counter()  # By owner and asset: the world's own.
+        self.lives: dict[UUID, Life] = {}
+        self.open: set[UUID] = set()
+        self.edges: Counter[tuple[str, Edge]] = Counter()
+        self.violations: list[str] = []
+        self.position = 0  # Of the core's log, durable.
+        self.acknowledged = 0  # Of the core's log, told to somebody.
+        self.pages = 0
+        self.executed = 0
+        self._frames: dict[int, bytes] = {}
+        self._operations: dict[UUID, tuple[Any, ...]] = {}
+        self._histories: dict[UUID, tuple[Any, ...]] = {}
+        self._answers: dict[bytes, tuple[int, int]] = {}
+        self.trouble: Callable[[], bool] = lambda: True
+        self.moved: Callable[[Account, str], None] = lambda _account, _verb: None
+
+    def blame(self, text: str) -> None:
+        self.eyes.note("auditor", f"VIOLATION: {text}")
+        self.violations.append(text)
+
+    def endow(self, account: Account, amount: int) -> None:
+        self.books[account] += amount
+        self.endowed[account[1], account[3]] += amount
+
+    # What the database commits.
+
+    def committed(
+        self, written: Mapping[tuple[str, Any], Any], leased: frozenset[UUID], by: object
+    ) -> None:
+        touched: list[Life] = []
+        for (table, id_), row in written.items():
+            if table == TRANSFERS:
+                history = written.get((HISTORY, id_))
+                touched.append(self._stored(row.transfer, history, id_ in leased, by))
+        for (table, id_), row in written.items():
+            if table == OPERATIONS:
+                self._operated(id_, row)
+        for (table, account), row in written.items():
+            if table == ACCOUNTS and row.available + row.held != self.books[LEDGER, *account]:
+                kept = self.books[LEDGER, *account]
+                self.blame(f"{account} holds {row.available}, and its operations make {kept}")
+        for life in touched:
+            self._judge(life)
+
+    def _stored(
+        self, after: Transfer, history: tuple[Any, ...] | None, lease: bool, by: object
+    ) -> Life:
+        life = self.lives.get(after.id)
+        if life is None:
+            life = self.lives[after.id] = Life(after, since_s=self.eyes.clock())
+            self.open.add(after.id)
+            self._fresh(life, after, history or ())
+        else:
+            before = life.transfer
+            if before.lane is None:
+                self.blame(f"{after.id} had ended in {before.state}, and was written again")
+            known = self._histories.get(after.id, ())
+            if history is not None and history[: len(known)] != known:
+                self.blame(f"the history of {after.id} was rewritten")
+            if (after.owner, after.flow, after.asset_id, after.amount, after.parties) != (
+                before.owner,
+                before.flow,
+                before.asset_id,
+                before.amount,
+                before.parties,
+            ):
+                self.blame(f"{after.id} became another transfer")
+            fresh = () if history is None else history[len(known) :]
+            if fresh:
+                self._fresh(life, after, fresh)
+            else:
+                self._stayed(life, by)
+        if history is not None:
+            self._histories[after.id] = history
+        life.tries += lease
+        life.transfer = after
+        if (after.lane is None) != self.flows[after.flow].is_end(after.state):
+            self.blame(f"{after.id} rests in {after.state} with lane {after.lane}")
+        if after.version != life.version or after.head_hash != life.head:
+            self.blame(f"{after.id}: the history does not lead to its row")
+        if after.lane is None:
+            self.open.discard(after.id)
+        return life
+
+    def _fresh(self, life: Life, after: Transfer, answers: Sequence[Any]) -> None:
+        flow = self.flows[after.flow]
+        state = str(flow.first) if not self._histories.get(after.id) else life.transfer.state
+        if not answers:
+            state = flow.arrive(flow.first)[-1]
+        for entry, at_us, hashed in answers:
+            edge = Edge(entry.version == 0, entry.path, entry.verb, entry.answer)
+            self.edges[after.flow, edge] += 1
+            if edge not in self.legal[after.flow]:
+                self.blame(f"{after.id}: {after.flow} does not allow {edge}")
+            if entry.version != life.version or entry.path[0] != state:
+                self.blame(f"{after.id}: {entry.path} does not follow on {state}")
+            life.head = chain(life.head, after, entry, at_us)
+            if life.head != hashed:
+                self.blame(f"{after.id}: the chain is broken at version {entry.version}")
+            asked = entry.path[len(flow.arrive(flow.first)) - 1 if edge.first else 0]
+            state = entry.path[-1]
+            life.refused = state == asked
+            life.version += 1
+        if state != after.state:
+            self.blame(f"{after.id} is in {after.state}; its history ends in {state}")
+        life.since_s, life.tries, life.paged = self.eyes.clock(), 0, False
+        path = " ".join(">".join(entry.path) for entry, _, _ in answers)
+        self.eyes.note(str(after.id)[-6:], path or f"born in {after.state}")
+
+    def _stayed(self, life: Life, by: object) -> None:
+        """No answer. Has it waited for so long that somebody must be told?"""
+        if self._stuck(life, SLACK_S, SLACK_TRIES) and not life.paged:
+            life.owed = by
+
+    def _stuck(self, life: Life, slack_s: float = 0.0, slack: int = 0) -> bool:
+        ask = self.flows[life.transfer.flow].ask(life.transfer.state)
+        if ask is None:
+            return False
+        late, often = ask.patience.page_after_s, ask.patience.page_attempts
+        waited_s = self.eyes.clock() - life.since_s
+        return (late is not None and waited_s >= late + slack_s) or (
+            often is not None and life.tries >= often + slack
+        )
+
+    def claimed(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            self.lives[transfer.id].tries += 1
+
+    def _operated(self, id_: UUID, row: tuple[Any, ...]) -> None:
+        known = self._operations.get(id_, ())
+        if row[: len(known)] != known or len({o.version for o in row}) != len(row):
+            self.blame(f"an operation of {id_} in the ledger was changed or repeated")
+        self._operations[id_] = row
+        for operation in row[len(known) :]:
+            delta = operation.delta + operation.held_delta
+            if delta:
+                self._effect(id_, (LEDGER, *operation.account), operation.verb, delta)
+
+    # What the core does.
+
+    def synced(self, inode: Inode) -> None:
+        """Another part of the core's log is durable: read what it says was done."""
+        if not inode.name.startswith(PREFIX):
+            return
+        content, offset = inode.content, inode.audited or HEADER_SIZE
+        while offset < inode.synced:
+            _, length, position, records, _ = FRAME.unpack_from(content, offset)
+            start = offset + FRAME_SIZE
+            payload = bytes(content[start : start + length])
+            offset = start + length
+            if position < self.position:
+                if self._frames.get(position) != payload:
+                    self.blame(f"the core's log was rewritten at position {position}")
+            elif position > self.position:
+                self.blame(f"the core's log has a gap from {self.position} to {position}")
+            else:
+                self._frames[position] = payload
+                self.position += records
+                self._read(payload)
+        inode.audited = offset
+
+    def _read(self, payload: bytes) -> None:
+        at = 0
+        while at < len(payload):
+            kind, _, length = SECTION.unpack_from(payload, at)
+            at += SECTION.size
+            if kind == Section.OPERATIONS:
+                for row in RECORD.iter_unpack(payload[at : at + length]):
+                    self._record(row)
+            at += length
+
+    def _record(self, row: tuple[Any, ...]) -> None:
+        key, verb, _, _, account, _, _, change, _ = row
+        delta = int.from_bytes(change, signed=True)
+        if not delta:
+            return
+        book, asset_id, owner = ACCOUNT.unpack(account)
+        place = CORE, owner, BOOKS[book], asset_id
+        id_ = UUID(bytes=KEY.unpack(key)[0])
+        if id_.int < OWN:
+            self.endow(place, delta)
+            return
+        self._effect(id_, place, VERBS[verb], delta)
+        if (life := self.lives.get(id_)) is not None:
+            self._judge(life)
+        self.moved(place, VERBS[verb])
+
+    def opened(self, inode: Inode, position: int, balances: Mapping[Account, int]) -> None:
+        """The core has started: it must know everything that it ever had made durable."""
+        inode.audited = 0
+        self.synced(inode)
+        if position < max(self.position, self.acknowledged):
+            known = f"{self.position} was durable and {self.acknowledged} acknowledged"
+            self.blame(f"the core came back at position {position}; {known}")
+        self.compare(CORE, balances)
+
+    def answered(self, questions: bytes, reply: bytes) -> None:
+        """The core says something: it must be durable, and what it said before."""
+        _, position, _ = STAMP.unpack_from(reply)
+        self.acknowledged = max(self.acknowledged, position)
+        if position > self.position:
+            self.blame(f"the core acknowledges {position}, and {self.position} is durable")
+        asked = OPERATION.iter_unpack(questions)
+        for (key, *_), said in zip(asked, ANSWER.iter_unpack(reply[STAMP.size :]), strict=True):
+            if said[0] > BUSY:
+                self.blame(f"the core answers {said[0]} under {key.hex()}")
+            elif said[0] < FINAL and self._answers.setdefault(key, said) != said:
+                self.blame(f"the core answers {said} under {key.hex()}, and said otherwise before")
+
+    # What both do to the money of a transfer.
+
+    def _effect(self, id_: UUID, account: Account, verb: str, delta: int) -> None:
+        self.executed += 1
+        self.books[account] += delta
+        if self.books[account] < 0 and account[2] != OUTSIDE:
+            self.blame(f"{account} is overdrawn by {-self.books[account]}")
+        life = self.lives.get(id_)
+        if life is None:
+            self.blame(f"{account} was moved by {delta} for {id_}, which does not exist")
+            return
+        transfer = life.transfer
+        system, owner, book, asset_id = account
+        role = next(
+            (r for r, p in transfer.parties.items() if (p.system, p.owner, p.book) == account[:3]),
+            None,
+        )
+        if role is None or (asset_id, delta) != (transfer.asset_id, SIGNS[verb] * transfer.amount):
+            self.blame(f"{verb} of {delta} at {system} {owner} {book} is not what {id_} is about")
+        life.net += delta
+        life.effects = tuple(sorted((*life.effects, label(str(role), verb))))
+        self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {str(id_)[-6:]}")
+
+    def _judge(self, life: Life) -> None:
+        transfer = life.transfer
+        if life.effects not in self.allowed[transfer.flow][transfer.state]:
+            effects = ", ".join(life.effects) or "nothing"
+            self.blame(f"{transfer.id} is in {transfer.state}, and this was done: {effects}")
+        if transfer.lane is None and life.net:
+            self.blame(f"{transfer.id} has ended, and {life.net} is off")
+
+    def compare(self, system: str, balances: Mapping[Account, int]) -> None:
+        """A system's own view of its accounts must be ours."""
+        ours = {a: n for a, n in self.books.items() if n and a[0] == system}
+        theirs = {a: n for a, n in balances.items() if n}
+        if ours != theirs:
+            off = sorted(dict(ours.items() ^ theirs.items()))
+            self.blame(f"{system} holds other balances than it was asked to make: {off[:3]}")
+
+    # What people are told.
+
+    def alerted(self, alert: Alert, by: object) -> None:
+        if alert.alarm is Alarm.NONE:
+            return
+        self.pages += 1
+        self.eyes.note(str(by), f"{alert.alarm.name}: {alert.cause} {alert.state or ''}")
+        if alert.transfer_id is None:
+            if alert.alarm > Alarm.PAGE or not alert.cause.startswith("unreachable"):
+                self.blame(f"a false alarm: {alert.alarm.name} {alert.cause}")
+            elif not self.trouble():
+                self.blame(f"paged although nothing had failed: {alert.cause}")
+            return
+        life = self.lives[alert.transfer_id]
+        if alert.alarm is Alarm.HALT or not (self._stuck(life) or life.refused):
+            self.blame(f"a false alarm: {alert.alarm.name} {alert.cause} of {alert.transfer_id}")
+        life.paged, life.owed = True, None
+
+    def finish(self, ledger: Mapping[Account, int], core: Mapping[Account, int]) -> None:
+        """When all is over: everything has ended, and every book is as we have kept it."""
+        if self.open:
+            self.blame(f"{len(self.open)} transfers have not ended")
+        self.compare(LEDGER, ledger)
+        self.compare(CORE, core)
+        sums: Counter[tuple[int, int]] = Counter()
+        for (_, owner, _, asset_id), amount in self.books.items():
+            sums[owner, asset_id] += amount
+        for key, amount in self.endowed.items():
+            if sums[key] != amount:
+                self.blame(f"owner and asset {key} hold {sums[key]} instead of {amount}")
+        for id_, life in self.lives.items():
+            if life.owed is not None and not life.paged and self.eyes.alive(life.owed):
+                self.blame(f"{id_} was stuck in {life.transfer.state}, and nobody was told")
+
+
+def plain(edge: Edge) -> Edge:
+    """The same with texts for members of enumerations, as the history has it."""
+    return Edge(edge.first, tuple(map(str, edge.path)), str(edge.verb), edge.answer)
+
+
+def chain(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:
+    """What an answer's hash must be, worked out once more."""
+    told = (entry.version, entry.path, entry.verb, entry.answer, entry.reason)
+    evidence = sorted(entry.evidence.items())
+    row = [transfer.id.hex, transfer.flow, *told, evidence, entry.actor, at_us]
+    return hashlib.sha256(head + msgspec.json.encode(row)).digest()

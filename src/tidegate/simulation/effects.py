@@ -1,0 +1,75 @@
+"""What may have happened to the money of a transfer in each state: read off the flow's table."""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from tidegate.core.flow import UNDOES, Ask, Edge, Flow, Pass
+
+# The effects that a transfer has had, sorted, each named as the table names it: "source.debit".
+Effects: TypeAlias = tuple[str, ...]
+
+
+def label(role: str, verb: str) -> str:
+    return f"{role}.{verb}"
+
+
+def allowed(flow: Flow) -> Mapping[str, frozenset[Effects]]:
+    """For each state: what has happened on the way to it, and what it may be asking for now.
+
+    A question that is open may have been carried out already: nobody knows before the answer is
+    recorded. Everything else is decided.
+    """
+    arriving: dict[str, set[Effects]] = {str(state): set() for state in flow.rows}
+    arriving[str(flow.first)].add(())
+    most = sum(isinstance(row, Ask) for row in flow.rows.values())
+    grown = True
+    while grown:
+        before = sum(map(len, arriving.values()))
+        for state, row in flow.rows.items():
+            for effects in list(arriving[str(state)]):
+                match row:
+                    case Pass():
+                        arriving[str(row.to)].add(effects)
+                    case Ask():
+                        if len(effects) < most:
+                            arriving[str(row.done)].add(_with(effects, row))
+                        if row.rejected is not None:
+                            arriving[str(row.rejected)].add(effects)
+        grown = sum(map(len, arriving.values())) > before
+    return {
+        state: frozenset(found | {_with(e, row) for e in found if isinstance(row, Ask)})
+        for state, found in arriving.items()
+        for row in [flow.row(state)]
+    }
+
+
+def _with(effects: Effects, ask: Ask) -> Effects:
+    return tuple(sorted((*effects, label(ask.role, ask.verb))))
+
+
+def reachable(flow: Flow) -> Iterator[Edge]:
+    """The answers that the history of a flow can come to hold.
+
+    A «no» stays where it is only if the table has no column for it, or if the column leads to an
+    undo that its system cannot make. The first question is asked again under another version only
+    after such a «no».
+    """
+    opening = flow.arrive(flow.first)[-1]
+    for edge in flow.answers():
+        state = edge.path[-1]
+        asked = edge.path[len(flow.arrive(flow.first)) - 1] if edge.first else edge.path[0]
+        stays = edge.answer == "rejected" and state == asked
+        if stays and not insists(flow, asked):
+            continue
+        if asked == opening and not edge.first and not insists(flow, opening):
+            continue
+        yield edge
+
+
+def insists(flow: Flow, state: str) -> bool:
+    ask = flow.ask(state)
+    assert ask is not None
+    if ask.rejected is None:
+        return True
+    after = flow.ask(flow.arrive(ask.rejected)[-1])
+    return after is not None and after.verb in UNDOES

@@ -1,0 +1,173 @@
+"""Virtual time and seeded order for ordinary asyncio code: no sockets, no threads, no waiting."""
+
+import asyncio
+import heapq
+import random
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+START_S = 1_700_000_000.0
+RESOLUTION_S = 1e-6
+MAX_ROUNDS = 10
+
+
+class Due(asyncio.TimerHandle):
+    """One callback, now or later. Cancelling leaves it where it is, with nothing to do."""
+
+    __slots__ = ("args", "callback", "context")
+
+    def __init__(self, callback: Callable[..., object], args: Any, context: Context) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    def cancel(self) -> None:
+        self.callback = None
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """One seed, one schedule: what is ready runs in an order thrown with the seed's dice.
+
+    Every simulated process has a context, in which all of its tasks run. A process that is
+    killed never runs again, not even its `finally`: its callbacks are dropped.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.now_s = START_S
+        self.steps = 0
+        self._throw = random.Random(seed).random  # noqa: S311  To be thrown again.
+        self._soon: list[Due] = []
+        self._later: list[tuple[float, int, Due]] = []
+        self._number = 0
+        self.own = self._current = Context()  # Of the world itself, which never dies.
+        self._dead: set[int] = set()
+        self._kept: list[object] = []  # A collected coroutine would run its `finally`.
+        self._dropped: list[Due] = []
+        self.unhandled: list[BaseException] = []  # What tasks died of, and nobody noticed.
+
+    def time(self) -> float:
+        return self.now_s
+
+    def kill(self, context: Context) -> None:
+        self._dead.add(id(context))
+        self._kept.append(context)
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> Due:
+        due = Due(callback, args, self._current if context is None else context)
+        self._soon.append(due)
+        return due
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> Due:
+        due = Due(callback, args, self._current if context is None else context)
+        self._number += 1
+        heapq.heappush(self._later, (when, self._number, due))
+        return due
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> Due:
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
+
+    def create_task(self, coro: Any, *, context: Any = None, **_: object) -> Any:
+        own = self._current if context is None else context
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, context=own)
+        self._kept.append(task)
+        return task
+
+    def run_to_end(self, main: "asyncio.Task[T]") -> None:
+        """Run until one task is done; then the clock stands still."""
+        soon, later, dead, throw = self._soon, self._later, self._dead, self._throw
+        events._set_running_loop(self)  # noqa: SLF001  As any loop does.
+        try:
+            while not main.done():
+                if not soon:
+                    if not later:
+                        raise RuntimeError("deadlock: nothing is ready and no timer is set")
+                    # Never less than the clock's resolution: a timer that fires a hair too
+                    # early and is set anew would otherwise be set for ever.
+                    self.now_s = max(later[0][0], self.now_s + RESOLUTION_S)
+                    while later and later[0][0] <= self.now_s:
+                        soon.append(heapq.heappop(later)[2])
+                if (count := len(soon)) > 1:
+                    at = int(throw() * count)
+                    soon[at], soon[-1] = soon[-1], soon[at]
+                due = soon.pop()
+                callback, context = due.callback, due.context
+                if callback is None:
+                    continue
+                if id(context) in dead:
+                    self._dropped.append(due)
+                    continue
+                self._current = context
+                self.steps += 1
+                context.run(callback, *due.args)
+        finally:
+            events._set_running_loop(None)  # noqa: SLF001
+
+    def bury(self) -> None:
+        """End what is left over, the dead included, without any effect that counts."""
+        self._dead.clear()
+        self._soon += self._dropped
+        tasks = [task for task in self._kept if isinstance(task, asyncio.Task)]
+        left = [task for task in tasks if not task.done()]
+        for task in tasks:
+            unheard = task.done() and not task.cancelled() and task._log_traceback  # noqa: SLF001
+            if unheard and (fault := task.exception()) is not None:
+                self.unhandled.append(fault)
+        self._kept = []
+        events._set_running_loop(self)  # noqa: SLF001  As any loop does.
+        try:
+            for _ in range(MAX_ROUNDS):  # Some swallow their cancelling once.
+                for task in left:
+                    task.cancel()
+                while self._soon:
+                    due = self._soon.pop()
+                    if due.callback is not None:
+                        due.context.run(due.callback, *due.args)
+                if all(task.done() for task in left):
+                    break
+        finally:
+            events._set_running_loop(None)  # noqa: SLF001
+        for task in left:
+            if task.done() and not task.cancelled():
+                task.exception()
+        self._later.clear()
+        self.close()
+
+
+def simulate(seed: int, main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":
+    """Run to the end in virtual time. The task is done: with a result, or with an exception."""
+    loop = SimLoop(seed)
+    task = cast("asyncio.Task[T]", loop.create_task(main(loop)))
+    try:
+        loop.run_to_end(task)
+    finally:
+        loop.bury()
+    return task

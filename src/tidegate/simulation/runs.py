@@ -1,0 +1,128 @@
+"""Many seeds in several processes, and what they come to together."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from tidegate.core.flow import Edge
+from tidegate.flows import FLOWS
+from tidegate.simulation.auditor import plain
+from tidegate.simulation.effects import reachable
+from tidegate.simulation.fate import KINDS, Fault
+from tidegate.simulation.loop import START_S
+from tidegate.simulation.scenario import PLEDGED, Result, run
+
+CHUNK = 25
+TWICE = 100  # One seed of so many is run again, and must be the same.
+MAX_FAILURES = 100
+ENOUGH = 100  # Times that each edge and each fault must happen in a run worth its name.
+
+
+@dataclass
+class Tally:
+    """What some seeds came to. Two of them add up to one."""
+
+    seeds: int = 0
+    transfers: int = 0
+    edges: Counter[tuple[str, Edge]] = field(default_factory=Counter)
+    faults: Counter[tuple[str, Fault]] = field(default_factory=Counter)
+    meddling: Counter[str] = field(default_factory=Counter)
+    liveness_s: float = 0.0  # The longest that any seed took to end everything after healing.
+    twice: int = 0
+    cpu_s: float = 0.0
+    failures: list[tuple[int, str]] = field(default_factory=list)  # Seed, and what was wrong.
+
+    def take(self, result: Result) -> None:
+        self.seeds += 1
+        self.transfers += result.transfers
+        self.edges.update(result.edges)
+        self.faults.update(result.faults)
+        self.meddling.update(result.meddling)
+        self.liveness_s = max(self.liveness_s, result.liveness_s)
+        if result.fault is not None:
+            self.fail(result.seed, f"{type(result.fault).__name__}: {result.fault}")
+
+    def fail(self, seed: int, text: str) -> None:
+        self.failures = sorted([*self.failures, (seed, text)])[:MAX_FAILURES]
+
+    def merge(self, other: "Tally") -> None:
+        self.seeds += other.seeds
+        self.transfers += other.transfers
+        self.edges.update(other.edges)
+        self.faults.update(other.faults)
+        self.meddling.update(other.meddling)
+        self.liveness_s = max(self.liveness_s, other.liveness_s)
+        self.twice += other.twice
+        self.cpu_s += other.cpu_s
+        for seed, text in other.failures:
+            self.fail(seed, text)
+
+    @property
+    def seeds_per_second_per_core(self) -> float:
+        return self.seeds / self.cpu_s if self.cpu_s else 0.0
+
+    def rare(self, enough: int = ENOUGH) -> dict[str, int]:
+        """Edges, faults and meddlings that happened less often than that."""
+        found = {
+            f"{flow.name} {'>'.join(edge.path)} {edge.answer}": self.edges[flow.name, plain(edge)]
+            for flow in FLOWS.values()
+            for edge in reachable(flow)
+        }
+        found |= {f"{point} {fault}": self.faults[point, fault] for point, fault in KINDS}
+        found |= {name: self.meddling[name] for name in PLEDGED}
+        return {name: times for name, times in found.items() if times < enough}
+
+    def figures(self) -> dict[str, object]:
+        """For programs, and for the page that shows the proof."""
+        return {
+            "seeds": self.seeds,
+            "transfers": self.transfers,
+            "violations": len(self.failures),
+            "failing_seeds": [seed for seed, _ in self.failures],
+            "run_twice": self.twice,
+            "edges": sum(self.edges.values()),
+            "faults": sum(self.faults.values()),
+            "worst_liveness_s": round(self.liveness_s, 3),
+            "seeds_per_second_per_core": round(self.seeds_per_second_per_core, 1),
+            "below_100": self.rare(),
+        }
+
+
+def run_chunk(seeds: Sequence[int]) -> Tally:
+    """Some seeds, one after the other, in this process."""
+    tally, begun_s = Tally(), time.process_time()
+    for seed in seeds:
+        result = run(seed)
+        tally.take(result)
+        if seed % TWICE == 0:
+            # Not counted among the seeds, only the time that it takes.
+            tally.twice += 1
+            if run(seed).hash() != result.hash():
+                tally.fail(seed, "the same seed ran differently a second time")
+    tally.cpu_s = time.process_time() - begun_s
+    return tally
+
+
+def run_seeds(
+    seeds: Sequence[int], jobs: int = 1, advance: Callable[[int], object] = lambda _: None
+) -> Tally:
+    """All of them, in so many processes; `advance` hears how many more are done."""
+    total = Tally()
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    if jobs == 1:
+        for chunk in chunks:
+            total.merge(run_chunk(chunk))
+            advance(len(chunk))
+        return total
+    with ProcessPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run_chunk, chunk) for chunk in chunks]):
+            total.merge(done.result())
+            advance(done.result().seeds)
+    return total
+
+
+def told(result: Result) -> list[str]:
+    """The trace of a seed, to be read."""
+    return [f"{at - START_S:11.6f}  {who:<10} {what}" for at, who, what in result.trace]

@@ -1,0 +1,377 @@
+"""One seed: owners move money to and fro while everything fails; then all heals, and must end.
+
+Three phases. *Safety*: faults strike, and the auditor watches every effect. *Heal*: no more
+faults, everybody is up, accounts are thawed. *Liveness*: within a bound everything has ended, and
+what is still on its way when it arrives changes nothing.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core import wire
+from tidegate.core.flow import Edge, Flow
+from tidegate.core.ports import Account, StoreFault
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party
+from tidegate.core.wire import Verb
+from tidegate.engine.births import Receipt
+from tidegate.flows import FLOWS
+from tidegate.simulation.auditor import CORE, LEDGER, Violation
+from tidegate.simulation.fate import Fate, Fault, Swarm
+from tidegate.simulation.loop import SimLoop, simulate
+from tidegate.simulation.world import Node, Terms, World, until
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.systems.ledger.judge import Balance
+from tidegate.systems.ledger.memory import ACCOUNTS
+
+ASSET, START, SPOT = 3, 1_000, "SPOT"
+OWNERS = (1, 2, 3, 4)
+TRANSFERS = 20
+AMOUNTS = (1, 10, 100, 400, 900, 2_500)
+SAFETY_S = 9.0
+LIVENESS_S = 60.0
+OUTAGE_S = (65.0, 110.0)
+HOUR_S = 3600.0
+CLIENT_S = 5.0
+
+Meddling: TypeAlias = Counter[str]
+BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE)
+# What people and machines do besides, which every long run must contain often enough.
+PLEDGED = (
+    *(f"{book} {status}" for book in BOOKS for status in Status),
+    "clock",
+    "flood",
+    "killed anywhere",
+    "mismatch",
+    "outage",
+)
+
+
+@dataclass
+class Result:
+    """What one seed came to. Counters add up over seeds."""
+
+    seed: int
+    fault: BaseException | None = None
+    trace: list[tuple[float, str, str]] = field(default_factory=list)
+    transfers: int = 0
+    edges: Counter[tuple[str, Edge]] = field(default_factory=Counter)
+    faults: Counter[tuple[str, Fault]] = field(default_factory=Counter)
+    meddling: Meddling = field(default_factory=Counter)
+    liveness_s: float = 0.0
+    steps: int = 0
+
+    def hash(self) -> str:
+        """Of everything that happened, in order: the same in every run of the seed."""
+        return hashlib.sha256(msgspec.msgpack.encode(self.trace)).hexdigest()
+
+
+@dataclass
+class Mood:
+    """How people behave in a seed: what they do to accounts, and how often."""
+
+    meddles: bool = True
+    pause_s: float = 0.5
+    books: tuple[str, ...] = BOOKS
+    harsh: float = 0.5  # How often an account is frozen or disabled when it is touched.
+    flooded: frozenset[int] = frozenset()
+    outage: bool = False
+    clocks: float = 0.0
+    reaper: float = 0.0
+
+    @classmethod
+    def thrown(cls, dice: random.Random) -> "Mood":
+        mood = cls(
+            meddles=dice.random() < 0.8,
+            pause_s=dice.uniform(0.1, 1.0),
+            books=BOOKS if dice.random() < 0.5 else (dice.choice(BOOKS),),
+            harsh=dice.uniform(0.2, 0.8),
+            outage=dice.random() < 0.03,
+            clocks=dice.choice((0.0, dice.random() * 0.5)),
+            reaper=dice.choice((0.0, dice.random() * 0.3)),
+        )
+        if dice.random() < 0.12:
+            # Money that left the core, cannot arrive, and does not fit where it came from.
+            mood.flooded = frozenset(OWNERS)
+            mood.meddles, mood.books, mood.harsh = True, (FUNDING, OUTSIDE), 0.8
+        return mood
+
+
+class Scenario:
+    """What happens in one seed, told from outside the processes."""
+
+    def __init__(self, world: World, mood: Mood, wishes: list[Request]) -> None:
+        self.world, self.mood, self.wishes = world, mood, wishes
+        self.nodes = 2
+        self.spread_s = SAFETY_S * 0.7  # Within which the wishes are made.
+        self.plan: Fate | None = None  # Takes effect when the world has begun.
+        self.told: dict[tuple[int, str | None], UUID] = {}
+        self.meddling: Meddling = Counter()
+        self.liveness_s = 0.0
+
+    async def play(self) -> None:
+        world = self.world
+        await self._begin()
+        world.fates = self.plan or world.fates
+        asking = [
+            asyncio.ensure_future(self._client(wish, world.dice.random() * self.spread_s))
+            for wish in self.wishes
+        ]
+        meddling = asyncio.ensure_future(self._meddle())
+        if self.plan is None:
+            await asyncio.sleep(world.dice.uniform(*OUTAGE_S) if self.mood.outage else SAFETY_S)
+        else:
+            # Who follows a plan is over when all has ended; until then it may still strike.
+            await self._ended(asking, world.loop.now_s)
+        meddling.cancel()
+        healed_s = world.loop.now_s
+        self._heal()
+        await self._ended(asking, healed_s)
+        self.liveness_s = world.loop.now_s - healed_s
+        await self._aftermath()
+
+    async def _begin(self) -> None:
+        world, rows = self.world, self.world.tables.rows[ACCOUNTS]
+        world.host.start()
+        for owner in OWNERS:
+            for book, amount in ((FUNDING, START), (OUTSIDE, -2 * START), (SUSPENSE, 0)):
+                rows[Account(owner, book, ASSET)] = Balance(amount, 0, Status.ACTIVE)
+                world.auditor.endow((LEDGER, owner, book, ASSET), amount)
+        while any(world.auditor.endowed[owner, ASSET] < 0 for owner in OWNERS):
+            # Each owner's books sum to zero once the core has its part.
+            for owner in OWNERS:
+                if world.auditor.endowed[owner, ASSET] < 0:
+                    world.core_move(Verb.CREDIT, owner, ASSET, START)
+            await asyncio.sleep(0.05)
+        world.auditor.moved = self._moved
+        for number in range(self.nodes):
+            await world.raise_node("abc"[number])
+
+    async def _client(self, wish: Request, delay_s: float) -> None:
+        """Asks with one cid until somebody says what became of it, whoever dies meanwhile."""
+        world, dice = self.world, self.world.dice
+        await asyncio.sleep(delay_s)
+        waits = dice.random() < 0.5
+        while True:
+            living = [node for node in world.living() if node.engine is not None]
+            said = await self._attempt(dice.choice(living), wish, waits) if living else None
+            if isinstance(said, Receipt):
+                first = self.told.setdefault((wish.owner, wish.cid), said.transfer.id)
+                if first != said.transfer.id or said.transfer.id not in world.auditor.lives:
+                    world.auditor.blame(f"{wish.cid} became {first} and {said.transfer.id}")
+                return
+            if said is Refusal.IDEMPOTENCY_MISMATCH:
+                self.meddling["mismatch"] += 1
+                return
+            await asyncio.sleep(dice.random())
+
+    async def _attempt(self, node: Node, wish: Request, waits: bool) -> Receipt | Refusal | None:
+        """The client's patience is its own: a process that dies says nothing any more."""
+        engine = node.engine
+        assert engine is not None
+        work = engine.transfer(wish) if waits else engine.submit(wish)
+        asked = self.world.loop.create_task(work, context=node.context)
+        await asyncio.wait([asked], timeout=CLIENT_S)
+        if not node.alive or not asked.done() or isinstance(asked.exception(), StoreFault):
+            return None
+        said: Receipt | Refusal = asked.result()
+        return said
+
+    async def _meddle(self) -> None:
+        """People freeze and thaw accounts, machines are switched off, clocks jump."""
+        world, mood, dice = self.world, self.mood, self.world.dice
+        if mood.outage:
+            await asyncio.sleep(dice.random() * 4)
+            self.meddling["outage"] += 1
+            world.host.held_back = True
+            world.host.crash(dice.choice((Fault.CORE_KILLED, Fault.POWER_LOST)))
+        while True:
+            await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.outage else 1))
+            if mood.meddles:
+                bad = dice.choice((Status.FROZEN, Status.DISABLED))
+                status = bad if dice.random() < mood.harsh else Status.ACTIVE
+                self._set_status(dice.choice(OWNERS), dice.choice(mood.books), status)
+            if (living := world.living()) and dice.random() < mood.clocks:
+                self.meddling["clock"] += 1
+                dice.choice(living).skew_s = dice.choice((-HOUR_S, 0.0, HOUR_S))
+            if living and dice.random() < mood.reaper:
+                self.meddling["killed anywhere"] += 1
+                world.kill(dice.choice(living))
+
+    def _set_status(self, owner: int, book: str, status: Status) -> None:
+        world, rows = self.world, self.world.tables.rows[ACCOUNTS]
+        self.meddling[f"{book} {status}"] += 1
+        if book == SPOT:
+            world.core_status(owner, ASSET, wire.Status[status])
+            return
+        key = Account(owner, book, ASSET)
+        if self._free(key):
+            rows[key] = rows[key]._replace(status=status)
+
+    def _free(self, key: Account) -> bool:
+        return (ACCOUNTS, key) not in self.world.tables.holders
+
+    def _moved(self, account: tuple[str, int, str, int], verb: str) -> None:
+        """Between a debit and its refund, the account fills up."""
+        _, owner, _, _ = account
+        if verb == "debit" and owner in self.mood.flooded and not self.world.healed:
+            self.meddling["flood"] += 1
+            self.world.flood(owner, ASSET)
+
+    def _heal(self) -> None:
+        world = self.world
+        world.note("world", "heals")
+        world.healed = True
+        world.host.held_back = False
+        for node in world.living():
+            node.skew_s = 0.0
+        world.later(self._thaw())
+
+    async def _thaw(self) -> None:
+        """Until it is done: whoever is to do it may be starting just now."""
+        world = self.world
+        for owner in OWNERS:
+            for book in (FUNDING, OUTSIDE, SUSPENSE):
+                key = Account(owner, book, ASSET)
+                await until(partial(self._free, key), 0.01)
+                rows = world.tables.rows[ACCOUNTS]
+                rows[key] = rows[key]._replace(status=Status.ACTIVE)
+        await until(lambda: world.host.core, 0.1)
+        assert world.host.core is not None
+        for owner in OWNERS:
+            world.core_status(owner, ASSET, wire.Status.ACTIVE)
+            spot = wire.account(wire.Book.SPOT, ASSET, owner)
+            excess = world.auditor.endowed[owner, ASSET]
+            if excess > 0 and (held := world.host.core.book.balance(spot)):
+                world.core_move(Verb.DEBIT, owner, ASSET, min(excess, held))
+
+    async def _ended(self, asking: "Sequence[asyncio.Future[None]]", healed_s: float) -> None:
+        world = self.world
+        while not all(client.done() for client in asking) or world.auditor.open:
+            if world.auditor.violations:
+                return
+            if world.loop.now_s > healed_s + LIVENESS_S:
+                still = [world.auditor.lives[id_].transfer for id_ in sorted(world.auditor.open)]
+                world.auditor.blame(f"not ended {LIVENESS_S:.0f} s after healing: {still[:2]}")
+                return
+            await asyncio.sleep(0.25)
+        for client in asking:
+            client.result()
+
+    async def _aftermath(self) -> None:
+        """All has ended. What is still on its way arrives, and must change nothing."""
+        world = self.world
+        executed = world.auditor.executed
+        world.network.flush()
+        await until(lambda: not world.background and world.host.core, 0.25)
+        await asyncio.sleep(0.25)
+        if world.auditor.executed != executed:
+            world.auditor.blame("money moved after everything had ended")
+        if len(set(self.told.values())) != len(world.auditor.lives):
+            world.auditor.blame("a transfer exists that nobody was told of")
+        world.auditor.finish(world.ledger_balances(), world.host.balances())
+
+
+def run(
+    seed: int,
+    fate: Fate | None = None,
+    alter: Callable[[Scenario], None] | None = None,
+    flows: Mapping[str, Flow] = FLOWS,
+) -> Result:
+    """One seed from beginning to end, by the dice of the seed or by a plan.
+
+    `alter` may change the scenario before it begins: its wishes, its mood, the world's terms.
+    """
+    dice = random.Random(seed)  # noqa: S311  To be thrown again.
+    scenes: list[Scenario] = []
+
+    async def main(loop: SimLoop) -> None:
+        world = World(loop, dice, flows)
+        scene = by_plan(world, fate) if fate is not None else by_dice(world)
+        scenes.append(scene)
+        if alter is not None:
+            alter(scene)
+        try:
+            await scene.play()
+        finally:
+            world.end()
+        if world.auditor.violations:
+            raise Violation(world.auditor.violations[0])
+
+    task = simulate(seed, main)
+    [scene] = scenes
+    world = scene.world
+    return Result(
+        seed,
+        task.exception() or next(iter(world.loop.unhandled), None),
+        world.trace,
+        len(world.auditor.lives),
+        world.auditor.edges,
+        world.faults,
+        scene.meddling,
+        scene.liveness_s,
+        world.loop.steps,
+    )
+
+
+def by_dice(world: World) -> Scenario:
+    """Everything is thrown: what fails, how people behave, and how the workers are set up."""
+    dice = world.dice
+    world.fates, world.terms, mood = Swarm(dice), thrown_terms(dice), Mood.thrown(dice)
+    scene = Scenario(world, mood, wishes(dice, lean=0.9 if mood.flooded else 0.5))
+    scene.nodes = dice.choice((1, 2, 2, 3))
+    return scene
+
+
+def by_plan(world: World, plan: Fate) -> Scenario:
+    """Nothing fails but what is planned, nobody meddles, and all wishes are made at once."""
+    scene = Scenario(world, Mood(meddles=False), wishes(world.dice))
+    scene.plan, scene.spread_s = plan, 0.0
+    return scene
+
+
+def thrown_terms(dice: random.Random) -> Terms:
+    return Terms(
+        loops_per_lane=dice.choice((1, 1, 2)),
+        ring_size=dice.choice((1, 100, 100)),
+        scan_s=dice.choice((0.5, 1.0, 2.0)),
+        snapshot_records=dice.choice((8, 25, 10**6)),
+        reversible=dice.random() > 0.15,
+    )
+
+
+def wishes(dice: random.Random, count: int = TRANSFERS, lean: float = 0.5) -> list[Request]:
+    """Of all flows, both ways; some are made twice, and some under another's key."""
+    made: list[Request] = []
+    for number in range(count):
+        if made and dice.random() < 0.1:
+            again = dice.choice(made)
+            amount = again.amount + (dice.random() < 0.3)
+            made.append(msgspec.structs.replace(again, amount=amount))
+            continue
+        owner = dice.choice(OWNERS)
+        flow, parties = _movement(dice, owner, lean)
+        made.append(Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}"))
+    return made
+
+
+def _movement(dice: random.Random, owner: int, lean: float) -> tuple[str, dict[str, Party]]:
+    funding, spot = Party(LEDGER, FUNDING, owner), Party(CORE, SPOT, owner)
+    outside, suspense = Party(LEDGER, OUTSIDE, owner), Party(LEDGER, SUSPENSE, owner)
+    one, other = (spot, funding) if dice.random() < lean else (funding, spot)
+    chance = dice.random()
+    if chance < 0.6:
+        return "internal_transfer", {"source": one, "target": other}
+    if chance < 0.8:
+        return "deposit", {"source": outside, "target": one, "suspense": suspense}
+    return "external_withdrawal", {"source": one, "target": outside}

@@ -1,0 +1,314 @@
+"""A world to simulate in: a database, a core on its disk, workers that die, and a network."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
+from typing import Any, NamedTuple
+
+from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
+from tidegate.core.flow import Flow
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.ports import StoreUnavailable
+from tidegate.core.transfer import Question
+from tidegate.core.wire import KEY, OPERATION, STATUS, Book, Kind, Mark, Status, Verb, account
+from tidegate.engine.alerts import Alert
+from tidegate.engine.engine import Engine, Parts
+from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, Eyes
+from tidegate.simulation.disk import Hands, Platter, SimDisk
+from tidegate.simulation.fate import Fate, Fault, Plan
+from tidegate.simulation.loop import SimLoop
+from tidegate.simulation.network import Network, Wires
+from tidegate.simulation.store import NodeStore, SimTwin
+from tidegate.store.memory import Tables
+from tidegate.systems.ledger import MemoryLedger
+from tidegate.systems.ledger.memory import ACCOUNTS
+from tidegate.systems.trading import Caller, Trading, recall
+from tidegate.trading_core.core import Busy, Core, Limits, Stopped
+from tidegate.trading_core.wal import Damaged
+
+CALL_S = 2.0  # How long a worker waits for the core.
+REST_S = 2.0  # Within which whoever died is started again.
+UUID = bytes(range(16))
+
+
+class Terms(NamedTuple):
+    """What is chosen anew for each seed, besides what fails."""
+
+    loops_per_lane: int = 1
+    ring_size: int = 100
+    scan_s: float = 1.0
+    snapshot_records: int = 10**6
+    reversible: bool = True  # Whether the core is said to be able to undo a debit.
+
+
+class SimTrading(Trading):
+    """The client of the core in one worker, which dies or raises around it."""
+
+    def __init__(self, node: "Node") -> None:
+        self.node = node
+        caller = Caller("store", node.name, CALL_S)
+        super().__init__(CORE, node.connect, caller, node.marks, node.refused)
+        self.reversible = node.world.terms.reversible
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        node = self.node
+        fault = node.world.fate("ask")
+        if fault is Fault.KILLED_BEFORE:
+            await node.die()
+        if fault is Fault.RAISES:
+            raise ValueError("the batch makes no sense")
+        answers = await super().ask(questions)
+        if fault is Fault.KILLED_AFTER:
+            await node.die()
+        if fault is Fault.RAISES_AFTER:
+            raise ValueError("the answers make no sense")
+        if fault is Fault.IN_DOUBT:
+            throw = node.world.dice.random
+            return [Unknown("no word of this one") if throw() < 0.5 else a for a in answers]
+        return answers
+
+
+class Node:
+    """One worker. Once dead it does nothing more, and runs none of its `finally`."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world, self.name = world, name
+        self.alive = True
+        self.context = Context()
+        self.open: dict[Any, None] = {}  # Its transactions.
+        self.skew_s = 0.0  # How wrong its clock is.
+        self.store = NodeStore(self)
+        self.engine: Engine[SimTwin] | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    async def start(self) -> None:
+        world = self.world
+        self.engine = Engine(
+            Parts(
+                store=self.store,
+                flows=world.flows,
+                outside=[SimTrading(self)],
+                local=[MemoryLedger(LEDGER)],
+                clock=self.clock,
+                dice=random.Random(world.dice.random()),  # noqa: S311  To be thrown again.
+                alert=self.alert,
+                scan_s=world.terms.scan_s,
+                ring_size=world.terms.ring_size,
+                loops_per_lane=world.terms.loops_per_lane,
+            )
+        )
+        await self.engine.__aenter__()
+
+    def clock(self) -> float:
+        return self.world.loop.now_s + self.skew_s
+
+    def alert(self, alert: Alert) -> None:
+        if self.alive:
+            self.world.auditor.alerted(alert, self)
+
+    def refused(self, reason: str) -> None:
+        self.alert(Alert(Alarm.CRITICAL, reason, CORE))
+
+    async def connect(self) -> Any:
+        return await self.world.network.connect(self)
+
+    async def marks(self) -> Mark | None:
+        try:
+            async with self.store.transaction() as tx:
+                return await recall(tx, CORE)
+        except StoreUnavailable as fault:
+            raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
+
+    async def die(self) -> None:
+        """Killed in the middle of a call: it does not come back from here."""
+        self.world.kill(self)
+        await self.world.loop.create_future()
+
+
+class Host:
+    """The machine of the core, with a supervisor that starts it again whenever it has ended."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.platter = Platter()
+        self.context = Context()
+        self.core: Core | None = None
+        self.running = False
+        self.disk: SimDisk | None = None
+        self.held_back = False  # Nobody starts it for the time being.
+
+    def start(self) -> None:
+        world = self.world
+        self.context = Context()
+        hands = Hands(world.fate, world.dice, world.auditor.synced, self.crash)
+        self.disk = SimDisk(self.platter, hands)
+        self.running = True
+        world.loop.create_task(self._live(self.disk), context=self.context)
+
+    async def _live(self, disk: SimDisk) -> None:
+        """The core's process. An error of its disk ends it, as it ends the real one."""
+        limits = Limits(snapshot_records=self.world.terms.snapshot_records, marks=10_000)
+        try:
+            self.core = core = await Core.open(disk, UUID, limits)
+            self.world.note("core", f"epoch {core.epoch} at position {core.place.position}")
+            inode = self.platter.entries[core.log.header.name]
+            self.world.auditor.opened(inode, core.book.position, self.balances())
+            await core.run()
+        except OSError as fault:
+            self.world.note("core", f"stops: {fault}")
+        except Damaged as fault:
+            if not disk.shut:
+                self.world.auditor.blame(f"the core does not read its own disk: {fault}")
+        if not disk.shut:  # Else it has been killed, and this is only its shadow.
+            self._ended(silently=False)
+
+    def _ended(self, *, silently: bool) -> None:
+        self.running, self.core = False, None
+        if self.disk is not None:
+            self.disk.shut = True
+        self.world.network.hang_up(silently=silently)
+        self.world.later(self._restart())
+
+    def crash(self, fault: Fault) -> None:
+        """Dead at once, and what was not synced with it, if the power went."""
+        if self.running:
+            self.world.loop.kill(self.context)
+            if fault is Fault.POWER_LOST:
+                self.platter.lose_power(self.world.dice)
+            self._ended(silently=fault is Fault.POWER_LOST)
+
+    async def _restart(self) -> None:
+        await asyncio.sleep(self.world.dice.random() * REST_S)
+        await until(lambda: not self.held_back, 1.0)
+        self.start()
+
+    def balances(self) -> Mapping[Account, int]:
+        """What the core holds, by its own account."""
+        assert self.core is not None
+        book, found = self.core.book, {}
+        for raw, index in book.accounts.items():
+            owner = int.from_bytes(raw[5:])
+            found[CORE, owner, Book(raw[0]).name, int.from_bytes(raw[1:5])] = book.balances[index]
+        return found
+
+
+async def until(holds: Callable[[], object], every_s: float) -> None:
+    """Wait for what nobody will announce."""
+    while not holds():  # noqa: ASYNC110  Looking costs nothing in virtual time.
+        await asyncio.sleep(every_s)
+
+
+class World:
+    """Everything that outlives a process, and the dice of one seed."""
+
+    def __init__(self, loop: SimLoop, dice: random.Random, flows: Mapping[str, Flow]) -> None:
+        self.loop, self.dice, self.flows = loop, dice, flows
+        self.terms = Terms()
+        self.fates: Fate = Plan()
+        self.faults: Counter[tuple[str, Fault]] = Counter()
+        self.trace: list[tuple[float, str, str]] = []
+        self.healed = False
+        self.auditor = Auditor(flows, Eyes(loop.time, self.living_one, self.note))
+        self.auditor.trouble = self.troubled
+        self.tables = Tables()
+        self.host = Host(self)
+        self.network = Network(loop, self.host, Wires(self.fate, dice, self.auditor.answered))
+        self.nodes: list[Node] = []
+        self.background: set[asyncio.Task[None]] = set()
+        self.deaths = 0
+        self._own = 0
+
+    def fate(self, point: str) -> Fault | None:
+        """What the next call at this point suffers; after the healing, nothing any more."""
+        if self.healed:
+            return None
+        fault = self.fates.suffers(point)
+        if fault is not None:
+            self.faults[point, fault] += 1
+            self.note(point, fault)
+        return fault
+
+    def note(self, who: str, what: str) -> None:
+        self.trace.append((self.loop.now_s, who, what))
+
+    def troubled(self) -> bool:
+        return bool(self.faults) or self.host.held_back
+
+    def later(self, landing: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(landing, context=self.loop.own)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+    def kill(self, node: Node) -> None:
+        """The server notices: what was not committed is rolled back, or is just landing."""
+        if not node.alive:
+            return
+        node.alive = False
+        self.deaths += 1
+        self.note(node.name, "dies")
+        self.loop.kill(node.context)
+        for tx in list(node.open):
+            tx.end()
+        node.open.clear()
+        self.network.leave(node)
+        self.later(self._replace(f"{node.name}+"))
+
+    async def _replace(self, name: str) -> None:
+        await asyncio.sleep(self.dice.random() * REST_S)
+        await self.raise_node(name)
+
+    async def raise_node(self, name: str) -> None:
+        node = Node(self, name)
+        self.nodes = [*self.living(), node]
+        await self.loop.create_task(node.start(), context=node.context)
+
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes if node.alive]
+
+    def living_one(self, node: object) -> bool:
+        return isinstance(node, Node) and node.alive
+
+    # What people do to accounts, beside the transfers.
+
+    def core_status(self, owner: int, asset_id: int, status: Status) -> None:
+        self._submit(Kind.SET_STATUS, STATUS.pack(account(Book.SPOT, asset_id, owner), status))
+
+    def core_move(self, verb: Verb, owner: int, asset_id: int, amount: int) -> None:
+        """Money that comes and goes by itself, under a key of the world's own."""
+        self._own += 1
+        key = KEY.pack(self._own.to_bytes(16), 0)
+        spot = account(Book.SPOT, asset_id, owner)
+        self._submit(Kind.ASK, OPERATION.pack(key, verb, 0, 0, spot, amount.to_bytes(16)))
+
+    def _submit(self, kind: Kind, body: bytes) -> None:
+        """Somebody at the core's own machine. If it is down just now, nothing comes of it."""
+        if self.host.core is not None:
+            try:
+                self.host.core.submit(kind, body)
+            except (Busy, Stopped):
+                self.note("core", "takes nothing")
+
+    def flood(self, owner: int, asset_id: int) -> None:
+        """Fill an account to the brim, so that not even a refund fits."""
+        if self.host.core is not None:
+            held = self.host.core.book.balance(account(Book.SPOT, asset_id, owner))
+            if held < MAX_AMOUNT:
+                self.core_move(Verb.CREDIT, owner, asset_id, MAX_AMOUNT - held)
+
+    def ledger_balances(self) -> Mapping[Account, int]:
+        rows: dict[Any, Any] = self.tables.rows[ACCOUNTS]
+        return {(LEDGER, *key): row.available + row.held for key, row in rows.items()}
+
+    def end(self) -> None:
+        """Nothing counts any more."""
+        self.healed = True
+        for node in self.living():
+            node.alive = False
+            for tx in list(node.open):
+                tx.end()
+        if self.host.disk is not None:
+            self.host.disk.shut = True

@@ -1,0 +1,93 @@
+"""The loop: time that jumps, an order thrown by the seed, and the dead that stay dead."""
+
+import asyncio
+from contextvars import Context
+
+import pytest
+
+from tidegate.simulation.loop import START_S, SimLoop, simulate
+
+
+def test_an_hour_of_waiting_takes_no_time_and_is_an_hour() -> None:
+    async def main(loop: SimLoop) -> float:
+        await asyncio.sleep(3600)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await asyncio.Event().wait()
+        return loop.time()
+
+    assert simulate(1, main).result() == pytest.approx(START_S + 3660)
+
+
+def order(seed: int) -> list[int]:
+    seen: list[int] = []
+
+    async def one(number: int) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            seen.append(number)
+
+    async def main(_: SimLoop) -> None:
+        await asyncio.gather(*map(one, range(5)))
+
+    simulate(seed, main).result()
+    return seen
+
+
+def test_a_seed_is_an_order() -> None:
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(10)}) > 5
+    assert all(sorted(order(seed)) == sorted(order(0)) for seed in range(10))
+
+
+def test_the_killed_run_nothing_any_more_not_even_their_finally() -> None:
+    said: list[str] = []
+
+    async def victim() -> None:
+        try:
+            async with asyncio.timeout(100):
+                while True:
+                    await asyncio.sleep(1)
+                    said.append("alive")
+        finally:
+            said.append("finally")
+
+    async def main(loop: SimLoop) -> list[str]:
+        context = Context()
+        loop.create_task(victim(), context=context)
+        await asyncio.sleep(2.5)
+        loop.kill(context)
+        await asyncio.sleep(200)
+        return list(said)
+
+    assert simulate(1, main).result() == ["alive", "alive"]
+
+
+def test_children_of_the_killed_die_with_them_and_others_live() -> None:
+    said: list[str] = []
+
+    async def child(name: str) -> None:
+        await asyncio.sleep(5)
+        said.append(name)
+
+    async def parent(name: str) -> None:
+        await asyncio.gather(child(name), asyncio.create_task(child(name)))
+
+    async def main(loop: SimLoop) -> list[str]:
+        doomed = Context()
+        loop.create_task(parent("doomed"), context=doomed)
+        loop.create_task(parent("other"), context=Context())
+        await asyncio.sleep(1)
+        loop.kill(doomed)
+        await asyncio.sleep(10)
+        return list(said)
+
+    assert simulate(3, main).result() == ["other", "other"]
+
+
+def test_waiting_for_nothing_is_a_deadlock_and_said_to_be_one() -> None:
+    async def main(_: SimLoop) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="deadlock"):
+        simulate(1, main)

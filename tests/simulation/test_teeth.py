@@ -1,0 +1,127 @@
+"""The simulation has teeth: planted bugs are found, and a plan strikes where it says."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import tidegate.engine.step
+from tidegate.commands.access import Output, Printing
+from tidegate.commands.simulate import Chosen, simulate
+from tidegate.core.answers import Answer, Rejected, Unknown
+from tidegate.core.decide import Terms, decide
+from tidegate.core.flow import Flow
+from tidegate.core.transfer import Move, Transfer
+from tidegate.engine.lanes import Lane
+from tidegate.simulation.fate import POINTS, Fault, Plan
+from tidegate.simulation.runs import run_seeds
+from tidegate.simulation.scenario import Scenario, run
+
+
+def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    """The oldest mistake of the trade: a timeout taken for a «no»."""
+    taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
+    return decide(flow, transfer, taken, terms)
+
+
+def single(scene: Scenario) -> None:
+    scene.wishes = scene.wishes[:1]
+    scene.nodes = 1
+
+
+def test_treating_a_timeout_as_a_no_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidegate.engine.step, "decide", hasty)
+    assert run_seeds(range(20)).failures
+
+
+def test_a_failing_seed_is_told_with_its_revision_and_its_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tidegate.engine.step, "decide", hasty)
+    with pytest.raises(Exception) as ended:  # noqa: PT011  Typer's way to leave, of no name.
+        simulate(Chosen(seeds=20, jobs=1), Printing())
+    assert getattr(ended.value, "exit_code", None) == 1
+    said = capsys.readouterr().out
+    assert "VIOLATION" in said
+    assert "at revision" in said
+    assert "again: tidegate simulate --seed" in said
+
+
+def test_figures_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(Chosen(seeds=4, jobs=2), Printing(Output.JSON))
+    said = capsys.readouterr().out
+    assert '"seeds": 4' in said
+    assert '"violations": 0' in said
+
+
+def test_one_seed_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(Chosen(seed=7), Printing())
+    said = capsys.readouterr().out
+    assert "heals" in said
+    assert "nothing went wrong" in said
+    assert f"hash {run(7).hash()[:16]}" in said
+
+
+def test_without_faults_nobody_is_called() -> None:
+    for seed in range(5):
+        plan = Plan()
+        scenes: list[Scenario] = []
+        result = run(seed, plan, scenes.append)
+        assert result.fault is None
+        assert scenes[0].world.auditor.pages == 0
+        assert plan.calls
+        assert not result.faults
+
+
+def test_a_plan_strikes_the_call_that_it_names() -> None:
+    calm = Plan()
+    assert run(1, calm, single).fault is None
+    for number, point in enumerate(calm.calls):
+        for fault in POINTS[point]:
+            plan = Plan({number: fault})
+            result = run(1, plan, single)
+            assert result.fault is None, f"call {number}, {point}, {fault}: {result.fault}"
+            assert result.faults == {(point, fault): 1}
+
+
+def test_a_plan_names_only_what_can_happen() -> None:
+    result = run(1, Plan({0: Fault.ENOSPC}, points=("look",)), single)
+    assert result.fault is not None
+
+
+def jumping(scene: Scenario) -> None:
+    """Every clock is an hour fast for two seconds, and then right again."""
+    begin = scene._begin
+
+    async def begun() -> None:
+        await begin()
+        for node in scene.world.nodes:
+            node.skew_s = 3600.0
+        scene.spread_s = 8.0
+        asyncio.get_running_loop().call_later(2.0, right)
+
+    def right() -> None:
+        for node in scene.world.nodes:
+            node.skew_s = 0.0
+
+    scene._begin = begun  # type: ignore[method-assign]
+
+
+def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def doubtful() -> Plan:
+        return Plan(dict.fromkeys(range(20), Fault.RAISES), points=("ask",))
+
+    assert run(3, doubtful(), jumping).fault is None
+
+    async def waiting(self: Lane[Any]) -> list[Transfer]:
+        now_s = self.means.clock()
+        if now_s < self._next_scan_s:
+            return await self._popped(now_s)
+        claimed = list(await self.means.store.claim(self.name, 1024))
+        self._next_scan_s = self.means.clock() + self.scan_s
+        return claimed or await self._popped(self.means.clock())
+
+    monkeypatch.setattr(Lane, "_batch", waiting)
+    assert "not ended" in str(run(3, doubtful(), jumping).fault)
