@@ -114,6 +114,10 @@ class Api(Child):
     port: int
     client: httpx2.Client
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def call(
         self, method: str, path: str, body: object = None, who: str | None = None, **more: Any
     ) -> Answer:

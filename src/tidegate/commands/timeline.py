@@ -7,6 +7,9 @@ from rich.text import Text
 
 from tidegate.client import Answer
 from tidegate.commands.access import console
+from tidegate.core.transfer import SUSPENSE
+from tidegate.engine.verdicts import asked
+from tidegate.flows import FLOWS
 
 COLOURS = {"done": "green", "rejected": "red", "COMMITTED": "green", "SETTLED": "green"}
 SAYS = {"done": "said yes", "rejected": "said no"}
@@ -38,10 +41,21 @@ def _answers(life: Answer) -> Iterator[tuple[tuple[str, int, int], str, str]]:
         steps = " → ".join(path if isinstance(path, list) else str(path).split())
         why = f" ({entry['reason']})" if entry.get("reason") else ""
         who = f", by {entry['actor']}" if entry.get("actor") not in (None, "", "engine") else ""
-        asked = _party(life["transfer"], "target" if entry["verb"] == "credit" else "source")
-        words = f"{asked} {entry['verb']}: {SAYS.get(said, said)}{why}{who}"
+        whom = _party(life["transfer"], _role(life["transfer"], entry))
+        words = f"{whom} {entry['verb']}: {SAYS.get(said, said)}{why}{who}"
         line = f"  {_clock(entry['at'])}  {words:<28}  {steps}"
         yield (entry["at"], entry["version"], 1), line, COLOURS.get(said, "")
+
+
+def _role(transfer: Answer, entry: Answer) -> str:
+    """Who was asked: as the flow has it, but for a refund that people have re-pointed."""
+    if entry["verb"] == "refund":
+        moved = entry["answer"] == "done" and SUSPENSE in transfer["parties"]
+        return SUSPENSE if moved else "source"
+    flow = FLOWS.get(transfer["flow"])
+    ask = None if flow is None else asked(flow, entry["path"])
+    usual = "target" if entry["verb"] == "credit" else "source"
+    return usual if ask is None else ask.role
 
 
 def _attempts(life: Answer) -> Iterator[tuple[tuple[str, int, int], str, str]]:

@@ -8,20 +8,20 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Question, Transfer, question_of
 from tidegate.engine.gate import LEDGER, Gate
 from tidegate.engine.step import ask, conclude
-from tidegate.store import resolutions
+from tidegate.store import reading, resolutions
 from tidegate.store.resolutions import Proposal, Resolution
 from tidegate.systems.ledger import SUSPENSE
 
 KINDS = ("done", "rejected", "suspense")
+TRIES = 5  # Against an engine that asks the same question at the same moment.
+MEANWHILE = "the question was answered meanwhile"
 
 
 async def propose(gate: Gate, transfer: Transfer, proposal: Proposal) -> int | Refusal:
     """Take down what one person says, if there is a question that it could answer."""
-    if transfer.lane is None or proposal.version != transfer.version:
-        return Refusal.INVALID_REQUEST
     if proposal.kind not in KINDS or not proposal.reason or not proposal.evidence:
         return Refusal.INVALID_REQUEST
-    if proposal.kind == "suspense" and _question(gate, transfer).verb is not Verb.REFUND:
+    if not _is_open(gate, transfer, proposal):
         return Refusal.INVALID_REQUEST
     return await resolutions.propose(gate.store, proposal)
 
@@ -32,18 +32,40 @@ async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
     second = await resolutions.confirm(gate.store, resolution.id, confirmed_by)
     if second is None:
         return "this was proposed by you, or is closed already"
-    [transfer] = await gate.store.find([proposal.transfer_id])
-    if transfer.version != proposal.version or transfer.lane is None:
-        await resolutions.close(gate.store, resolution.id, "the question was answered meanwhile")
-        return "the question was answered meanwhile"
-    answer = await _answer(gate, transfer, proposal)
-    if isinstance(answer, Unknown):
-        return f"the system does not confirm that it will not happen: {answer.reason}"
     actor = f"{proposal.proposed_by} and {second}"
-    await conclude(gate.engine.means, transfer.lane, [transfer], [answer], actor)
-    outcome = "done" if isinstance(answer, Done) else f"rejected: {answer.reason}"
-    await resolutions.close(gate.store, resolution.id, outcome)
-    return outcome
+    for _ in range(TRIES):
+        [transfer] = await gate.store.find([proposal.transfer_id])
+        if not _is_open(gate, transfer, proposal):
+            await resolutions.close(gate.store, resolution.id, MEANWHILE)
+            return MEANWHILE
+        answer = await _answer(gate, transfer, proposal)
+        if isinstance(answer, Unknown):
+            return f"the system does not confirm that it will not happen: {answer.reason}"
+        assert transfer.lane is not None, "an open question has a lane"
+        await conclude(gate.engine.means, transfer.lane, [transfer], [answer], actor)
+        if await _is_recorded(gate, transfer, actor):
+            outcome = "done" if isinstance(answer, Done) else f"rejected: {answer.reason}"
+            await resolutions.close(gate.store, resolution.id, outcome)
+            return outcome
+    return "an engine is asking the same question: confirm once more"
+
+
+def _is_open(gate: Gate, transfer: Transfer, proposal: Proposal) -> bool:
+    """Whether what was proposed is about the question that the transfer has open."""
+    if transfer.lane is None:
+        return False
+    if proposal.kind == "suspense":
+        # A refund that was refused once more is asked under a new key, every few seconds; what
+        # people say about it holds for the next one too, until it is done or re-pointed.
+        refunding = _question(gate, transfer).verb is Verb.REFUND
+        return refunding and proposal.version <= transfer.version
+    return proposal.version == transfer.version
+
+
+async def _is_recorded(gate: Gate, transfer: Transfer, actor: str) -> bool:
+    """Not if an engine was faster: its answer stands then, and the people's was not taken."""
+    answers = await reading.history(gate.store, transfer.id)
+    return any(a.version == transfer.version and a.actor == actor for a in answers)
 
 
 async def _answer(gate: Gate, transfer: Transfer, proposal: Proposal) -> Answer:

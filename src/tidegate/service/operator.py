@@ -241,6 +241,8 @@ async def confirm(call: Call) -> Response:
         raise Refused(NOT_FOUND, "there is no such resolution")
     if found.proposal.proposed_by == call.identity.subject:
         raise Refused(Refusal.FORBIDDEN, "a second person must confirm")
+    if found.outcome is not None:
+        raise Refused(Refusal.INVALID_REQUEST, f"it is closed already: {found.outcome}")
     outcome = await resolve.confirm(gate, found, call.identity.subject)
     [transfer] = await gate.store.find([found.proposal.transfer_id])
     return reply({"resolution": found.id, "outcome": outcome, "transfer": shown(call, transfer)})
