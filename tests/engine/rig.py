@@ -8,19 +8,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from tests.conftest import SCHEMA
 from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
 from tidegate.core.flow import Flow
-from tidegate.core.ports import Account, LocalSystem, Store
+from tidegate.core.ports import Account, LocalSystem, Store, StoreFault
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.core.transfer import Move, Party, Question, Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.rings import RING_SIZE
 from tidegate.flows import FLOWS
-from tidegate.store.memory import MemoryStore, Tables
+from tidegate.store.memory import MemoryStore, Tables, Twin
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger, MemoryLedger, Status
 from tidegate.systems.ledger.judge import Balance
@@ -53,6 +55,19 @@ class Outside:
         return await self.twist(questions, lambda: self.venue.execute(questions))
 
 
+class Refusing(MemoryStore):
+    """The twin with a rule of its own: one transfer's answers cannot be recorded."""
+
+    refused: UUID | None = None
+
+    async def record(
+        self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
+    ) -> Sequence[Transfer]:
+        if any(move.entries and move.before.id == self.refused for move in moves):
+            raise StoreFault("23514: a check of the history is violated")
+        return await super().record(tx, moves, leased)
+
+
 @dataclass
 class Rig:
     """One store, one venue, and any number of engines on them."""
@@ -63,7 +78,7 @@ class Rig:
     alerts: list[Alert] = field(default_factory=list)
     flows: Mapping[str, Flow] = field(default_factory=lambda: dict(FLOWS))
 
-    def parts(self, seed: int = 1, ring_size: int = 10_000) -> Parts[Any]:
+    def parts(self, seed: int = 1, ring_size: int = RING_SIZE) -> Parts[Any]:
         return Parts(
             store=self.store,
             flows=self.flows,
@@ -76,7 +91,7 @@ class Rig:
             ring_size=ring_size,
         )
 
-    def engine(self, seed: int = 1, ring_size: int = 10_000) -> Engine[Any]:
+    def engine(self, seed: int = 1, ring_size: int = RING_SIZE) -> Engine[Any]:
         return Engine(self.parts(seed, ring_size))
 
     async def endow(self, amount: int, owner: int = OWNER) -> None:
@@ -151,7 +166,7 @@ async def made(engine: Engine[Any], wanted: Request) -> Transfer:
 async def rigged(kind: str, database: str) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         if kind == "twin":
-            twin = MemoryStore(time.time, Tables(), lease_s=LEASE_S)
+            twin = Refusing(time.time, Tables(), lease_s=LEASE_S)
             yield Rig(twin, MemoryLedger(), Outside(Venue()))
         else:
             bounds = Bounds(lease_s=LEASE_S, lock_s=2.0, pool_wait_s=5.0)

@@ -1,32 +1,24 @@
-"""Rows that poison, brakes that are pulled, systems that are away, stops and deadlines."""
+"""Brakes that are pulled, systems that are away, stops and deadlines."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import Any
 
-import psycopg
 import pytest
 
 from tests.conftest import SCHEMA
-from tests.engine.rig import (
-    ASSET,
-    LEASE_S,
-    OWNER,
-    SPOT,
-    Execute,
-    Play,
-    Rig,
-    made,
-    request,
-)
+from tests.engine.rig import ASSET, LEASE_S, OWNER, SPOT, WAIT_S, Execute, Play, Rig, made, request
 from tidegate.core.answers import Alarm, Answer, Done, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
-from tidegate.core.ports import StoreFault, StoreUnavailable
+from tidegate.core.ports import StoreUnavailable
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Party, Question, Transfer
 from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine
+from tidegate.engine.rings import RING_SIZE
 from tidegate.engine.step import conclude
 from tidegate.store.migrate import migrate
 from tidegate.systems.ledger import Status
@@ -34,33 +26,11 @@ from tidegate.systems.ledger import Status
 pytestmark = pytest.mark.slow
 
 
-def test_one_question_that_raises_does_not_hold_back_the_others(play: Play) -> None:
+def test_a_halt_stops_what_is_in_a_full_ring_and_a_resume_lets_it_go_on(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
-            if any(question.amount == 13 for question in questions):
-                raise KeyError("no such wallet")
-            return execute()
-
-        rig.outside.twist = twist
-        async with rig.engine() as engine:
-            await rig.ended([await made(engine, request("in", 1))])
-            amounts = [13 if n == 70 else 1 for n in range(200)]
-            transfers = await asyncio.gather(*(made(engine, request("in", a)) for a in amounts))
-            ended = await rig.ended([t for t in transfers if t.amount == 1])
-            assert {t.state for t in ended} == {"COMMITTED"}
-            [stuck] = await rig.store.find([t.id for t in transfers if t.amount == 13])
-            assert stuck.state == "TARGET_PENDING"
-            rig.outside.twist = None
-            await rig.ended([stuck])
-        assert await rig.funding() == 1_000 - 213
-
-    play(scene)
-
-
-def test_one_row_that_cannot_be_recorded_does_not_hold_back_999(
-    play_postgres: Play, database: str
-) -> None:
-    async def scene(rig: Rig) -> None:
+        # A lease outlasts the filling of the ring, so that only the brake can stop what is in it.
+        object.__setattr__(rig.store, "lease_s", 60.0)
+        await rig.deposit(RING_SIZE)
         held = asyncio.Event()
 
         async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
@@ -69,56 +39,51 @@ def test_one_row_that_cannot_be_recorded_does_not_hold_back_999(
 
         rig.outside.twist = twist
         async with rig.engine() as engine:
-            made_here = [made(engine, request("in", 1)) for _ in range(1_000)]
-            transfers = await asyncio.gather(*made_here)
-            poison = transfers[500].id
-            refuse(database, f"CHECK (transfer_id <> '{poison}' OR version = 0)")
-            held.set()
-            await rig.ended([t for t in transfers if t.id != poison])
-            [stuck] = await rig.store.find([poison])
-            assert stuck.state == "TARGET_PENDING"
-            paged = [a for a in rig.alerts if a.alarm is Alarm.PAGE]
-            assert {a.transfer_id for a in paged} == {poison}
-            refuse(database, None)
-            [ended] = await rig.ended([stuck])
-        assert ended.state == "COMMITTED"
-        assert (await rig.funding(), rig.venue_account(OWNER).available) == (0, 2_000)
-
-    play_postgres(scene)
-
-
-def refuse(database: str, check: str | None) -> None:
-    """Make the database refuse certain history rows, or stop doing so, as its owner could."""
-    with psycopg.connect(database, autocommit=True) as owner:
-        owner.execute(f"SET search_path TO {SCHEMA}")  # type: ignore[arg-type, unused-ignore]
-        owner.execute("ALTER TABLE history DROP CONSTRAINT IF EXISTS poison")
-        if check is not None:
-            change = f"ALTER TABLE history ADD CONSTRAINT poison {check}"
-            owner.execute(change)  # type: ignore[arg-type, unused-ignore]
-
-
-def test_a_halt_stops_what_is_in_the_ring_and_a_resume_lets_it_go_on(play: Play) -> None:
-    async def scene(rig: Rig) -> None:
-        ring_size = 40
-        async with rig.engine(ring_size=ring_size) as engine:
-            engine.lanes["venue"].stop()  # Nobody takes from the ring until it is full.
-            await asyncio.sleep(0.2)
-            first = await asyncio.gather(*(made(engine, request("in", 1)) for _ in range(60)))
-            assert len(engine.means.rings["venue"]) == ring_size
+            busy = await occupy(rig, engine)
+            waiting: list[Transfer] = []
+            for size in (*[RING_SIZE // 10] * 10, 20):
+                wave = [made(engine, request("in", 1)) for _ in range(size)]
+                waiting += await asyncio.gather(*wave)
+            ring = engine.means.rings["venue"]
+            assert len(ring) == ring.size == RING_SIZE == 10_000
             await rig.store.halt("a drill", "operator")
+            held.set()
+            await rig.ended(busy)  # Their answers were already on the way, and are recorded.
             async with rig.engine(2) as other:
                 assert await other.submit(request("in", 1)) is Refusal.HALTED
-                # The full ring, too, is looked at only after the brake.
-                other.means.rings["venue"]._entries.extend(engine.means.rings["venue"]._entries)
-                other.lanes["venue"].wake()
-                await asyncio.sleep(2 * LEASE_S)
-                assert rig.outside.calls == []
-                assert await rig.funding() == 1_000 - 60
-                await rig.store.resume("the drill is over", "operator")
-                ended = await rig.ended(first)
+                await until(lambda: len(ring) == 0)
+                await asyncio.sleep(LEASE_S)
+            assert len(rig.outside.calls) == len(busy)
+            assert {t.state for t in await rig.store.find([t.id for t in waiting])} == {
+                "TARGET_PENDING"
+            }
+            assert rig.venue_account(OWNER).available == 1_000 + len(busy)
+            await rig.store.resume("the drill is over", "operator")
+            ended = await rig.ended(waiting)
+        assert len(ended) == RING_SIZE + 20
         assert {t.state for t in ended} == {"COMMITTED"}
+        moved = len(ended) + len(busy)
+        assert await rig.funding() == 1_000 + RING_SIZE - moved
+        assert rig.venue_account(OWNER).available == 1_000 + moved
 
     play(scene)
+
+
+async def occupy(rig: Rig, engine: Engine[Any]) -> list[Transfer]:
+    """Give each loop of the venue's lane one transfer, so that nobody takes from its ring."""
+    busy: list[Transfer] = []
+    while len(busy) < engine.parts.loops_per_lane:
+        busy.append(await made(engine, request("in", 1)))
+        await until(lambda: len(rig.outside.calls) == len(busy))
+    return busy
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for it, within a bound."""
+    until_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < until_s, "it never came"
+        await asyncio.sleep(0.01)
 
 
 def test_a_halt_is_seen_before_the_first_local_ask(play: Play) -> None:
@@ -196,26 +161,6 @@ def test_a_stop_is_bounded_while_the_store_is_away(play: Play) -> None:
         await engine.stop(grace_s=0.5)
         assert time.monotonic() - began < 3
         asking.cancel()
-
-    play(scene)
-
-
-def test_a_local_system_that_raises_refuses_only_what_made_it_raise(play: Play) -> None:
-    async def scene(rig: Rig) -> None:
-        ask = rig.ledger.ask
-
-        async def touchy(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
-            if any(question.amount == 13 for question in questions):
-                raise KeyError("thirteen")
-            return await ask(tx, questions)
-
-        rig.ledger.ask = touchy  # type: ignore[method-assign]
-        async with rig.engine() as engine:
-            asked = [engine.submit(request("in", 13 if n == 5 else 1)) for n in range(20)]
-            said = await asyncio.gather(*asked, return_exceptions=True)
-        assert [n for n, s in enumerate(said) if not isinstance(s, Receipt)] == [5]
-        assert isinstance(said[5], StoreFault)
-        assert await rig.funding() == 1_000 - 19
 
     play(scene)
 

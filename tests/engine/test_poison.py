@@ -1,0 +1,104 @@
+"""One bad row stays and is told about; whatever was with it in its batch goes on."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.engine.rig import OWNER, Execute, Play, Refusing, Rig, made, request
+from tidegate.core.answers import Alarm, Answer
+from tidegate.core.ports import StoreFault
+from tidegate.core.transfer import Question
+from tidegate.engine.births import Receipt
+
+pytestmark = pytest.mark.slow
+
+
+def test_one_question_that_raises_does_not_hold_back_the_others(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            if any(question.amount == 13 for question in questions):
+                raise KeyError("no such wallet")
+            return execute()
+
+        rig.outside.twist = twist
+        async with rig.engine() as engine:
+            await rig.ended([await made(engine, request("in", 1))])
+            amounts = [13 if n == 70 else 1 for n in range(200)]
+            transfers = await asyncio.gather(*(made(engine, request("in", a)) for a in amounts))
+            ended = await rig.ended([t for t in transfers if t.amount == 1])
+            assert {t.state for t in ended} == {"COMMITTED"}
+            [stuck] = await rig.store.find([t.id for t in transfers if t.amount == 13])
+            assert stuck.state == "TARGET_PENDING"
+            rig.outside.twist = None
+            await rig.ended([stuck])
+        assert await rig.funding() == 1_000 - 213
+
+    play(scene)
+
+
+def test_one_row_that_cannot_be_recorded_does_not_hold_back_999(play: Play, database: str) -> None:
+    async def scene(rig: Rig) -> None:
+        held = asyncio.Event()
+
+        async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            await held.wait()
+            return execute()
+
+        rig.outside.twist = twist
+        async with rig.engine() as engine:
+            made_here = [made(engine, request("in", 1)) for _ in range(1_000)]
+            transfers = await asyncio.gather(*made_here)
+            poison = transfers[500].id
+            refuse(rig, database, poison)
+            held.set()
+            ended = await rig.ended([t for t in transfers if t.id != poison])
+            assert len(ended) == 999
+            assert {t.state for t in ended} == {"COMMITTED"}
+            [stuck] = await rig.store.find([poison])
+            assert stuck.state == "TARGET_PENDING"
+            paged = [a for a in rig.alerts if a.alarm is Alarm.PAGE]
+            assert {a.transfer_id for a in paged} == {poison}
+            refuse(rig, database, None)
+            [last] = await rig.ended([stuck])
+        assert last.state == "COMMITTED"
+        assert (await rig.funding(), rig.venue_account(OWNER).available) == (0, 2_000)
+
+    play(scene)
+
+
+def refuse(rig: Rig, database: str, poison: UUID | None) -> None:
+    """Make the store refuse the answers of one transfer, or stop doing so, as its owner could."""
+    if isinstance(rig.store, Refusing):
+        rig.store.refused = poison
+        return
+    with psycopg.connect(database, autocommit=True) as owner:
+        owner.execute(f"SET search_path TO {SCHEMA}")  # type: ignore[arg-type, unused-ignore]
+        owner.execute("ALTER TABLE history DROP CONSTRAINT IF EXISTS poison")
+        if poison is not None:
+            check = f"CHECK (transfer_id <> '{poison}' OR version = 0)"
+            change = f"ALTER TABLE history ADD CONSTRAINT poison {check}"
+            owner.execute(change)  # type: ignore[arg-type, unused-ignore]
+
+
+def test_a_local_system_that_raises_refuses_only_what_made_it_raise(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        ask = rig.ledger.ask
+
+        async def touchy(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
+            if any(question.amount == 13 for question in questions):
+                raise KeyError("thirteen")
+            return await ask(tx, questions)
+
+        rig.ledger.ask = touchy  # type: ignore[method-assign]
+        async with rig.engine() as engine:
+            asked = [engine.submit(request("in", 13 if n == 5 else 1)) for n in range(20)]
+            said = await asyncio.gather(*asked, return_exceptions=True)
+        assert [n for n, s in enumerate(said) if not isinstance(s, Receipt)] == [5]
+        assert isinstance(said[5], StoreFault)
+        assert await rig.funding() == 1_000 - 19
+
+    play(scene)
