@@ -2,12 +2,13 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.trading_core.disks import Image, PowerLoss, SimDisk
+from tests.trading_core.disks import Image, PowerLoss, SimDisk, SimFile
 from tests.trading_core.scenes import (
     ANN,
     BOB,
@@ -113,6 +114,44 @@ def test_a_crash_at_any_call_to_the_disk_loses_nothing_that_was_answered() -> No
         images += [disk.after_power_loss(random.Random(seed)) for seed in range(8)]
         for image in images:
             asyncio.run(check(image, told, truth))
+
+
+class Witness(SimDisk):
+    """Remembers which calls a life makes, and so which calls it is crashed at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def create(self, name: str) -> SimFile:
+        self.seen[f"create {_kind(name)}"] += 1
+        return super().create(name)
+
+    def rename(self, name: str, new_name: str) -> None:
+        self.seen[f"rename {_kind(name)}"] += 1
+        super().rename(name, new_name)
+
+    def unlink(self, name: str) -> None:
+        self.seen[f"unlink {_kind(name)}"] += 1
+        super().unlink(name)
+
+    async def fsync_dir(self) -> None:
+        self.seen["fsync_dir"] += 1
+        await super().fsync_dir()
+
+
+def _kind(name: str) -> str:
+    return name.removeprefix(wal.TEMPORARY).split("-")[0]
+
+
+def test_the_life_that_is_crashed_everywhere_rotates_its_log_and_drops_old_segments() -> None:
+    disk = Witness()
+    asyncio.run(live(disk, Told()))
+    for call in ("create", "rename", "unlink"):
+        assert disk.seen[f"{call} log"] >= 5, disk.seen
+        assert disk.seen[f"{call} snapshot"] >= 5, disk.seen
+    # Three starts, and nine snapshots with a new segment each, every name made durable.
+    assert disk.seen["fsync_dir"] >= 21, disk.seen
 
 
 async def start(disk: SimDisk) -> None:

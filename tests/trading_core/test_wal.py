@@ -4,45 +4,23 @@ import zlib
 
 import pytest
 
-from tests.trading_core.scenes import UUID_A, Desk, batches, digest
+from tests.trading_core.mutations import (
+    SMALLEST_LOG,
+    Written,
+    flips,
+    log_mutations,
+    read,
+    snapshot_mutations,
+    started,
+    truncations,
+)
+from tests.trading_core.scenes import UUID_A, digest
 from tidegate.trading_core import wal
 from tidegate.trading_core.book import Book
 from tidegate.trading_core.recovery import replay
-from tidegate.trading_core.wal import Damaged, Header, Place, Section, Tail
+from tidegate.trading_core.wal import Damaged, Place, Section
 
 GENESIS = wal.genesis(UUID_A)
-
-
-class Written:
-    """A log of whole frames, and the truth at the end of each."""
-
-    def __init__(self, count: int, vouched: int = 0) -> None:
-        desk, place = Desk(), GENESIS
-        self.payloads: list[bytes] = []
-        self.digests = [digest(desk.book)]
-        self.places = [place]
-        body = b""
-        for batch in batches(count):
-            before = desk.book.position
-            desk.ask(*batch)
-            records = desk.book.position - before
-            payload = wal.pack_section(Section.OPERATIONS, records, desk.records[-1])
-            frame, place = wal.pack_frame(place, records, payload)
-            body += frame
-            self.payloads.append(payload)
-            self.digests.append(digest(desk.book))
-            self.places.append(place)
-        self.header = Header(UUID_A, 1, GENESIS, self.places[vouched])
-        self.content = wal.pack_header(self.header) + body
-
-
-def read(content: bytes) -> tuple[list[bytes], Tail]:
-    """What a start makes of a segment: its payloads, or Damaged."""
-    header = wal.read_header("log", content)
-    payloads = [frame.payload for frame in wal.frames(content, wal.HEADER_SIZE, header.start)]
-    tail = wal.read_tail(content, header)
-    wal.judge_tail("log", content, header, tail)
-    return payloads, tail
 
 
 def state_after(payloads: list[bytes]) -> str:
@@ -67,11 +45,11 @@ def test_every_prefix_of_whole_frames_is_a_state_that_was() -> None:
 
 
 def test_every_truncation_is_a_prefix_or_a_halt() -> None:
-    log = Written(10)
-    assert len(log.content) >= 4096
-    for length in range(len(log.content)):
+    log = Written()
+    assert len(log.content) >= SMALLEST_LOG
+    for length, content in enumerate(truncations(log.content)):
         try:
-            payloads, tail = read(log.content[:length])
+            payloads, tail = read(content)
         except Damaged:
             assert length < wal.HEADER_SIZE  # Only a file without a header is no crash's doing.
             continue
@@ -81,26 +59,35 @@ def test_every_truncation_is_a_prefix_or_a_halt() -> None:
 
 
 def test_every_flipped_bit_is_a_prefix_or_a_halt() -> None:
-    log = Written(10)
+    log = Written()
     last = len(log.content) - wal.FRAME_SIZE - len(log.payloads[-1])
-    flipped = bytearray(log.content)
-    halts = cuts = 0
-    for bit in range(len(flipped) * 8):
-        byte, mask = bit >> 3, 1 << (bit & 7)
-        flipped[byte] ^= mask
+    for bit, content in enumerate(flips(log.content)):
         try:
-            payloads, tail = read(bytes(flipped))
+            payloads, tail = read(content)
         except Damaged:
-            assert byte < last  # Before the last frame, damage is never taken for a torn write.
-            halts += 1
+            assert bit >> 3 < last  # Before the last frame, it is never taken for a torn write.
         else:
-            assert byte >= last
+            assert bit >> 3 >= last
             assert payloads == log.payloads[:-1]
             assert tail.place == log.places[-2]
-            cuts += 1
-        flipped[byte] ^= mask
-    assert halts + cuts == len(flipped) * 8 >= 32_768
-    assert bytes(flipped) == log.content
+    assert bit + 1 == len(log.content) * 8 >= 32_768
+
+
+def test_no_mutation_of_a_log_goes_undetected() -> None:
+    log = Written()
+    found = log_mutations(log)
+    assert (found.total, found.undetected) == (len(log.content) * 9, 0)
+    assert found.total >= 30_000
+    assert min(found.halted, found.behind) > 0
+    whole = started(log)
+    assert whole.undetected == 0
+    assert min(whole.halted, whole.behind) > 0
+
+
+def test_no_mutation_of_a_snapshot_is_read() -> None:
+    found = snapshot_mutations()
+    assert found.undetected == 0
+    assert found.total >= 30_000
 
 
 def test_a_cut_below_what_the_header_vouches_for_is_a_halt() -> None:
