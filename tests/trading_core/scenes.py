@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from tidegate.core.wire import (
     STAMP,
+    STATUS,
     Kind,
     Operation,
     Outcome,
+    Status,
     Verb,
     account,
     pack_operations,
@@ -26,6 +28,8 @@ UUID_A, UUID_B = bytes(range(16)), bytes(range(1, 17))
 ANN = account(1, 5, 1001)
 BOB = account(1, 5, 1002)
 SMALL = Limits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
+RETIRED = Kind.RETIRE, bytes(15) + b"\x09" + b"store"
+FROZEN = Kind.SET_STATUS, STATUS.pack(BOB, Status.FROZEN)
 
 
 class Given(NamedTuple):
