@@ -67,11 +67,15 @@ Tx_contra = TypeVar("Tx_contra", bound=Transaction, contravariant=True)
 class SqlTransaction(Transaction, Protocol):
     """What a system with tables in our database is given to answer in."""
 
+    held: set[Any]  # What local systems have locked in it, each under a name of its own.
+
     async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
 
 
 class MemoryTransaction(Transaction, Protocol):
     """What the twin of a local system is given to answer in: tables of rows by key."""
+
+    held: set[Any]
 
     def get(self, table: str, key: Hashable) -> Any: ...
 

@@ -74,6 +74,7 @@ class PostgresTransaction:
         self.connection = connection
         self.at_us = at_us
         self.halted = halted
+        self.held: set[Any] = set()
 
     async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]:
         return await _run(self.connection, statement, values)

@@ -1,5 +1,5 @@
 -- lock: every account of a batch, in one order, before anything beside them is read.
-SELECT a.owner
+SELECT a.owner, a.book, a.asset_id
   FROM ledger_accounts AS a
   JOIN unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
     AS k (owner, book, asset_id)

@@ -1,6 +1,6 @@
 """The ledger's twin for simulation: the same rules over tables in memory."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
@@ -33,9 +33,14 @@ class MemoryLedger:
         """A pause for each statement of the real one, so that others come between where they do."""
         await tx.pause()
         wanted = {account_of(q) for q in questions if may_open(q)}
-        if missing := sorted(a for a in wanted if tx.get(ACCOUNTS, a) is None):
+        found = _found(tx, questions)
+        if missing := sorted(wanted - found.keys()):
             await self._open(tx, missing)
-        judgement = Judgement(_found(tx, questions), _known(tx, questions))
+        while unlocked := {*missing, *_unlocked(tx, wanted | found.keys())}:
+            await self.lock(tx, sorted(unlocked))
+            await tx.pause()
+            missing, found = [], _found(tx, questions)
+        judgement = Judgement(found, _known(tx, questions))
         if any(q.verb in UNDOES for q in questions):
             await tx.pause()
         answers = [judgement.judge(question) for question in questions]
@@ -47,8 +52,6 @@ class MemoryLedger:
         await tx.pause()
         for account in accounts:
             await tx.insert(ACCOUNTS, account, EMPTY)
-        await self.lock(tx, accounts)
-        await tx.pause()
 
     async def _apply(self, tx: MemoryTransaction, operations: Sequence[Operation]) -> None:
         await tx.lock(ACCOUNTS, sorted({o.account for o in operations if o.moved}))
@@ -67,6 +70,10 @@ class MemoryLedger:
         """What is stored under the question's key; None if nothing is."""
         stored = operations.get(question.transfer_id, ())
         return next((answer_of(o) for o in stored if o.version == question.version), None)
+
+
+def _unlocked(tx: MemoryTransaction, accounts: Iterable[Account]) -> list[Account]:
+    return [account for account in accounts if (ACCOUNTS, account) not in tx.held]
 
 
 def _found(tx: MemoryTransaction, questions: Sequence[Question]) -> dict[Account, Balance]:

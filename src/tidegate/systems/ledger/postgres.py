@@ -36,15 +36,18 @@ class Ledger:
         self.name = name
 
     async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
-        await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
+        rows = await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
+        tx.held.update(Account(*row) for row in rows)
 
     async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         accounts, known = await self._look(tx, questions)
         wanted = {account_of(q) for q in questions if may_open(q)}
         if missing := sorted(wanted - accounts.keys()):
             await tx.fetch(STATEMENTS["open"], _account_columns(missing))
-            # One that another session opened meanwhile is not locked by having been met.
-            await self.lock(tx, missing)
+        # One that another session opened meanwhile is not locked by having been met. Each round
+        # locks one more of the batch's accounts at least.
+        while unlocked := sorted((wanted | accounts.keys()) - tx.held):
+            await self.lock(tx, unlocked)
             accounts, known = await self._look(tx, questions)
         if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})

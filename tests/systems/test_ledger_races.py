@@ -1,0 +1,79 @@
+"""An account that did not exist when it was to be locked, and does when it is asked about."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import pytest
+
+from tests.conftest import SCHEMA
+from tidegate.core.answers import Answer, Done, Rejected
+from tidegate.core.flow import Verb
+from tidegate.core.ports import Account
+from tidegate.core.transfer import Party, Question
+from tidegate.store.postgres import PostgresStore
+from tidegate.systems.ledger import FUNDING, Ledger
+
+ACCOUNT = Account(7, FUNDING, 3)
+OPERATIONS = "SELECT balance_after FROM ledger_operations WHERE transfer_id = %(id)s"
+Meanwhile: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class Interrupted(Ledger):
+    """Others do something between what it reads first and what it does next."""
+
+    def __init__(self, meanwhile: Meanwhile) -> None:
+        super().__init__()
+        self.meanwhile: Meanwhile | None = meanwhile
+
+    async def _look(self, tx: Any, questions: Sequence[Question]) -> Any:
+        looked = await super()._look(tx, questions)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return looked
+
+
+def question(number: int, verb: Verb, amount: int = 100) -> Question:
+    party = Party("ledger", ACCOUNT.book, ACCOUNT.owner)
+    opens = verb is Verb.CREDIT
+    return Question(UUID(int=number), 0, verb, party, ACCOUNT.asset_id, amount, opens=opens)
+
+
+async def asked(store: PostgresStore, asking: Question) -> Answer:
+    async with store.transaction() as tx:
+        await Ledger().lock(tx, [ACCOUNT])
+        return (await Ledger().ask(tx, [asking]))[0]
+
+
+@asynccontextmanager
+async def absent(store: PostgresStore) -> AsyncIterator[Any]:
+    """A transaction that found nothing to lock; then another session opens the account."""
+    async with store.transaction() as tx:
+        await Ledger().lock(tx, [ACCOUNT])
+        assert isinstance(await asked(store, question(1, Verb.CREDIT)), Done)
+        yield tx
+
+
+@pytest.mark.parametrize(("verb", "after"), [(Verb.DEBIT, 0), (Verb.CREDIT, 100)])
+def test_what_others_do_to_a_new_account_is_seen(verb: Verb, after: int, database: str) -> None:
+    """Read and not locked, a balance would be judged that another session has spent since."""
+
+    async def scene() -> None:
+        async with PostgresStore(database, SCHEMA) as store:
+
+            async def spend() -> None:
+                assert isinstance(await asked(store, question(2, Verb.DEBIT)), Done)
+
+            async with absent(store) as tx:
+                [answer] = await Interrupted(spend).ask(tx, [question(3, verb)])
+            assert isinstance(answer, Rejected if verb is Verb.DEBIT else Done)
+            accounts = await Ledger().balances(store, ACCOUNT.owner)
+            assert accounts[ACCOUNT].available == after
+            id_ = question(3, verb).transfer_id
+            rows = await store.run(OPERATIONS, {"id": id_})
+            assert rows == [(after,)]
+
+    asyncio.run(scene())
