@@ -95,7 +95,8 @@ class Seat:
     @property
     def waits(self) -> bool:
         """Of the twin: whether a row that another session holds stands in its way."""
-        return self.tx is not None and self.tx.waits is not None
+        waits = None if self.tx is None else self.tx.waits
+        return waits is not None and not waits.done()
 
     def tell(self, operation: str, about: object, result: object) -> None:
         self.told.append(Event(operation, str(about), result))

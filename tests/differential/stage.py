@@ -31,7 +31,7 @@ BLOCKED_FOR_GOOD = 3  # Glances: what is only on its way is not blocked for so l
 # Operations after which something new may be there for all to see.
 PUBLISHING = frozenset({"commit", "claim", "release", "halt", "resume", "set status"})
 # What a session tells beside its operations.
-REMARKS = frozenset({"alert", "ended", "born", "gave up", "rollback"})
+REMARKS = frozenset({"alert", "ended", "born", "gave up", "rollback", "crashed"})
 
 BLOCKED = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
 KILL = "SELECT pg_terminate_backend(%s)"
@@ -135,6 +135,9 @@ class Stage:
             try:
                 player = Player(TellingStore(seat, store), TellingLedger(seat, ledger), *who)
                 await player.play(self.part.acts)
+            except Exception as fault:
+                seat.tell("crashed", repr(fault), None)
+                raise
             finally:
                 seat.finish()
 
@@ -293,7 +296,7 @@ class Stage:
     def _differ(self, pair: Pair | None, what: str) -> None:
         who = "" if pair is None else f", session {pair.number}"
         script = "\n".join(self.script)
-        raise Difference(f"{script}\n{self.part}{who}:\n{what}")
+        raise Difference(f"{script}\n\n{self.part}{who}:\n{what}")
 
 
 @dataclass(frozen=True)
@@ -309,6 +312,7 @@ async def opened(database: str) -> AsyncIterator[House]:
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as admin:
         await admin.execute(f"SET search_path TO {SCHEMA}, tidegate")
         admin.adapters.register_loader("numeric", WholeNumber)
+        await admin.execute(f"SET statement_timeout TO '{int(PATIENCE_S)}s'")
         await admin.execute(CLOCK)
         async with postgres(database) as store:
             with hurried():
