@@ -26,7 +26,12 @@ NOT_TRIED = {
 }
 
 
-@pytest.mark.parametrize("name", DESKS)
+# Real processes and real sockets take their time.
+SLOW = ("core process", "http", "forgetful http")
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in DESKS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
 def test_keeps(check: Check, name: str, database: str, tmp_path: Path) -> None:
     place = Place(database, tmp_path)

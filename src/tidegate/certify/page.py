@@ -23,11 +23,12 @@ def holds(findings: Sequence[Finding]) -> bool:
 
 def page(name: str, findings: Sequence[Finding]) -> RenderableType:
     failed = [finding for finding in findings if finding.verdict is Verdict.FAILED]
-    return Group(_table(name, findings), *map(_failure, failed), Text(summary(findings)))
+    title = Text(f"Certificate of {name}\n", style="bold")
+    return Group(title, _table(findings), *map(_failure, failed), Text(summary(findings)))
 
 
-def _table(name: str, findings: Sequence[Finding]) -> Table:
-    table = Table(title=f"Certificate of {name}", title_justify="left", title_style="bold")
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False)
     for column in ("check", "verdict", "promise"):
         table.add_column(column, no_wrap=column != "promise")
     for finding in findings:
@@ -85,4 +86,4 @@ def _fields(finding: Finding) -> Iterator[tuple[str, object]]:
 
 
 def print_page(console: Console, name: str, findings: Sequence[Finding]) -> None:
-    console.print(page(name, findings), soft_wrap=False)
+    console.print(page(name, findings))

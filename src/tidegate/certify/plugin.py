@@ -1,6 +1,7 @@
 """One test for each check: `pytest --tidegate-certify module:factory`, or a line in a test."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -41,7 +42,18 @@ class CheckItem(pytest.Item):
         holds(self.check, self.factory)
 
     def reportinfo(self) -> tuple[str, None, str]:
-        return "certificate", None, self.name
+        return "certificate", None, self.nodeid
+
+
+class Certificate(pytest.Collector):
+    factory: Factory
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for check in CHECKS:
+            nodeid = f"{self.name}::{check.name}"
+            item = CheckItem.from_parent(self, name=check.name, nodeid=nodeid)
+            item.check, item.factory = check, self.factory
+            yield item
 
 
 class Plugin:
@@ -54,15 +66,12 @@ class Plugin:
     def pytest_collection_modifyitems(
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
-        items.extend(item for name in self._names for item in _items(session, name))
-
-
-def _items(session: pytest.Session, name: str) -> Iterator[pytest.Item]:
-    try:
-        factory = load(name)
-    except NoFactory as fault:
-        raise pytest.UsageError(f"--tidegate-certify: {fault}") from fault
-    for check in CHECKS:
-        item = CheckItem.from_parent(session, name=f"{name}::{check.name}")
-        item.check, item.factory = check, factory
-        yield item
+        # As `python -m pytest` does: the factory is in the directory we are in.
+        sys.path.insert(0, str(session.config.invocation_params.dir))
+        for name in self._names:
+            certificate = Certificate.from_parent(session, name=name, nodeid=name)
+            try:
+                certificate.factory = load(name)
+            except NoFactory as fault:
+                raise pytest.UsageError(f"--tidegate-certify: {fault}") from fault
+            items.extend(session.genitems(certificate))

@@ -18,7 +18,7 @@ START = 100  # What the owner has when a check begins.
 OWNERS = 2**48
 SESSIONS = 4
 MAX_TRIES = 20
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 MAX_STORY = 60
 
 
@@ -38,6 +38,7 @@ class Trial:
         self.owner = 1 + fresh.int % (OWNERS - 1)
         self.other = self.owner + 1
         self._first, self._asked = fresh.int, 0
+        self._asset_id = int(getattr(bench, "asset_id", ASSET_ID))
         self._sessions: list[System] = []
         self._labels: dict[UUID, str] = {}
 
@@ -48,8 +49,7 @@ class Trial:
         self._asked += 1
         book = str(getattr(self.bench, "book", BOOK))
         party = Party(self.bench.system.name, book, owner or self.owner)
-        asset_id = int(getattr(self.bench, "asset_id", ASSET_ID))
-        return Question(transfer_id, 0, verb, party, asset_id, amount)
+        return Question(transfer_id, 0, verb, party, self._asset_id, amount)
 
     def debit(self, amount: int, owner: int | None = None) -> Question:
         return self.question(Verb.DEBIT, amount, owner)
@@ -116,11 +116,11 @@ class Trial:
         return answer
 
     async def _settle(self, question: Question) -> Answer:
-        for attempt in range(MAX_TRIES):
+        for _ in range(MAX_TRIES):
             answer = await self.one(question)
             if not isinstance(answer, Unknown) or answer.alarm > Alarm.NONE:
                 return answer
-            await asyncio.sleep(PAUSE_S * attempt)
+            await asyncio.sleep(PAUSE_S)
         return answer
 
     async def done(self, question: Question) -> None:
@@ -169,6 +169,8 @@ class Trial:
             words += f", undoes {label}/{question.undoes}, {expected}"
         if question.party.owner != self.owner:
             words += ", another owner"
+        if question.asset_id != self._asset_id:
+            words += ", another asset"
         return words + (", void" if question.void else "")
 
 

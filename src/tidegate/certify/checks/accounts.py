@@ -44,6 +44,14 @@ async def absent(trial: Trial) -> None:
     await trial.has(50, trial.other)
 
 
+async def other_asset(trial: Trial) -> None:
+    question = trial.debit(40)
+    foreign = replace(question, asset_id=question.asset_id + 1)
+    if isinstance(await trial.one(foreign), Done):
+        trial.broken("nothing is taken of an asset of which the owner has nothing")
+    await trial.has(100)
+
+
 async def amounts(trial: Trial) -> None:
     for amount in (0, 2**127):
         for question in (trial.debit(amount), trial.credit(amount)):
@@ -101,6 +109,13 @@ ACCOUNTS = (
         " has failed",
         "store the refusal under its key though there is no account to store it with",
         absent,
+    ),
+    Check(
+        "other-asset",
+        "Money of one asset does not pay for another",
+        "a customer would pay in what is worth little and be credited what is worth much",
+        "a balance belongs to an owner, a book and an asset: look for all three",
+        other_asset,
     ),
     Check(
         "amounts",

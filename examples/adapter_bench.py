@@ -1,0 +1,31 @@
+"""The bench of the piggy bank: how to see its money, and how to break it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from examples.adapter import BALANCE, PiggyBank
+
+
+class PiggyBench:
+    in_order = True  # Each question of a batch sees what the ones before it have done.
+
+    def __init__(self, path: Path, bank: type[PiggyBank] = PiggyBank) -> None:
+        self.path, self.bank, self.system = path, bank, bank(path)
+
+    async def balance(self, owner: int) -> int:
+        return int(self.system.db.execute(BALANCE, [owner, 1]).fetchone()[0])
+
+    async def another(self) -> PiggyBank:
+        return self.bank(self.path)
+
+    async def restart(self) -> None:
+        self.system.db.close()
+        self.system = self.bank(self.path)
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[PiggyBench]:
+    with TemporaryDirectory() as directory:
+        yield PiggyBench(Path(directory) / "bank.db")
