@@ -83,3 +83,9 @@ model-tools:
 	    echo "for the model: apt-get install spin gcc libc6-dev"; \
 	  fi; \
 	fi
+
+.PHONY: differential
+
+OPERATIONS ?= 10000
+differential: setup ## PostgreSQL and its twin, OPERATIONS in the same order, with the same results
+	@$(BIN)/python -m tests.differential --operations $(OPERATIONS)
