@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
-from uuid import UUID
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.responses import Response
 
 from tidegate.engine.verdicts import Report
-from tidegate.service import shapes
+from tidegate.service import replies, shapes
 from tidegate.service.docs_page import (
     FIELDS,
     HEADERS,
@@ -28,180 +27,6 @@ REF = "#/components/schemas/{name}"
 HTML, TEXT = "text/html", "text/plain"
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """An error (RFC 9457). When a transfer was made and then refused, it is named."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    retryable: bool
-    request_id: str
-    req_id: str = ""
-    transfer_id: str = ""
-    state: str = ""
-    duplicate: bool = False
-
-
-class Page(msgspec.Struct, frozen=True):
-    transfers: list[shapes.TransferShape]
-    next_cursor: str | None
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What one item would have got by itself: a transfer, or a code, or both."""
-
-    status: int
-    code: str = ""
-    detail: str = ""
-    transfer: shapes.TransferShape | msgspec.UnsetType = msgspec.UNSET
-
-
-class Results(msgspec.Struct, frozen=True):
-    results: list[Result]
-
-
-class FirstMade(msgspec.Struct, frozen=True):
-    req_id: UUID
-    status: Literal["committed", "pending", "failed"]
-    message: str
-
-
-class FirstShown(msgspec.Struct, frozen=True):
-    req_id: UUID
-    state: str
-    created_at: int
-
-
-class Balance(msgspec.Struct, frozen=True):
-    account: str
-    asset: str
-    available: str
-    frozen: str
-    status: str
-
-
-class Balances(msgspec.Struct, frozen=True):
-    balances: list[Balance]
-
-
-class AssetShape(msgspec.Struct, frozen=True):
-    asset: str
-    decimals: int
-    status: str
-    internal_transfer_enabled: bool
-    min_transfer_amount: str
-    max_transfer_amount: str | None
-
-
-class Assets(msgspec.Struct, frozen=True):
-    assets: list[AssetShape]
-
-
-class DeskTransfer(msgspec.Struct, frozen=True):
-    """A transfer as an operator sees it."""
-
-    req_id: str
-    user_id: int
-    flow: str
-    state: str
-    lane: str | None
-    asset: str
-    amount: str
-    parties: dict[str, str]
-    cid: str | None
-    version: int
-    attempts: int
-    retries: int
-    paged: bool
-    error: str | None
-    created_at: str
-    updated_at: str
-
-
-class Crossed(DeskTransfer, frozen=True, kw_only=True):
-    duplicate: bool
-
-
-class DeskPage(msgspec.Struct, frozen=True):
-    transfers: list[DeskTransfer]
-    next_cursor: str | None
-
-
-class StoryAnswer(msgspec.Struct, frozen=True):
-    version: int
-    path: list[str]
-    verb: str
-    answer: str
-    reason: str
-    evidence: dict[str, str]
-    actor: str
-    at: str
-    hash: str
-
-
-class StoryAttempt(msgspec.Struct, frozen=True):
-    version: int
-    retry: int
-    reason: str
-    at: str
-
-
-class Story(msgspec.Struct, frozen=True):
-    transfer: DeskTransfer
-    history: list[StoryAnswer]
-    attempts: list[StoryAttempt]
-
-
-class StatusSet(msgspec.Struct, frozen=True):
-    user_id: int
-    account: str
-    asset: str
-    status: str
-
-
-class Proposed(msgspec.Struct, frozen=True):
-    resolution: int
-    req_id: str
-
-
-class Confirmed(msgspec.Struct, frozen=True):
-    resolution: int
-    outcome: str
-    transfer: DeskTransfer
-
-
-class Brake(msgspec.Struct, frozen=True):
-    halted: bool
-    reason: str
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """Of an audit, in transfers."""
-
-    read: int
-    of_about: int
-
-
-class Alive(msgspec.Struct, frozen=True):
-    status: Literal["ok"]
-
-
-class Ready(msgspec.Struct, frozen=True):
-    status: Literal["ok", "unavailable"]
-    database: str = ""
-    halted: bool = False
-    lanes: dict[str, Literal["open", "closed"]] = {}
-
-
-class Document(msgspec.Struct, frozen=True, rename={"about": "info"}):
-    openapi: str
-    about: dict[str, Any]
-    paths: dict[str, Any]
-    components: dict[str, Any]
-
-
 class Words(NamedTuple):
     """What a route takes and gives."""
 
@@ -217,39 +42,43 @@ BRAKES = (422, 503)  # A system's own «no», and «not now».
 V1 = "/api/v1"
 DESK = f"{V1}/operator"
 _CREATED = {201: shapes.TransferShape, 200: shapes.TransferShape, 202: shapes.TransferShape}
-_CROSSED = {201: Crossed, 200: Crossed, 202: Crossed}
+_CROSSED = {201: replies.Crossed, 200: replies.Crossed, 202: replies.Crossed}
 
 # Every rule has its line here: the document cannot be made without it.
 ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{V1}/internal_transfer"): Words(_CREATED, shapes.TransferBody, BRAKES, MAKES),
-    ("GET", f"{V1}/internal_transfer"): Words({200: Page}, None, (400,), LISTS),
+    ("GET", f"{V1}/internal_transfer"): Words({200: replies.Page}, None, (400,), LISTS),
     ("GET", f"{V1}/internal_transfer/{{id}}"): Words({200: shapes.TransferShape}),
-    ("POST", f"{V1}/internal_transfers"): Words({200: Results}, shapes.BatchBody, (), ("Prefer",)),
-    ("POST", f"{V1}/transfer"): Words(
-        {200: FirstMade, 202: FirstMade}, shapes.FirstBody, BRAKES, MAKES
+    ("POST", f"{V1}/internal_transfers"): Words(
+        {200: replies.Results}, shapes.BatchBody, (), ("Prefer",)
     ),
-    ("GET", f"{V1}/transfer/{{id}}"): Words({200: FirstShown}),
-    ("GET", f"{V1}/balances"): Words({200: Balances}),
-    ("GET", f"{V1}/assets"): Words({200: Assets}),
+    ("POST", f"{V1}/transfer"): Words(
+        {200: replies.FirstMade, 202: replies.FirstMade}, shapes.FirstBody, BRAKES, MAKES
+    ),
+    ("GET", f"{V1}/transfer/{{id}}"): Words({200: replies.FirstShown}),
+    ("GET", f"{V1}/balances"): Words({200: replies.Balances}),
+    ("GET", f"{V1}/assets"): Words({200: replies.Assets}),
     ("POST", f"{DESK}/deposit"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
     ("POST", f"{DESK}/external_withdrawal"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
-    ("POST", f"{DESK}/account_status"): Words({200: StatusSet}, shapes.StatusBody, (404,)),
-    ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: AssetShape}, shapes.AssetBody),
+    ("POST", f"{DESK}/account_status"): Words({200: replies.StatusSet}, shapes.StatusBody, (404,)),
+    ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: replies.AssetShape}, shapes.AssetBody),
     ("GET", f"{DESK}/transfers"): Words(
-        {200: DeskPage}, None, (400,), (*LISTS, "owner", "flow", "stuck_s")
+        {200: replies.DeskPage}, None, (400,), (*LISTS, "owner", "flow", "stuck_s")
     ),
-    ("GET", f"{DESK}/transfers/{{id}}"): Words({200: Story}),
-    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: DeskTransfer}, None, (400,)),
-    ("POST", f"{DESK}/transfers/{{id}}/resolve"): Words({201: Proposed}, shapes.ResolveBody),
-    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: Confirmed}, None, (400,)),
-    ("POST", f"{DESK}/halt"): Words({200: Brake}, shapes.ReasonBody),
-    ("POST", f"{DESK}/resume"): Words({200: Brake}, shapes.ReasonBody),
+    ("GET", f"{DESK}/transfers/{{id}}"): Words({200: replies.Story}),
+    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: replies.DeskTransfer}, None, (400,)),
+    ("POST", f"{DESK}/transfers/{{id}}/resolve"): Words(
+        {201: replies.Proposed}, shapes.ResolveBody
+    ),
+    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: replies.Confirmed}, None, (400,)),
+    ("POST", f"{DESK}/halt"): Words({200: replies.Brake}, shapes.ReasonBody),
+    ("POST", f"{DESK}/resume"): Words({200: replies.Brake}, shapes.ReasonBody),
     ("GET", f"{DESK}/audit"): Words({200: Report}, None, (404,), ("full",)),
-    ("GET", f"{DESK}/audit/progress"): Words({200: Progress}, None, (404,)),
-    ("GET", "/healthz"): Words({200: Alive}),
-    ("GET", "/readyz"): Words({200: Ready, 503: Ready}),
+    ("GET", f"{DESK}/audit/progress"): Words({200: replies.Progress}, None, (404,)),
+    ("GET", "/healthz"): Words({200: replies.Alive}),
+    ("GET", "/readyz"): Words({200: replies.Ready, 503: replies.Ready}),
     ("GET", "/metrics"): Words({200: TEXT}, None, (500,)),
-    ("GET", "/openapi.json"): Words({200: Document}),
+    ("GET", "/openapi.json"): Words({200: replies.Document}),
     ("GET", "/docs"): Words({200: HTML}),
 }
 
@@ -286,7 +115,7 @@ def document(rules: Sequence[Rule]) -> Json:
 def _components(rules: Sequence[Rule]) -> Json:
     words = [ROUTES[rule.method, rule.path] for rule in rules]
     types = {t for w in words for t in (w.takes, *w.gives.values()) if isinstance(t, type)}
-    ordered = sorted({*types, Problem}, key=lambda type_: type_.__name__)
+    ordered = sorted({*types, replies.Problem}, key=lambda type_: type_.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=REF)
     for name, schema in components.items():
         if name.endswith("Body"):
@@ -357,7 +186,7 @@ def _refusal(status: int, words: Words) -> Json:
     return {
         "description": "INVALID_REQUEST" if plain else ", ".join(codes_of(status)),
         "headers": {name: {"schema": {"type": "string"}} for name in headers},
-        "content": {MEDIA_TYPE: {"schema": _named(Problem)}},
+        "content": {MEDIA_TYPE: {"schema": _named(replies.Problem)}},
     }
 
 
