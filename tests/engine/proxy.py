@@ -9,6 +9,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 CHUNK = 65_536
+COMMIT = b"COMMIT\x00"  # As a statement and as its reply; COMMITTED, a state, is neither.
 
 
 class Proxy:
@@ -19,23 +20,29 @@ class Proxy:
         self._kept: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_unix_connection(self.server_socket)
+        try:
+            there = await asyncio.open_unix_connection(self.server_socket)
+        except OSError:  # There is no server just now.
+            writer.close()
+            return
         replies = asyncio.ensure_future(_pump(there[0], writer))
         self._kept.add(replies)
+        replies.add_done_callback(self._kept.discard)
         try:
             while chunk := await reader.read(CHUNK):
                 there[1].write(chunk)
-                if b"COMMIT" in chunk and self.swallow:
+                if COMMIT in chunk and self.swallow:
                     # The server has been told; the client hears no more. The session behind
                     # goes on as if nobody had gone.
                     self.swallow -= 1
                     self.swallowed += 1
                     replies.cancel()
+                    await asyncio.wait([replies])
                     writer.close()
                     await _drain(there[0])
                     break
-        except ConnectionError:
-            pass
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # One of the two has gone, or the test is over.
         finally:
             writer.close()
             there[1].close()
@@ -53,7 +60,7 @@ async def _drain(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(5):
             while chunk := await reader.read(CHUNK):
-                if b"COMMIT" in chunk:
+                if COMMIT in chunk:
                     return
 
 
