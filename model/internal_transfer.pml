@@ -43,12 +43,12 @@ bool late = false;
 byte late_asked = 0;
 mtype late_answer = NOTHING;
 
-/* The world: the target may be closed, and the source may be too poor, now and not a moment later. */
+/* The world: the target may be closed and the source too poor, now and not a moment later. */
 bool closed = false;
 bool poor = false;
 bool healed = false;
 
-/* Which system lives in our own database, and answers in the transaction that records the answer. */
+/* Which system lives in our own database: it answers in the transaction that records. */
 bool source_local = false;
 bool target_local = false;
 
@@ -186,7 +186,7 @@ active proctype Client() {
     d_step { state = SOURCE_PENDING; settle(said); said = NOTHING }
 }
 
-/* Claim what is due, ask, record. A crash forgets everything but leaves the lease and the request. */
+/* Claim what is due, ask, record. A crash forgets all, but leaves the lease and the request. */
 active [2] proctype Worker() {
     byte asked = 0;
     mtype said = NOTHING;
