@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import html
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tidegate.core.money import MAX_AMOUNT_CHARS
@@ -30,18 +31,20 @@ FIELDS: Mapping[str, Json] = {
         "maxLength": MAX_CID_CHARS,
         "pattern": "^[ -~]*$",
         "description": "The caller's own id: the same cid is the same transfer, made once.",
+        "examples": ["my-first"],
     },
     "user_id": {"minimum": 1, "maximum": MAX_OWNER, "examples": [4001]},
-    "from": {"enum": list(ACCOUNTS)},
-    "to": {"enum": list(ACCOUNTS)},
-    "account": {"enum": list(ACCOUNTS)},
-    "reason": {"minLength": 1, "maxLength": 500},
-    "FirstBody.from": {"enum": ["funding", "trading"]},
-    "FirstBody.to": {"enum": ["funding", "trading"]},
-    "ResolveBody.answer": {"enum": ["done", "rejected", "suspense"]},
-    "ResolveBody.version": {"minimum": 0},
-    "StatusBody.status": {"enum": ["ACTIVE", "FROZEN", "DISABLED"]},
-    "AssetBody.status": {"enum": ["ACTIVE", "SUSPENDED", None]},
+    "from": {"enum": list(ACCOUNTS), "examples": ["FUNDING"]},
+    "to": {"enum": list(ACCOUNTS), "examples": ["SPOT"]},
+    "account": {"enum": list(ACCOUNTS), "examples": ["FUNDING"]},
+    "reason": {"minLength": 1, "maxLength": 500, "examples": ["a drill"]},
+    "FirstBody.from": {"enum": ["funding", "trading"], "examples": ["funding"]},
+    "FirstBody.to": {"enum": ["funding", "trading"], "examples": ["trading"]},
+    "ResolveBody.answer": {"enum": ["done", "rejected", "suspense"], "examples": ["done"]},
+    "ResolveBody.version": {"minimum": 0, "examples": [1]},
+    "ResolveBody.evidence": {"examples": [{"ticket": "OPS-17"}]},
+    "StatusBody.status": {"enum": ["ACTIVE", "FROZEN", "DISABLED"], "examples": ["FROZEN"]},
+    "AssetBody.status": {"enum": ["ACTIVE", "SUSPENDED", None], "examples": ["SUSPENDED"]},
     "AssetBody.max_transfer_amount": {"description": "An empty string means no maximum."},
     "BatchBody.transfers": {"minItems": 1, "maxItems": 1000},
 }
@@ -117,14 +120,22 @@ MEANINGS: Mapping[str, str] = {
 
 
 STYLE = """
-:root { color-scheme: light dark; }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h2 { border-bottom: 1px solid; margin-top: 2.5rem; }
-h3 { margin-top: 2rem; }
+:root { color-scheme: light dark; --line: #8886; --soft: #8882; }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 1rem; }
+h2 { border-bottom: 1px solid var(--line); margin-top: 3rem; }
+article { border: 1px solid var(--line); border-radius: 0.5rem; padding: 0 1rem; margin: 1rem 0; }
+article > :target, article:target { border-color: currentColor; }
+h3 { margin: 0.8rem 0 0.2rem; }
+p { margin: 0.4rem 0; }
+nav ul { list-style: none; padding: 0; }
 code, pre { font: 0.9rem/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; }
+pre { background: var(--soft); border-radius: 0.3rem; padding: 0.5rem; white-space: pre-wrap; }
+table { border-collapse: collapse; width: 100%; margin: 0.6rem 0; font-size: 0.95rem; }
 caption { text-align: left; font-weight: 600; }
-th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.6rem; border: 1px solid #888; }
+th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.6rem; }
+tr { border-bottom: 1px solid var(--line); }
+th[scope=row] { font-weight: 400; white-space: nowrap; }
+summary { cursor: pointer; margin: 0.6rem 0; }
 """
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS: Mapping[str, str] = {
@@ -141,6 +152,7 @@ def page(document: Json) -> str:
     """The same document, to be read by a person. No script, nothing from elsewhere."""
     tags = [tag["name"] for tag in document["tags"]]
     links = "".join(f'<li><a href="#{tag}">{tag}</a></li>' for tag in [*tags, "Types", "Codes"])
+    index = "".join(_index(document, tag) for tag in tags)
     routes = "".join(_group(document, tag) for tag in tags)
     schemas = document["components"]["schemas"]
     types = "".join(_type(name, schema) for name, schema in schemas.items())
@@ -152,7 +164,7 @@ def page(document: Json) -> str:
         f"<header><h1>{title} API</h1><p>{_text(summary)}.</p>"
         f"<p>{_text(document['info']['description'])} "
         'The same for programs: <a href="/openapi.json">/openapi.json</a>.</p></header>'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main>{routes}'
+        f'<nav aria-label="Sections"><ul>{links}</ul>{index}</nav><main>{routes}'
         f'<section id="Types"><h2>Types</h2>{types}</section>'
         f'<section id="Codes"><h2>Codes</h2>{_codes()}</section></main></body></html>\n'
     )
@@ -168,30 +180,44 @@ def _table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]]) ->
     head = "".join(f"<th scope='col'>{name}</th>" for name in names)
     if not lines:
         return ""
-    return (
-        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )
+    named = f"<caption>{caption}</caption>" if caption else ""
+    return f"<table>{named}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def _cells(texts: Sequence[str]) -> str:
     return "".join(f"<td>{text}</td>" for text in texts)
 
 
+def _operations(document: Json, tag: str) -> Iterator[tuple[str, Json]]:
+    """Method and path, and what they do."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if tag in operation["tags"]:
+                yield f"{method.upper()} {path}", operation
+
+
+def _index(document: Json, tag: str) -> str:
+    rows = (
+        (
+            f'<a href="#{operation["operationId"]}"><code>{_text(name)}</code></a>',
+            _text(operation["summary"]),
+            ", ".join(operation["x-roles"]) or "anybody",
+        )
+        for name, operation in _operations(document, tag)
+    )
+    return _table(tag, ("route", "what", "for"), rows)
+
+
 def _group(document: Json, tag: str) -> str:
-    found = [
-        _route(path, method, operation)
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-        if tag in operation["tags"]
-    ]
+    schemas = document["components"]["schemas"]
+    found = [_route(name, said, schemas) for name, said in _operations(document, tag)]
     return f'<section id="{tag}"><h2>{tag}</h2>{"".join(found)}</section>'
 
 
-def _route(path: str, method: str, operation: Json) -> str:
+def _route(name: str, operation: Json, schemas: Json) -> str:
     roles = ", ".join(operation["x-roles"]) or "anybody, without a token"
     parts = [
-        f"<article><h3><code>{method.upper()} {_text(path)}</code></h3>",
+        f'<article id="{operation["operationId"]}"><h3><code>{_text(name)}</code></h3>',
         f"<p>{_text(operation['summary'])}. For: {roles}.</p>",
         _table(
             "Parameters",
@@ -203,13 +229,34 @@ def _route(path: str, method: str, operation: Json) -> str:
         ),
     ]
     if "requestBody" in operation:
-        parts.append(f"<p>Body: {_content(operation['requestBody'])}</p>")
-    answers = (
+        body = operation["requestBody"]
+        [content] = body["content"].values()
+        sample = json.dumps(_sample(content["schema"], schemas))
+        parts.append(f"<p>Body: {_content(body)}, such as</p><pre>{_text(sample)}</pre>")
+    answers = [
         (status, _text(said["description"]), _content(said))
         for status, said in operation["responses"].items()
-    )
-    parts.append(_table("Answers", ("status", "meaning or codes", "body"), answers))
+    ]
+    given = [answer for answer in answers if answer[0] < "400"]
+    refused = [answer for answer in answers if answer[0] >= "400"]
+    parts.append(_table("Answers", ("status", "meaning", "body"), given))
+    if refused:
+        codes = _table("", ("status", "codes", "body"), refused)
+        parts.append(f"<details><summary>How it may refuse</summary>{codes}</details>")
     return "".join(parts) + "</article>"
+
+
+def _sample(schema: Json, schemas: Json) -> object:
+    """One value that such a type may have: what must be there, and what has an example."""
+    if "$ref" in schema:
+        return _sample(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    if "examples" in schema:
+        return schema["examples"][0]
+    if schema.get("type") == "array":
+        return [_sample(schema["items"], schemas)]
+    fields = schema.get("properties", {})
+    wanted = schema.get("required") or [name for name in fields if "examples" in fields[name]]
+    return {name: _sample(fields[name], schemas) for name in wanted}
 
 
 def _content(said: Json) -> str:
