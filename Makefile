@@ -53,13 +53,18 @@ cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup --ignore tests/core --ignore tests/flows
 
-.PHONY: up demo
+.PHONY: up demo soak
+
+MINUTES ?= 60
 
 up: setup ## run everything on this machine, in ./data: prints «ready http://127.0.0.1:8080»
 	@$(BIN)/tidegate up --data data
 
 demo: setup ## transfers both ways, a refusal, a rollback, a crash with recovery, and the books
 	@$(BIN)/tidegate demo
+
+soak: setup ## MINUTES=60 of load, audited without a pause: no false halt, and the books agree
+	@$(BIN)/python -m tests.acceptance.soak --minutes $(MINUTES)
 
 .PHONY: sim
 
