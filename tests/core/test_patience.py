@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.core.samples import NO, NOBODY_KNOWS, REVIEWED, TERMS, YES, asked
 from tests.core.samples import resting as resting_in
@@ -108,6 +109,16 @@ def test_an_answer_may_be_alarming_by_itself(alarm: Alarm) -> None:
 def test_who_was_paged_for_stays_so() -> None:
     before = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=1, paged=True)
     assert stays(before).after.paged
+
+
+def test_the_next_question_calls_somebody_anew() -> None:
+    """Found by simulation: a deposit was refused once, then stuck in flight, and nobody knew."""
+    before = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=12, paged=True)
+    onward = decide(INTERNAL_TRANSFER, before, YES, TERMS)
+    assert onward.after.state == "TARGET_PENDING"
+    assert not onward.after.paged
+    stuck = decide(INTERNAL_TRANSFER, replace(onward.after, attempts=10), NOBODY_KNOWS, TERMS)
+    assert stuck.alarm is Alarm.CRITICAL
 
 
 # Backing off.

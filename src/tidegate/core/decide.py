@@ -69,6 +69,7 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
         lane=lane_of(flow, transfer.parties, rest),
         version=transfer.version + 1,
         attempts=0,
+        paged=False,  # Somebody was called about the question that is answered now.
         undoes=transfer.version if done and ask.verb in TAKES else transfer.undoes,
         error=transfer.error if isinstance(answer, Done) else bounded(answer.reason),
         waited_s=0.0,
