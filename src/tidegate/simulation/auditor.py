@@ -7,7 +7,7 @@ the wire. It asks neither the engine nor the core what they think.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -54,8 +54,9 @@ class Life:
     since_s: float = 0.0  # When it came to rest in its state.
     tries: int = 0  # How often it was given out since.
     refused: bool = False  # Its last answer was a «no» that is not accepted.
-    paged: bool = False
-    owed: object = None  # Who must still page about it.
+    told: bool = False  # People know that it is stuck where it is.
+    overdue: bool = False  # They should.
+    owing: list[object] = field(default_factory=list)  # Who has written down that it is stuck.
 
 
 class Eyes(NamedTuple):
@@ -80,6 +81,7 @@ class Auditor:
         self.position = 0  # Of the core's log, durable.
         self.acknowledged = 0  # Of the core's log, told to somebody.
         self.pages = 0
+        self.untold = 0  # Transfers that were stuck, and whoever was to say so had died.
         self.executed = 0
         self._frames: dict[int, bytes] = {}
         self._operations: dict[UUID, tuple[Any, ...]] = {}
@@ -123,7 +125,7 @@ class Auditor:
         if life is None:
             life = self.lives[after.id] = Life(after, since_s=self.eyes.clock())
             self.open.add(after.id)
-            self._fresh(life, after, history or ())
+            self._fresh(life, after, history or (), by)
         else:
             before = life.transfer
             if before.lane is None:
@@ -141,7 +143,7 @@ class Auditor:
                 self.blame(f"{after.id} became another transfer")
             fresh = () if history is None else history[len(known) :]
             if fresh:
-                self._fresh(life, after, fresh)
+                self._fresh(life, after, fresh, by)
             else:
                 self._stayed(life, by)
         if history is not None:
@@ -156,7 +158,7 @@ class Auditor:
             self.open.discard(after.id)
         return life
 
-    def _fresh(self, life: Life, after: Transfer, answers: Sequence[Any]) -> None:
+    def _fresh(self, life: Life, after: Transfer, answers: Sequence[Any], by: object) -> None:
         flow = self.flows[after.flow]
         state = str(flow.first) if not self._histories.get(after.id) else life.transfer.state
         if not answers:
@@ -175,16 +177,31 @@ class Auditor:
             state = entry.path[-1]
             life.refused = state == asked
             life.version += 1
+            if not life.refused:
+                self._left(life)
+            elif not life.told:
+                life.owing.append(by)
+                life.overdue = True
         if state != after.state:
             self.blame(f"{after.id} is in {after.state}; its history ends in {state}")
-        life.since_s, life.tries, life.paged = self.eyes.clock(), 0, False
+        life.since_s, life.tries = self.eyes.clock(), 0
         path = " ".join(">".join(entry.path) for entry, _, _ in answers)
-        self.eyes.note(str(after.id)[-6:], path or f"born in {after.state}")
+        self.eyes.note(short(after.id), path or f"born in {after.state}")
 
     def _stayed(self, life: Life, by: object) -> None:
-        """No answer. Has it waited for so long that somebody must be told?"""
-        if self._stuck(life, SLACK_S, SLACK_TRIES) and not life.paged:
-            life.owed = by
+        """No answer. If that has lasted for too long, whoever wrote so must tell, if it lives."""
+        if self._stuck(life) and not life.told:
+            life.owing.append(by)
+            life.overdue = life.overdue or self._stuck(life, SLACK_S, SLACK_TRIES)
+
+    def _left(self, life: Life) -> None:
+        """It goes on. Was it stuck, and nobody has said so although nobody died over it?"""
+        if life.overdue and not life.told:
+            self.untold += 1
+            if all(map(self.eyes.alive, life.owing)):
+                state, id_ = life.transfer.state, life.transfer.id
+                self.blame(f"{id_} was stuck in {state}, and nobody was told")
+        life.told, life.overdue, life.owing = False, False, []
 
     def _stuck(self, life: Life, slack_s: float = 0.0, slack: int = 0) -> bool:
         ask = self.flows[life.transfer.flow].ask(life.transfer.state)
@@ -302,7 +319,7 @@ class Auditor:
             self.blame(f"{verb} of {delta} at {system} {owner} {book} is not what {id_} is about")
         life.net += delta
         life.effects = tuple(sorted((*life.effects, label(str(role), verb))))
-        self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {str(id_)[-6:]}")
+        self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {short(id_)}")
 
     def _judge(self, life: Life) -> None:
         transfer = life.transfer
@@ -336,7 +353,7 @@ class Auditor:
         life = self.lives[alert.transfer_id]
         if alert.alarm is Alarm.HALT or not (self._stuck(life) or life.refused):
             self.blame(f"a false alarm: {alert.alarm.name} {alert.cause} of {alert.transfer_id}")
-        life.paged, life.owed = True, None
+        life.told = True
 
     def finish(self, ledger: Mapping[Account, int], core: Mapping[Account, int]) -> None:
         """When all is over: everything has ended, and every book is as we have kept it."""
@@ -350,9 +367,11 @@ class Auditor:
         for key, amount in self.endowed.items():
             if sums[key] != amount:
                 self.blame(f"owner and asset {key} hold {sums[key]} instead of {amount}")
-        for id_, life in self.lives.items():
-            if life.owed is not None and not life.paged and self.eyes.alive(life.owed):
-                self.blame(f"{id_} was stuck in {life.transfer.state}, and nobody was told")
+
+
+def short(id_: UUID) -> str:
+    """Enough of an id to tell the transfers of one seed apart."""
+    return id_.hex[20:28]
 
 
 def plain(edge: Edge) -> Edge:

@@ -53,7 +53,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._number = 0
         self.own = self._current = Context()  # Of the world itself, which never dies.
         self._dead: set[int] = set()
-        self._kept: list[object] = []  # A collected coroutine would run its `finally`.
+        # A collected coroutine would run its `finally`, and of contexts the ids must stay theirs.
+        self._kept: list[tuple[asyncio.Task[Any] | None, Context]] = []
         self._dropped: list[Due] = []
         self.unhandled: list[BaseException] = []  # What tasks died of, and nobody noticed.
 
@@ -62,7 +63,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def kill(self, context: Context) -> None:
         self._dead.add(id(context))
-        self._kept.append(context)
+        self._kept.append((None, context))
 
     def call_soon(
         self,
@@ -98,7 +99,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def create_task(self, coro: Any, *, context: Any = None, **_: object) -> Any:
         own = self._current if context is None else context
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, context=own)
-        self._kept.append(task)
+        self._kept.append((task, own))
         return task
 
     def run_to_end(self, main: "asyncio.Task[T]") -> None:
@@ -131,17 +132,26 @@ class SimLoop(asyncio.BaseEventLoop):
         finally:
             events._set_running_loop(None)  # noqa: SLF001
 
-    def bury(self) -> None:
-        """End what is left over, the dead included, without any effect that counts."""
-        self._dead.clear()
-        self._soon += self._dropped
-        tasks = [task for task in self._kept if isinstance(task, asyncio.Task)]
-        left = [task for task in tasks if not task.done()]
-        for task in tasks:
-            unheard = task.done() and not task.cancelled() and task._log_traceback  # noqa: SLF001
-            if unheard and (fault := task.exception()) is not None:
+    def _leftovers(self) -> "list[asyncio.Task[Any]]":
+        """The tasks that are not done. What others died of unnoticed is kept, but for the dead."""
+        left: list[asyncio.Task[Any]] = []
+        for task, context in self._kept:
+            if task is None or task.cancelled():
+                continue
+            if not task.done():
+                left.append(task)
+                continue
+            fault = task.exception() if task._log_traceback else None  # noqa: SLF001
+            if fault is not None and id(context) not in self._dead:
                 self.unhandled.append(fault)
         self._kept = []
+        return left
+
+    def bury(self) -> None:
+        """End what is left over, the dead included, without any effect that counts."""
+        left = self._leftovers()
+        self._dead.clear()
+        self._soon += self._dropped
         events._set_running_loop(self)  # noqa: SLF001  As any loop does.
         try:
             for _ in range(MAX_ROUNDS):  # Some swallow their cancelling once.

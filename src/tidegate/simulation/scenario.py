@@ -19,41 +19,48 @@ import msgspec
 
 from tidegate.core import wire
 from tidegate.core.flow import Edge, Flow
+from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account, StoreFault
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
 from tidegate.core.wire import Verb
 from tidegate.engine.births import Receipt
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Violation
 from tidegate.simulation.fate import Fate, Fault, Swarm
 from tidegate.simulation.loop import SimLoop, simulate
+from tidegate.simulation.people import (
+    ASSET,
+    BOOKS,
+    OWNERS,
+    SPOT,
+    START,
+    Mood,
+    Siege,
+    wishes,
+)
 from tidegate.simulation.world import Node, Terms, World, until
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
 from tidegate.systems.ledger.memory import ACCOUNTS
 
-ASSET, START, SPOT = 3, 1_000, "SPOT"
-OWNERS = (1, 2, 3, 4)
-TRANSFERS = 20
-AMOUNTS = (1, 10, 100, 400, 900, 2_500)
 SAFETY_S = 9.0
 LIVENESS_S = 60.0
-OUTAGE_S = (65.0, 110.0)
+SIEGE_S = (75.0, 110.0)  # Longer than the patience of any question.
 HOUR_S = 3600.0
+BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
 CLIENT_S = 5.0
 
 Meddling: TypeAlias = Counter[str]
-BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE)
 # What people and machines do besides, which every long run must contain often enough.
 PLEDGED = (
     *(f"{book} {status}" for book in BOOKS for status in Status),
+    *(str(siege) for siege in Siege if siege),
     "clock",
     "flood",
     "killed anywhere",
+    "late after the end",
     "mismatch",
-    "outage",
 )
 
 
@@ -74,37 +81,6 @@ class Result:
     def hash(self) -> str:
         """Of everything that happened, in order: the same in every run of the seed."""
         return hashlib.sha256(msgspec.msgpack.encode(self.trace)).hexdigest()
-
-
-@dataclass
-class Mood:
-    """How people behave in a seed: what they do to accounts, and how often."""
-
-    meddles: bool = True
-    pause_s: float = 0.5
-    books: tuple[str, ...] = BOOKS
-    harsh: float = 0.5  # How often an account is frozen or disabled when it is touched.
-    flooded: frozenset[int] = frozenset()
-    outage: bool = False
-    clocks: float = 0.0
-    reaper: float = 0.0
-
-    @classmethod
-    def thrown(cls, dice: random.Random) -> "Mood":
-        mood = cls(
-            meddles=dice.random() < 0.8,
-            pause_s=dice.uniform(0.1, 1.0),
-            books=BOOKS if dice.random() < 0.5 else (dice.choice(BOOKS),),
-            harsh=dice.uniform(0.2, 0.8),
-            outage=dice.random() < 0.03,
-            clocks=dice.choice((0.0, dice.random() * 0.5)),
-            reaper=dice.choice((0.0, dice.random() * 0.3)),
-        )
-        if dice.random() < 0.12:
-            # Money that left the core, cannot arrive, and does not fit where it came from.
-            mood.flooded = frozenset(OWNERS)
-            mood.meddles, mood.books, mood.harsh = True, (FUNDING, OUTSIDE), 0.8
-        return mood
 
 
 class Scenario:
@@ -129,7 +105,7 @@ class Scenario:
         ]
         meddling = asyncio.ensure_future(self._meddle())
         if self.plan is None:
-            await asyncio.sleep(world.dice.uniform(*OUTAGE_S) if self.mood.outage else SAFETY_S)
+            await asyncio.sleep(world.dice.uniform(*SIEGE_S) if self.mood.siege else SAFETY_S)
         else:
             # Who follows a plan is over when all has ended; until then it may still strike.
             await self._ended(asking, world.loop.now_s)
@@ -190,16 +166,13 @@ class Scenario:
     async def _meddle(self) -> None:
         """People freeze and thaw accounts, machines are switched off, clocks jump."""
         world, mood, dice = self.world, self.mood, self.world.dice
-        if mood.outage:
+        if mood.siege:
             await asyncio.sleep(dice.random() * 4)
-            self.meddling["outage"] += 1
-            world.host.held_back = True
-            world.host.crash(dice.choice((Fault.CORE_KILLED, Fault.POWER_LOST)))
+            self._besiege()
         while True:
-            await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.outage else 1))
-            if mood.meddles:
-                bad = dice.choice((Status.FROZEN, Status.DISABLED))
-                status = bad if dice.random() < mood.harsh else Status.ACTIVE
+            await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.siege else 1))
+            if dice.random() < mood.meddling:
+                status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
                 self._set_status(dice.choice(OWNERS), dice.choice(mood.books), status)
             if (living := world.living()) and dice.random() < mood.clocks:
                 self.meddling["clock"] += 1
@@ -207,6 +180,17 @@ class Scenario:
             if living and dice.random() < mood.reaper:
                 self.meddling["killed anywhere"] += 1
                 world.kill(dice.choice(living))
+
+    def _besiege(self) -> None:
+        world = self.world
+        self.meddling[self.mood.siege] += 1
+        world.besieged = True
+        world.note("world", f"siege: {self.mood.siege}")
+        if self.mood.siege is Siege.BUSY:
+            world.host.be_busy(busy=True)
+        else:
+            world.host.held_back = True
+            world.host.crash(world.dice.choice((Fault.CORE_KILLED, Fault.POWER_LOST)))
 
     def _set_status(self, owner: int, book: str, status: Status) -> None:
         world, rows = self.world, self.world.tables.rows[ACCOUNTS]
@@ -233,6 +217,7 @@ class Scenario:
         world.note("world", "heals")
         world.healed = True
         world.host.held_back = False
+        world.host.be_busy(busy=False)
         for node in world.living():
             node.skew_s = 0.0
         world.later(self._thaw())
@@ -246,14 +231,19 @@ class Scenario:
                 await until(partial(self._free, key), 0.01)
                 rows = world.tables.rows[ACCOUNTS]
                 rows[key] = rows[key]._replace(status=Status.ACTIVE)
-        await until(lambda: world.host.core, 0.1)
-        assert world.host.core is not None
-        for owner in OWNERS:
-            world.core_status(owner, ASSET, wire.Status.ACTIVE)
-            spot = wire.account(wire.Book.SPOT, ASSET, owner)
-            excess = world.auditor.endowed[owner, ASSET]
-            if excess > 0 and (held := world.host.core.book.balance(spot)):
-                world.core_move(Verb.DEBIT, owner, ASSET, min(excess, held))
+        while not all(map(self._thawed, OWNERS)):
+            for owner in OWNERS:
+                world.core_status(owner, ASSET, wire.Status.ACTIVE)
+                held = world.auditor.books[CORE, owner, SPOT, ASSET]
+                if held > BRIMFUL:
+                    excess = world.auditor.endowed[owner, ASSET]
+                    world.core_move(Verb.DEBIT, owner, ASSET, min(excess, held))
+            await asyncio.sleep(0.3)
+
+    def _thawed(self, owner: int) -> bool:
+        core, spot = self.world.host.core, wire.account(wire.Book.SPOT, ASSET, owner)
+        held = self.world.auditor.books[CORE, owner, SPOT, ASSET]
+        return core is not None and core.book.status(spot) == wire.Status.ACTIVE and held < BRIMFUL
 
     async def _ended(self, asking: "Sequence[asyncio.Future[None]]", healed_s: float) -> None:
         world = self.world
@@ -272,6 +262,7 @@ class Scenario:
         """All has ended. What is still on its way arrives, and must change nothing."""
         world = self.world
         executed = world.auditor.executed
+        self.meddling["late after the end"] += len(world.network.pending)
         world.network.flush()
         await until(lambda: not world.background and world.host.core, 0.25)
         await asyncio.sleep(0.25)
@@ -328,14 +319,14 @@ def by_dice(world: World) -> Scenario:
     """Everything is thrown: what fails, how people behave, and how the workers are set up."""
     dice = world.dice
     world.fates, world.terms, mood = Swarm(dice), thrown_terms(dice), Mood.thrown(dice)
-    scene = Scenario(world, mood, wishes(dice, lean=0.9 if mood.flooded else 0.5))
+    scene = Scenario(world, mood, wishes(dice, mood))
     scene.nodes = dice.choice((1, 2, 2, 3))
     return scene
 
 
 def by_plan(world: World, plan: Fate) -> Scenario:
     """Nothing fails but what is planned, nobody meddles, and all wishes are made at once."""
-    scene = Scenario(world, Mood(meddles=False), wishes(world.dice))
+    scene = Scenario(world, Mood(), wishes(world.dice, Mood()))
     scene.plan, scene.spread_s = plan, 0.0
     return scene
 
@@ -346,32 +337,5 @@ def thrown_terms(dice: random.Random) -> Terms:
         ring_size=dice.choice((1, 100, 100)),
         scan_s=dice.choice((0.5, 1.0, 2.0)),
         snapshot_records=dice.choice((8, 25, 10**6)),
-        reversible=dice.random() > 0.15,
+        reversible=dice.random() < 0.8,
     )
-
-
-def wishes(dice: random.Random, count: int = TRANSFERS, lean: float = 0.5) -> list[Request]:
-    """Of all flows, both ways; some are made twice, and some under another's key."""
-    made: list[Request] = []
-    for number in range(count):
-        if made and dice.random() < 0.1:
-            again = dice.choice(made)
-            amount = again.amount + (dice.random() < 0.3)
-            made.append(msgspec.structs.replace(again, amount=amount))
-            continue
-        owner = dice.choice(OWNERS)
-        flow, parties = _movement(dice, owner, lean)
-        made.append(Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}"))
-    return made
-
-
-def _movement(dice: random.Random, owner: int, lean: float) -> tuple[str, dict[str, Party]]:
-    funding, spot = Party(LEDGER, FUNDING, owner), Party(CORE, SPOT, owner)
-    outside, suspense = Party(LEDGER, OUTSIDE, owner), Party(LEDGER, SUSPENSE, owner)
-    one, other = (spot, funding) if dice.random() < lean else (funding, spot)
-    chance = dice.random()
-    if chance < 0.6:
-        return "internal_transfer", {"source": one, "target": other}
-    if chance < 0.8:
-        return "deposit", {"source": outside, "target": one, "suspense": suspense}
-    return "external_withdrawal", {"source": one, "target": outside}

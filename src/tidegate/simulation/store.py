@@ -28,10 +28,12 @@ class SimTwin(Twin):
         super().__init__(node.world.tables, at_us, lock_s)
         self.node = node
         self.leased: frozenset[UUID] = frozenset()
+        self.heard = True  # Whether the worker will learn that it has committed.
 
     def commit(self) -> None:
         super().commit()
-        self.node.world.auditor.committed(self.written, self.leased, self.node)
+        by = self.node if self.heard else None
+        self.node.world.auditor.committed(self.written, self.leased, by)
 
     async def fetch(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
         """The two statements of the core's client, as the database carries them out."""
@@ -93,6 +95,8 @@ class NodeStore(MemoryStore):
     async def _commit(self, tx: Twin) -> None:
         node = self.node
         fault = await self._reach("commit")
+        assert isinstance(tx, SimTwin)
+        tx.heard = fault is None
         if fault in (Fault.LATE, Fault.KILLED_LATE):
             del node.open[tx]
             node.world.later(self._land(tx))

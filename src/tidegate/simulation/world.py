@@ -140,6 +140,7 @@ class Host:
         self.running = False
         self.disk: SimDisk | None = None
         self.held_back = False  # Nobody starts it for the time being.
+        self.busy = False  # It takes nothing for the time being.
 
     def start(self) -> None:
         world = self.world
@@ -154,6 +155,7 @@ class Host:
         limits = Limits(snapshot_records=self.world.terms.snapshot_records, marks=10_000)
         try:
             self.core = core = await Core.open(disk, UUID, limits)
+            self.be_busy(busy=self.busy)
             self.world.note("core", f"epoch {core.epoch} at position {core.place.position}")
             inode = self.platter.entries[core.log.header.name]
             self.world.auditor.opened(inode, core.book.position, self.balances())
@@ -165,6 +167,12 @@ class Host:
                 self.world.auditor.blame(f"the core does not read its own disk: {fault}")
         if not disk.shut:  # Else it has been killed, and this is only its shadow.
             self._ended(silently=False)
+
+    def be_busy(self, *, busy: bool) -> None:
+        self.busy = busy
+        if self.core is not None:
+            queue = 0 if busy else Limits().queue_requests
+            self.core.limits = self.core.limits._replace(queue_requests=queue)
 
     def _ended(self, *, silently: bool) -> None:
         self.running, self.core = False, None
@@ -220,6 +228,7 @@ class World:
         self.nodes: list[Node] = []
         self.background: set[asyncio.Task[None]] = set()
         self.deaths = 0
+        self.besieged = False
         self._own = 0
 
     def fate(self, point: str) -> Fault | None:
@@ -236,7 +245,7 @@ class World:
         self.trace.append((self.loop.now_s, who, what))
 
     def troubled(self) -> bool:
-        return bool(self.faults) or self.host.held_back
+        return bool(self.faults) or self.besieged
 
     def later(self, landing: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(landing, context=self.loop.own)
@@ -295,7 +304,7 @@ class World:
     def flood(self, owner: int, asset_id: int) -> None:
         """Fill an account to the brim, so that not even a refund fits."""
         if self.host.core is not None:
-            held = self.host.core.book.balance(account(Book.SPOT, asset_id, owner))
+            held = self.auditor.books[CORE, owner, Book.SPOT.name, asset_id]
             if held < MAX_AMOUNT:
                 self.core_move(Verb.CREDIT, owner, asset_id, MAX_AMOUNT - held)
 

@@ -1,0 +1,99 @@
+"""What people wish and what they do to accounts meanwhile, thrown anew for each seed."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party
+from tidegate.simulation.auditor import CORE, LEDGER
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+
+ASSET, START, SPOT = 3, 1_000, "SPOT"
+OWNERS = (1, 2, 3, 4)
+BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE)
+TRANSFERS = 20
+AMOUNTS = (1, 10, 100, 400, 900, 2_500)
+
+
+class Siege(StrEnum):
+    """What keeps the core from answering for longer than anybody's patience."""
+
+    NONE = ""
+    OUTAGE = "outage"  # It is down.
+    BUSY = "busy"  # It is there, and takes nothing.
+
+
+@dataclass
+class Mood:
+    """How people behave in a seed, and what their machines are up to."""
+
+    pause_s: float = 0.5  # At most, between two doings.
+    meddling: float = 0.0  # How often a doing touches an account.
+    books: tuple[str, ...] = BOOKS
+    harsh: float = 0.5  # How often an account is made worse when it is touched.
+    worse: tuple[Status, ...] = (Status.FROZEN, Status.DISABLED)
+    flooded: frozenset[int] = frozenset()  # Whose accounts fill up between debit and refund.
+    siege: Siege = Siege.NONE
+    clocks: float = 0.0
+    reaper: float = 0.0
+    from_core: float = 0.5  # How much of what is moved begins in the core.
+    deposits: float = 0.2
+
+    @classmethod
+    def thrown(cls, dice: random.Random) -> "Mood":
+        mood = cls(
+            pause_s=dice.uniform(0.1, 1.0),
+            meddling=1.0 if dice.random() < 0.8 else 0.0,
+            books=BOOKS if dice.random() < 0.5 else (dice.choice(BOOKS),),
+            harsh=dice.uniform(0.2, 0.8),
+            siege=dice.choices(tuple(Siege), (0.94, 0.03, 0.03))[0],
+            clocks=dice.choice((0.0, dice.random() * 0.5)),
+            reaper=dice.choice((0.0, dice.random() * 0.3)),
+        )
+        mood._bend(dice.random())
+        return mood
+
+    def _bend(self, chance: float) -> None:
+        """Towards what dice alone would seldom bring about."""
+        if chance < 0.12:
+            # Money that left the core, cannot arrive, and does not fit where it came from.
+            self.flooded, self.from_core = frozenset(OWNERS), 0.9
+            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE), 0.8
+        elif chance < 0.2:
+            # Money that came in, is not taken, and not even by the suspense book.
+            self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
+            self.worse, self.deposits = (Status.DISABLED,), 0.6
+        elif chance < 0.28:
+            # Money that cannot arrive. Where the core cannot undo, it must wait.
+            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE), 0.7
+            self.worse, self.from_core = (Status.DISABLED,), 0.8
+
+
+def wishes(dice: random.Random, mood: Mood, count: int = TRANSFERS) -> list[Request]:
+    """Of all flows, both ways; some are made twice, and some under another's key."""
+    made: list[Request] = []
+    for number in range(count):
+        if made and dice.random() < 0.1:
+            again = dice.choice(made)
+            amount = again.amount + (dice.random() < 0.3)
+            made.append(msgspec.structs.replace(again, amount=amount))
+            continue
+        owner = dice.choice(OWNERS)
+        flow, parties = _movement(dice, mood, owner)
+        made.append(Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}"))
+    return made
+
+
+def _movement(dice: random.Random, mood: Mood, owner: int) -> tuple[str, dict[str, Party]]:
+    funding, spot = Party(LEDGER, FUNDING, owner), Party(CORE, SPOT, owner)
+    outside, suspense = Party(LEDGER, OUTSIDE, owner), Party(LEDGER, SUSPENSE, owner)
+    one, other = (spot, funding) if dice.random() < mood.from_core else (funding, spot)
+    chance = dice.random()
+    if chance < mood.deposits:
+        return "deposit", {"source": outside, "target": one, "suspense": suspense}
+    if chance < mood.deposits + 0.2:
+        return "external_withdrawal", {"source": one, "target": outside}
+    return "internal_transfer", {"source": one, "target": other}
