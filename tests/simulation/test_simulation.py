@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tidegate.simulation.people import TRANSFERS
 from tidegate.simulation.runs import ENOUGH, Tally, run_chunk
-from tidegate.simulation.scenario import LIVENESS_S, TRANSFERS, run
+from tidegate.simulation.scenario import LIVENESS_S, run
 
 SEEDS = 5_000
 SHARES = 2  # As many as there are cores to run them at the same time.
