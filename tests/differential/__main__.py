@@ -39,8 +39,8 @@ def main() -> int:
     if wanted.output == "json":
         print(json.dumps(told))
     else:
-        kinds = told.pop("by_operation")
-        print("\n".join(f"{name:14} {value}" for name, value in {**told, **kinds}.items()))
+        lines = {**told.pop("by_operation"), **told.pop("ends"), **told}
+        print("\n".join(f"{name:32} {value}" for name, value in lines.items()))
         print("no difference")
     return 0
 

@@ -31,6 +31,19 @@ CIDS = tuple(f"c{n}" for n in range(5))
 REMEMBERED = 12
 ASKED = (Verb.DEBIT, Verb.CREDIT, Verb.HOLD, Verb.REFUND, Verb.CAPTURE, Verb.RELEASE)
 SEVERAL = (1, 1, 2, 3)
+# Which flow, from which book to which: SPOT is the venue's, the others are the ledger's.
+WAYS = (
+    ("deposit", OUTSIDE, FUNDING),
+    ("deposit", OUTSIDE, FUNDING),
+    ("external_withdrawal", FUNDING, OUTSIDE),
+    ("external_withdrawal", FUNDING, OUTSIDE),
+    ("internal_transfer", FUNDING, SAVINGS),
+    ("internal_transfer", SAVINGS, FUNDING),
+    ("internal_transfer", FUNDING, SPOT),
+    ("internal_transfer", FUNDING, SPOT),
+    ("internal_transfer", SPOT, FUNDING),
+    ("internal_transfer", SPOT, SAVINGS),
+)
 
 
 class Abandoned(Exception):
@@ -44,11 +57,13 @@ class Luck(NamedTuple):
     unknown: float
     rejected: float
     abandon: float
+    owners: tuple[int, ...]  # The fewer, the more often one session waits for another.
 
     @classmethod
     def thrown(cls, seed: int) -> "Luck":
         dice = random.Random(f"luck {seed}")
-        return cls(seed, *(dice.choice((0.05, 0.2, 0.5)) for _ in range(3)))
+        unknown, rejected, abandon = (dice.choice((0.05, 0.2, 0.5)) for _ in range(3))
+        return cls(seed, unknown, rejected, abandon, OWNERS[: dice.choice((1, 2, 3))])
 
 
 class Venue:
@@ -76,7 +91,7 @@ class Player:
             clock=store.seat.clock.seconds,
             dice=self.dice,
             alert=lambda alert: store.seat.tell("alert", alert.cause[:20], alert.alarm),
-            ended=lambda transfer: store.seat.tell("ended", transfer.id, transfer.state),
+            ended=lambda row: store.seat.tell("ended", f"{row.flow} {row.state}", row.id),
             woken=lambda _: None,
             rings={"venue": self.ring},
             irreversible=frozenset(),
@@ -117,31 +132,21 @@ class Player:
             raise Abandoned
 
     def account(self) -> Account:
-        return Account(self.dice.choice(OWNERS), self.dice.choice(BOOKS), ASSET)
+        return Account(self.dice.choice(self.luck.owners), self.dice.choice(BOOKS), ASSET)
 
     def request(self) -> Request:
-        owner, dice = self.dice.choice(OWNERS), self.dice
-        home = {book: Party("ledger", book, owner) for book in BOOKS}
-        venue = Party("venue", SPOT, owner)
-        flow, source, target = dice.choice(
-            (
-                ("deposit", home[OUTSIDE], home[FUNDING]),
-                ("deposit", home[OUTSIDE], home[FUNDING]),
-                ("external_withdrawal", home[FUNDING], home[OUTSIDE]),
-                ("internal_transfer", home[FUNDING], home[SAVINGS]),
-                ("internal_transfer", home[SAVINGS], home[FUNDING]),
-                ("internal_transfer", home[FUNDING], venue),
-                ("internal_transfer", home[FUNDING], venue),
-                ("internal_transfer", venue, home[FUNDING]),
-                ("internal_transfer", venue, home[SAVINGS]),
-            )
-        )
-        parties = {"source": source, "target": target}
+        owner, dice = self.dice.choice(self.luck.owners), self.dice
+        flow, *books = dice.choice(WAYS)
+        roles = ("source", "target")
+        parties = {role: _party(book, owner) for role, book in zip(roles, books, strict=True)}
         if flow == "deposit":
-            parties["suspense"] = home[SUSPENSE]
+            parties["suspense"] = _party(SUSPENSE, owner)
         amount = dice.choice((100, 200)) if flow == "deposit" else dice.choice((10, 50, 120))
-        cid = dice.choice((None, None, *CIDS))
-        return Request(owner, flow, parties, ASSET, amount, cid)
+        return Request(owner, flow, parties, ASSET, amount, dice.choice((None, None, *CIDS)))
+
+
+def _party(book: str, owner: int) -> Party:
+    return Party("venue" if book == SPOT else "ledger", book, owner)
 
 
 async def bear(player: Player) -> None:
@@ -211,8 +216,8 @@ async def insert(player: Player) -> None:
     """Births by hand: keys that collide, delays, deadlines, details."""
     dice, births = player.dice, []
     for place in range(dice.choice(SEVERAL)):
-        owner = dice.choice(OWNERS)
-        parties = {"source": Party("venue", SPOT, owner), "target": Party("ledger", SAVINGS, owner)}
+        owner = dice.choice(player.luck.owners)
+        parties = {"source": _party(SPOT, owner), "target": _party(SAVINGS, owner)}
         request = Request(owner, "internal_transfer", parties, ASSET, 10)
         id_ = UUID(int=dice.getrandbits(60) << 60 | player.number << 8 | place)
         transfer = replace(
@@ -267,7 +272,7 @@ async def read(player: Player) -> None:
     if dice.random() < 0.5:
         player.remember(await player.store.find([*player.known, UUID(int=1)]))
     else:
-        keys = [(dice.choice(OWNERS), dice.choice(CIDS)) for _ in range(3)]
+        keys = [(dice.choice(player.luck.owners), dice.choice(CIDS)) for _ in range(3)]
         _, _, known = await player.store.look(keys)
         player.remember([k.transfer for k in known if k is not None])
 

@@ -1,6 +1,7 @@
 """The scheduler: one statement at a time, of the same session on both sides, and then a look."""
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -12,13 +13,17 @@ from uuid import UUID
 import psycopg
 
 from tests.conftest import SCHEMA
-from tests.differential.acts import Luck, Player
+from tests.differential.acts import ASSET, SAVINGS, Luck, Player
 from tests.differential.books import EMPTY, broken_chains, difference, postgres_books, twin_books
 from tests.differential.seats import CLOCK, LEASE_S, SEAT, Clock, Fate, Seat, SeatedStore, postgres
 from tests.differential.telling import RealLedger, TellingLedger, TellingStore, TwinLedger
+from tidegate.core.ports import Account
 from tidegate.engine import step
 from tidegate.store.memory import TRANSFERS
 from tidegate.store.postgres import PostgresStore, WholeNumber
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.systems.ledger.judge import Balance
+from tidegate.systems.ledger.memory import ACCOUNTS
 
 SESSIONS, ACTS = 4, 14
 TICK_US = 1_000
@@ -36,6 +41,11 @@ REMARKS = frozenset({"alert", "ended", "born", "gave up", "rollback", "crashed"}
 BLOCKED = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
 KILL = "SELECT pg_terminate_backend(%s)"
 ALIVE = "SELECT FROM pg_stat_activity WHERE pid = %s"
+OPENED = {FUNDING: 500, SAVINGS: 300, OUTSIDE: -800, SUSPENSE: 0}
+OPEN = (
+    "INSERT INTO ledger_accounts (owner, book, asset_id, available, status)"
+    " VALUES (%s, %s, %s, %s, %s)"
+)
 UNTIE = (
     "UPDATE transfers AS t SET due_at = due_at + k.later * interval '1 us'"
     " FROM unnest(%s::uuid[], %s::bigint[]) AS k (id, later) WHERE t.id = k.id"
@@ -59,6 +69,7 @@ class Counts:
     replies_lost: int = 0
     deadlocks: int = 0
     by_operation: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)  # Of transfers, by flow and state.
 
     def add(self, other: "Counts") -> None:
         for name in self.__dataclass_fields__:
@@ -112,8 +123,8 @@ class Stage:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> Counts:
-        await self.admin.execute(EMPTY)
         luck = Luck.thrown(self.seed)
+        await self._furnish(luck)
         for pair in self.pairs:
             self._seat(pair.twin, self.store, TwinLedger(self.store), (luck, pair.number))
             real = self.house.store
@@ -128,6 +139,16 @@ class Stage:
             if isinstance(fault, Exception):
                 raise fault
         return self.counts
+
+    async def _furnish(self, luck: Luck) -> None:
+        """Some accounts are there from the start, and some of those will not serve."""
+        await self.admin.execute(EMPTY)
+        accounts = self.store.tables.rows[ACCOUNTS]
+        for owner, (book, available) in itertools.product(luck.owners, OPENED.items()):
+            if self.dice.random() < 0.6:
+                status = self.dice.choice((*[Status.ACTIVE] * 5, Status.FROZEN, Status.DISABLED))
+                accounts[Account(owner, book, ASSET)] = Balance(available, 0, status)
+                await self.admin.execute(OPEN, (owner, book, ASSET, available, status))
 
     def _seat(self, seat: Seat, store: Any, ledger: Any, who: tuple[Luck, int]) -> None:
         async def sit() -> None:
@@ -280,7 +301,8 @@ class Stage:
             self._differ(pair, f"finished: twin {pair.twin.finished}, real {pair.real.finished}")
         names = [event.operation for event in twin if event.operation not in REMARKS]
         self.counts.operations += len(names)
-        self.counts.by_operation.update(event.operation for event in twin)
+        self.counts.by_operation.update(names)
+        self.counts.ends.update(event.about for event in twin if event.operation == "ended")
         self.published |= not PUBLISHING.isdisjoint(names)
 
     async def _compare_books(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.differential import Counts, run_differential
 from tests.differential.stage import Part, Stage, opened
+from tidegate.flows import FLOWS
 
 OPERATIONS = 10_000
 CHUNKS = 5
@@ -40,8 +41,10 @@ def test_the_twin_does_what_postgres_does(chunk: int, database: str) -> None:
     counts = run_differential(seeds, database, operations=OPERATIONS // CHUNKS)
     assert counts.operations >= OPERATIONS // CHUNKS
     assert min(counts.by_operation[name] for name in OPERATED) >= 5, counts
+    assert {end.split()[0] for end in counts.ends} == FLOWS.keys(), "a flow takes no part"
+    assert len(counts.ends) >= 6, counts.ends
     # It would prove little if nobody ever stood in another's way or died.
-    assert counts.parked >= 10, counts
+    assert counts.parked >= 20, counts
     assert counts.killed >= 10, counts
     assert counts.replies_lost >= 10, counts
     assert counts.comparisons >= counts.by_operation["commit"] // 2, counts
