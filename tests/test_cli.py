@@ -1,5 +1,6 @@
 """The program as it is typed: commands, exit codes, and errors in one line."""
 
+import inspect
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.running import PROGRAM, Up, eventually, running, tidegate
+from tidegate.cli import cli
 from tidegate.client import Client, make_keyring
 from tidegate.flows import FLOWS
 from tidegate.service.auth import Terms
@@ -85,6 +87,15 @@ def at_a_terminal(*words: str) -> tuple[str, str]:
     os.close(ours)
     assert child.returncode == 0, drawn
     return out, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode())
+
+
+def test_every_command_that_prints_what_it_found_prints_it_for_programs_too() -> None:
+    """The others run something, or print one thing that is what it is."""
+    others = {"up", "demo", "api", "worker", "core", "token"}
+    for command in cli.registered_commands:
+        assert command.callback is not None
+        takes_output = "output" in inspect.signature(command.callback).parameters
+        assert takes_output is (command.callback.__name__ not in others), command.callback
 
 
 def test_the_program_says_which_it_is() -> None:

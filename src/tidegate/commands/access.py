@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,6 +102,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> No
     console().print(table)
 
 
+@cache
 def console() -> Console:
+    """One for all: only who draws a bar knows how to print above it."""
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=200)

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 
@@ -51,12 +53,16 @@ def _running(directory: Path) -> Iterator[None]:
         [sys.executable, "-m", "tidegate.cli", *words],
         env=without_settings(os.environ),
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         preexec_fn=dying_with_us(signal.SIGTERM),  # noqa: PLW1509  It calls only the kernel.
     ) as child:
         try:
             assert child.stdout is not None
+            assert child.stderr is not None
+            relay = threading.Thread(target=_relay, args=(child.stderr,))
+            relay.start()
             with Console(stderr=True).status("starting PostgreSQL, core, worker and API"):
                 said = child.stdout.readline()
             if not said.startswith("ready "):
@@ -65,6 +71,13 @@ def _running(directory: Path) -> Iterator[None]:
         finally:
             child.terminate()
             child.wait(STOP_S)
+            relay.join(STOP_S)
+
+
+def _relay(said: IO[str]) -> None:
+    """Through our own standard error, which knows of the bar; the child's would write into it."""
+    for line in said:
+        print(line, end="", file=sys.stderr)
 
 
 def _heading(words: str) -> None:
@@ -101,7 +114,7 @@ def _rollback(desk: Client, owner: Client) -> None:
 
 
 def _crash(directory: Path, desk: Client, owner: Client) -> None:
-    _heading("4. A crash: kill -9 for the core, and for the API while the transfer is on its way.")
+    _heading("4. A crash: kill -9 the core, the API and the worker while money is on its way.")
     _kill(directory, "core")
     made = owner.transfer(_wish("FUNDING", "SPOT", "75"), wait_s=0)
     for name in ("api", "worker-1"):
