@@ -1,6 +1,6 @@
 """What the engine needs from the world: stores that hold transfers, systems that hold money."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
@@ -67,15 +67,15 @@ Tx_contra = TypeVar("Tx_contra", bound=Transaction, contravariant=True)
 class SqlTransaction(Transaction, Protocol):
     """What a system with tables in our database is given to answer in."""
 
-    held: set[Any]  # What local systems have locked in it, each under a name of its own.
-
     async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
 
 
 class MemoryTransaction(Transaction, Protocol):
     """What the twin of a local system is given to answer in: tables of rows by key."""
 
-    held: set[Any]
+    @property
+    def held(self) -> Container[tuple[str, Hashable]]:
+        """The rows that are locked in it, and those that it inserted."""
 
     def get(self, table: str, key: Hashable) -> Any: ...
 

@@ -27,6 +27,12 @@ class Sql(Protocol):
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
 
 
+class LockingTransaction(SqlTransaction, Protocol):
+    """A transaction that remembers what was locked in it, until it ends."""
+
+    held: set[Any]
+
+
 class Ledger:
     """Local: it answers inside the transaction that records its answers."""
 
@@ -35,11 +41,11 @@ class Ledger:
     def __init__(self, name: str = "ledger") -> None:
         self.name = name
 
-    async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
+    async def lock(self, tx: LockingTransaction, accounts: Sequence[Account]) -> None:
         rows = await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
         tx.held.update(Account(*row) for row in rows)
 
-    async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+    async def ask(self, tx: LockingTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         accounts, known = await self._look(tx, questions)
         wanted = {account_of(q) for q in questions if may_open(q)}
         if missing := sorted(wanted - accounts.keys()):
@@ -59,7 +65,7 @@ class Ledger:
         return answers
 
     async def _look(
-        self, tx: SqlTransaction, questions: Sequence[Question]
+        self, tx: LockingTransaction, questions: Sequence[Question]
     ) -> tuple[dict[Account, Balance], list[Operation]]:
         values = {
             "ids": uuids(q.transfer_id for q in questions),
