@@ -52,10 +52,6 @@ UNTIE = (
 )
 
 
-class Difference(AssertionError):
-    """The two sides do not agree."""
-
-
 @dataclass
 class Counts:
     """What was done on both sides, and compared."""
@@ -91,6 +87,14 @@ class Part(NamedTuple):
         yield from (self._replace(acts=acts) for acts in range(1, self.acts))
         for gone in self.sessions:
             yield self._replace(sessions=tuple(n for n in self.sessions if n != gone))
+
+
+class Difference(AssertionError):
+    """The two sides do not agree."""
+
+    def __init__(self, part: Part, said: str) -> None:
+        super().__init__(said)
+        self.part = part
 
 
 class Pair:
@@ -318,7 +322,7 @@ class Stage:
     def _differ(self, pair: Pair | None, what: str) -> None:
         who = "" if pair is None else f", session {pair.number}"
         script = "\n".join(self.script)
-        raise Difference(f"{script}\n\n{self.part}{who}:\n{what}")
+        raise Difference(self.part, f"{script}\n\n{self.part}{who}:\n{what}")
 
 
 @dataclass(frozen=True)

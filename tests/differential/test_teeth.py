@@ -100,5 +100,8 @@ def test_a_planted_fault_is_seen(
     plant: Plant, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(Difference, match=r"seed \d+, \d+ acts"):
+    with pytest.raises(Difference, match=r"seed \d+, \d+ acts") as seen:
         run_differential(range(SEEDS), database)
+    monkeypatch.undo()
+    # Without the fault there is nothing to see: it was this one.
+    assert run_differential([seen.value.part.seed], database).operations > 0
