@@ -49,7 +49,7 @@ class Twin:
         self.halted = tables.halt is not None
         self.lock_s = lock_s
         self.written: dict[tuple[str, Hashable], object] = {}
-        self.held: set[tuple[str, Hashable]] = set()
+        self.held: dict[tuple[str, Hashable], None] = {}  # In the order of locking.
         self.waits: asyncio.Future[None] | None = None
         self.ended = False
 
@@ -84,7 +84,7 @@ class Twin:
 
     def _take(self, table: str, key: Hashable) -> None:
         self.tables.holders[table, key] = self
-        self.held.add((table, key))
+        self.held[table, key] = None
 
     async def _wait(self, table: str, key: Hashable) -> None:
         self.waits = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class Twin:
 
     def end(self) -> None:
         """Let go of every row, as the server does when a session ends, however it ends."""
-        for name in sorted(self.held, key=repr):
+        for name in self.held:
             del self.tables.holders[name]
             for free in self.tables.waiting.pop(name, ()):
                 if not free.done():
