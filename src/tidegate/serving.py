@@ -41,7 +41,6 @@ from tidegate.settings import Settings
 from tidegate.store.postgres import Bounds
 
 ASSETS_EVERY_S = 2.0
-MAX_CONNECTIONS = 2_000
 KEEP_ALIVE_S = 30
 MAX_HEADERS = 32 * 1024
 FETCH_S = 5.0
@@ -113,7 +112,6 @@ async def _serve(
             log_config=None,
             lifespan="off",
             http=Impatient,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             h11_max_incomplete_event_size=MAX_HEADERS,
         )

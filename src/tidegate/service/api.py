@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.service import health, openapi, operator, transfers
+from tidegate.service.connections import Uncrowded
 from tidegate.service.front import (
     ANYBODY,
     APPROVER,
@@ -78,6 +80,7 @@ def build(service: Service) -> Starlette:
     routes = [Route(rule.path, guarded(service, rule), methods=[rule.method]) for rule in RULES]
     api = Starlette(
         routes=routes,
+        middleware=[Middleware(Uncrowded, new_id=service.new_id)],
         exception_handlers={404: not_found, 405: not_allowed, Exception: failed},
     )
     # A redirect would be built from a header that the caller chooses.

@@ -97,7 +97,8 @@ def document(rules: Sequence[Rule]) -> Json:
             "version": "1",
             "summary": "Moves money between systems that share no transaction: once, or not at all",
             "description": "Every error is a problem (RFC 9457) with a stable code. Unknown paths "
-            "answer 404 and other methods 405, both as problems.",
+            "answer 404 and other methods 405, and a connection too many gets 503 OVERLOADED "
+            "whatever it asks, all as problems.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
