@@ -1,8 +1,5 @@
 """The simulation has teeth: planted bugs are found, and a plan strikes where it says."""
 
-import asyncio
-from typing import Any
-
 import pytest
 
 import tidegate.engine.step
@@ -12,7 +9,6 @@ from tidegate.core.answers import Answer, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow
 from tidegate.core.transfer import Move, Transfer
-from tidegate.engine.lanes import Lane
 from tidegate.simulation.fate import POINTS, Fault, Plan
 from tidegate.simulation.runs import run_seeds
 from tidegate.simulation.scenario import Scenario, run
@@ -87,41 +83,3 @@ def test_a_plan_strikes_the_call_that_it_names() -> None:
 def test_a_plan_names_only_what_can_happen() -> None:
     result = run(1, Plan({0: Fault.ENOSPC}, points=("look",)), single)
     assert result.fault is not None
-
-
-def jumping(scene: Scenario) -> None:
-    """Every clock is an hour fast for two seconds, and then right again."""
-    begin = scene._begin
-
-    async def begun() -> None:
-        await begin()
-        for node in scene.world.nodes:
-            node.skew_s = 3600.0
-        scene.spread_s = 8.0
-        asyncio.get_running_loop().call_later(2.0, right)
-
-    def right() -> None:
-        for node in scene.world.nodes:
-            node.skew_s = 0.0
-
-    scene._begin = begun  # type: ignore[method-assign]
-
-
-def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def doubtful() -> Plan:
-        return Plan(dict.fromkeys(range(20), Fault.RAISES), points=("ask",))
-
-    assert run(3, doubtful(), jumping).fault is None
-
-    async def waiting(self: Lane[Any]) -> list[Transfer]:
-        now_s = self.means.clock()
-        if now_s < self._next_scan_s:
-            return await self._popped(now_s)
-        claimed = list(await self.means.store.claim(self.name, 1024))
-        self._next_scan_s = self.means.clock() + self.scan_s
-        return claimed or await self._popped(self.means.clock())
-
-    monkeypatch.setattr(Lane, "_batch", waiting)
-    assert "not ended" in str(run(3, doubtful(), jumping).fault)

@@ -263,4 +263,5 @@ async def announce(means: Means[Tx], moves: Sequence[Move], rows: Sequence[Trans
 def _is_news(move: Move) -> bool:
     """Not when somebody was called for the same reason before. A pulled brake is always told."""
     same_reason = not move.entries or move.after.error == move.before.error
-    return move.alarm is Alarm.HALT or not (move.before.paged and same_reason)
+    same_question = move.after.state == move.before.state and same_reason
+    return move.alarm is Alarm.HALT or not (move.before.paged and same_question)

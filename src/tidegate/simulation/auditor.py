@@ -351,7 +351,8 @@ class Auditor:
                 self.blame(f"paged although nothing had failed: {alert.cause}")
             return
         life = self.lives[alert.transfer_id]
-        if alert.alarm is Alarm.HALT or not (self._stuck(life) or life.refused):
+        # The database counts from the beginning of a transaction, and we from its end.
+        if alert.alarm is Alarm.HALT or not (self._stuck(life, -SLACK_S) or life.refused):
             self.blame(f"a false alarm: {alert.alarm.name} {alert.cause} of {alert.transfer_id}")
         life.told = True
 

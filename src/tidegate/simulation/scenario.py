@@ -114,7 +114,8 @@ class Scenario:
         self._heal()
         await self._ended(asking, healed_s)
         self.liveness_s = world.loop.now_s - healed_s
-        await self._aftermath()
+        if not world.auditor.violations:
+            await self._aftermath()
 
     async def _begin(self) -> None:
         world, rows = self.world, self.world.tables.rows[ACCOUNTS]

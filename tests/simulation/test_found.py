@@ -1,0 +1,94 @@
+"""What simulation has found stays mended: each case, and that it is found again when unmended."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import tidegate.engine.step
+from tidegate.core.answers import Alarm
+from tidegate.core.ports import Account
+from tidegate.core.request import Request
+from tidegate.core.transfer import Move, Party, Transfer
+from tidegate.engine.lanes import Lane
+from tidegate.simulation.auditor import LEDGER
+from tidegate.simulation.fate import Fault, Plan
+from tidegate.simulation.people import ASSET
+from tidegate.simulation.scenario import Scenario, run
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.systems.ledger.memory import ACCOUNTS
+
+
+def jumping(scene: Scenario) -> None:
+    """Every clock is an hour fast for two seconds, and then right again."""
+    begin = scene._begin
+
+    async def begun() -> None:
+        await begin()
+        for node in scene.world.nodes:
+            node.skew_s = 3600.0
+        scene.spread_s = 8.0
+        asyncio.get_running_loop().call_later(2.0, right)
+
+    def right() -> None:
+        for node in scene.world.nodes:
+            node.skew_s = 0.0
+
+    scene._begin = begun  # type: ignore[method-assign]
+
+
+def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def doubtful() -> Plan:
+        return Plan(dict.fromkeys(range(20), Fault.RAISES), points=("ask",))
+
+    assert run(3, doubtful(), jumping).fault is None
+
+    async def waiting(self: Lane[Any]) -> list[Transfer]:
+        now_s = self.means.clock()
+        if now_s < self._next_scan_s:
+            return await self._popped(now_s)
+        claimed = list(await self.means.store.claim(self.name, 1024))
+        self._next_scan_s = self.means.clock() + self.scan_s
+        return claimed or await self._popped(self.means.clock())
+
+    monkeypatch.setattr(Lane, "_batch", waiting)
+    assert "not ended" in str(run(3, doubtful(), jumping).fault)
+
+
+def nowhere(scene: Scenario) -> None:
+    """A deposit that cannot enter, and once it has entered cannot go anywhere."""
+    owner = 1
+    books = {"source": OUTSIDE, "target": FUNDING, "suspense": SUSPENSE}
+    parties = {role: Party(LEDGER, book, owner) for role, book in books.items()}
+    scene.wishes = [Request(owner, "deposit", parties, ASSET, 10, "cid")]
+    begin = scene._begin
+
+    def mark(closed: tuple[str, ...]) -> None:
+        rows = scene.world.tables.rows[ACCOUNTS]
+        for book in books.values():
+            status = Status.DISABLED if book in closed else Status.ACTIVE
+            key = Account(owner, book, ASSET)
+            rows[key] = rows[key]._replace(status=status)
+
+    async def begun() -> None:
+        await begin()
+        mark((OUTSIDE,))
+        asyncio.get_running_loop().call_later(0.4, mark, (FUNDING, SUSPENSE))
+        asyncio.get_running_loop().call_later(5.0, mark, ())
+
+    scene._begin = begun  # type: ignore[method-assign]
+
+
+def test_a_refusal_for_an_old_reason_at_a_new_place_is_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run(1, Plan(), nowhere).fault is None
+
+    def forgetful(move: Move) -> bool:
+        same_reason = not move.entries or move.after.error == move.before.error
+        return move.alarm is Alarm.HALT or not (move.before.paged and same_reason)
+
+    monkeypatch.setattr(tidegate.engine.step, "_is_news", forgetful)
+    assert "stuck in SUSPENDING, and nobody was told" in str(run(1, Plan(), nowhere).fault)
