@@ -87,6 +87,7 @@ class Auditor:
         self._operations: dict[UUID, tuple[Any, ...]] = {}
         self._histories: dict[UUID, tuple[Any, ...]] = {}
         self._answers: dict[bytes, tuple[int, int]] = {}
+        self.estranged = False  # Another core was there instead of ours: people are to be told.
         self.trouble: Callable[[], bool] = lambda: True
         self.moved: Callable[[Account, str], None] = lambda _account, _verb: None
 
@@ -345,6 +346,8 @@ class Auditor:
         self.pages += 1
         self.eyes.note(str(by), f"{alert.alarm.name}: {alert.cause} {alert.state or ''}")
         if alert.transfer_id is None:
+            if self.estranged and "refuses to serve" in alert.cause:
+                return
             if alert.alarm > Alarm.PAGE or not alert.cause.startswith("unreachable"):
                 self.blame(f"a false alarm: {alert.alarm.name} {alert.cause}")
             elif not self.trouble():

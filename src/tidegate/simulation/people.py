@@ -19,11 +19,16 @@ AMOUNTS = (1, 10, 100, 400, 900, 2_500)
 
 
 class Siege(StrEnum):
-    """What keeps the core from answering for longer than anybody's patience."""
+    """What keeps the core from answering for a while."""
 
     NONE = ""
-    OUTAGE = "outage"  # It is down.
-    BUSY = "busy"  # It is there, and takes nothing.
+    OUTAGE = "outage"  # It is down, for longer than anybody's patience.
+    BUSY = "busy"  # It is there and takes nothing, as long.
+    STRANGER = "stranger"  # Another core is there, on an empty disk.
+
+    @property
+    def lasts(self) -> bool:
+        return self in (Siege.OUTAGE, Siege.BUSY)
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Mood:
             meddling=1.0 if dice.random() < 0.8 else 0.0,
             books=BOOKS if dice.random() < 0.5 else (dice.choice(BOOKS),),
             harsh=dice.uniform(0.2, 0.8),
-            siege=dice.choices(tuple(Siege), (0.94, 0.03, 0.03))[0],
+            siege=dice.choices(tuple(Siege), (0.89, 0.035, 0.035, 0.04))[0],
             clocks=dice.choice((0.0, dice.random() * 0.5)),
             reaper=dice.choice((0.0, dice.random() * 0.3)),
         )

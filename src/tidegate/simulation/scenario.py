@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core import wire
-from tidegate.core.flow import Edge, Flow
+from tidegate.core.flow import URGENT, Edge, Flow
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account, StoreFault
 from tidegate.core.refusals import Refusal
@@ -26,7 +26,7 @@ from tidegate.core.request import Request
 from tidegate.core.wire import Verb
 from tidegate.engine.births import Receipt
 from tidegate.flows import FLOWS
-from tidegate.simulation.auditor import CORE, LEDGER, Violation
+from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
 from tidegate.simulation.fate import Fate, Fault, Swarm
 from tidegate.simulation.loop import SimLoop, simulate
 from tidegate.simulation.people import (
@@ -39,6 +39,7 @@ from tidegate.simulation.people import (
     Siege,
     wishes,
 )
+from tidegate.simulation.store import MARKS
 from tidegate.simulation.world import Node, Terms, World, until
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
@@ -105,7 +106,7 @@ class Scenario:
         ]
         meddling = asyncio.ensure_future(self._meddle())
         if self.plan is None:
-            await asyncio.sleep(world.dice.uniform(*SIEGE_S) if self.mood.siege else SAFETY_S)
+            await asyncio.sleep(world.dice.uniform(*SIEGE_S) if self.mood.siege.lasts else SAFETY_S)
         else:
             # Who follows a plan is over when all has ended; until then it may still strike.
             await self._ended(asking, world.loop.now_s)
@@ -169,9 +170,9 @@ class Scenario:
         world, mood, dice = self.world, self.mood, self.world.dice
         if mood.siege:
             await asyncio.sleep(dice.random() * 4)
-            self._besiege()
+            await self._besiege()
         while True:
-            await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.siege else 1))
+            await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.siege.lasts else 1))
             if dice.random() < mood.meddling:
                 status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
                 self._set_status(dice.choice(OWNERS), dice.choice(mood.books), status)
@@ -182,13 +183,18 @@ class Scenario:
                 self.meddling["killed anywhere"] += 1
                 world.kill(dice.choice(living))
 
-    def _besiege(self) -> None:
-        world = self.world
-        self.meddling[self.mood.siege] += 1
+    async def _besiege(self) -> None:
+        world, siege = self.world, self.mood.siege
+        # A core that nobody has ever heard from cannot be told from another.
+        await until(lambda: siege is not Siege.STRANGER or world.tables.rows[MARKS], 0.2)
+        self.meddling[siege] += 1
         world.besieged = True
-        world.note("world", f"siege: {self.mood.siege}")
-        if self.mood.siege is Siege.BUSY:
+        world.note("world", f"siege: {siege}")
+        if siege is Siege.BUSY:
             world.host.be_busy(busy=True)
+        elif siege is Siege.STRANGER:
+            world.auditor.estranged = True
+            world.later(world.host.be_strange(world.dice.uniform(1.0, 6.0)))
         else:
             world.host.held_back = True
             world.host.crash(world.dice.choice((Fault.CORE_KILLED, Fault.POWER_LOST)))
@@ -217,11 +223,19 @@ class Scenario:
         world = self.world
         world.note("world", "heals")
         world.healed = True
-        world.host.held_back = False
+        if self.mood.siege.lasts:
+            world.host.held_back = False
+            waits = any(self._waits(world.auditor.lives[id_]) for id_ in world.auditor.open)
+            if waits and not world.auditor.pages:
+                world.auditor.blame(f"{self.mood.siege} for over a minute, and nobody was told")
         world.host.be_busy(busy=False)
         for node in world.living():
             node.skew_s = 0.0
         world.later(self._thaw())
+
+    def _waits(self, life: Life) -> bool:
+        patience_s = URGENT.page_after_s or 0.0
+        return life.transfer.lane == CORE and self.world.loop.now_s - life.since_s > patience_s
 
     async def _thaw(self) -> None:
         """Until it is done: whoever is to do it may be starting just now."""

@@ -30,7 +30,7 @@ from tidegate.trading_core.wal import Damaged
 
 CALL_S = 2.0  # How long a worker waits for the core.
 REST_S = 2.0  # Within which whoever died is started again.
-UUID = bytes(range(16))
+UUID, STRANGE = bytes(range(16)), bytes(range(1, 17))
 
 
 class Terms(NamedTuple):
@@ -141,12 +141,16 @@ class Host:
         self.disk: SimDisk | None = None
         self.held_back = False  # Nobody starts it for the time being.
         self.busy = False  # It takes nothing for the time being.
+        self.stranger = False  # What runs there is another core, on an empty disk.
 
     def start(self) -> None:
         world = self.world
         self.context = Context()
         hands = Hands(world.fate, world.dice, world.auditor.synced, self.crash)
-        self.disk = SimDisk(self.platter, hands)
+        platter = self.platter
+        if self.stranger:
+            platter, hands = Platter(), hands._replace(synced=lambda _: None)
+        self.disk = SimDisk(platter, hands)
         self.running = True
         world.loop.create_task(self._live(self.disk), context=self.context)
 
@@ -154,11 +158,13 @@ class Host:
         """The core's process. An error of its disk ends it, as it ends the real one."""
         limits = Limits(snapshot_records=self.world.terms.snapshot_records, marks=10_000)
         try:
-            self.core = core = await Core.open(disk, UUID, limits)
+            uuid = STRANGE if self.stranger else UUID
+            self.core = core = await Core.open(disk, uuid, limits)
             self.be_busy(busy=self.busy)
             self.world.note("core", f"epoch {core.epoch} at position {core.place.position}")
-            inode = self.platter.entries[core.log.header.name]
-            self.world.auditor.opened(inode, core.book.position, self.balances())
+            if not self.stranger:
+                inode = self.platter.entries[core.log.header.name]
+                self.world.auditor.opened(inode, core.book.position, self.balances())
             await core.run()
         except OSError as fault:
             self.world.note("core", f"stops: {fault}")
@@ -185,7 +191,7 @@ class Host:
         """Dead at once, and what was not synced with it, if the power went."""
         if self.running:
             self.world.loop.kill(self.context)
-            if fault is Fault.POWER_LOST:
+            if fault is Fault.POWER_LOST and not self.stranger:
                 self.platter.lose_power(self.world.dice)
             self._ended(silently=fault is Fault.POWER_LOST)
 
@@ -193,6 +199,18 @@ class Host:
         await asyncio.sleep(self.world.dice.random() * REST_S)
         await until(lambda: not self.held_back, 1.0)
         self.start()
+
+    async def be_strange(self, seconds: float) -> None:
+        """For a while another core answers the door, which knows nothing. Then ours is back."""
+        self.held_back = True
+        self.crash(Fault.CORE_KILLED)
+        await until(lambda: not self.running, 0.1)
+        self.stranger, self.held_back = True, False
+        await asyncio.sleep(seconds)
+        await until(lambda: self.running, 0.1)
+        self.held_back = True
+        self.crash(Fault.CORE_KILLED)
+        self.stranger, self.held_back = False, False
 
     def balances(self) -> Mapping[Account, int]:
         """What the core holds, by its own account."""
@@ -224,7 +242,7 @@ class World:
         self.auditor.trouble = self.troubled
         self.tables = Tables()
         self.host = Host(self)
-        self.network = Network(loop, self.host, Wires(self.fate, dice, self.auditor.answered))
+        self.network = Network(loop, self.host, Wires(self.fate, dice, self.answered))
         self.nodes: list[Node] = []
         self.background: set[asyncio.Task[None]] = set()
         self.deaths = 0
@@ -240,6 +258,12 @@ class World:
             self.faults[point, fault] += 1
             self.note(point, fault)
         return fault
+
+    def answered(self, questions: bytes, reply: bytes) -> None:
+        if self.host.stranger:
+            self.auditor.blame("a core that is not ours was asked, and has answered")
+        else:
+            self.auditor.answered(questions, reply)
 
     def note(self, who: str, what: str) -> None:
         self.trace.append((self.loop.now_s, who, what))
