@@ -112,6 +112,7 @@ class Auditor:
         for (table, id_), row in written.items():
             if table == OPERATIONS:
                 self._operated(id_, row)
+                touched += [self.lives[id_]] if id_ in self.lives else []
         for (table, account), row in written.items():
             if table == ACCOUNTS and row.available + row.held != self.books[LEDGER, *account]:
                 kept = self.books[LEDGER, *account]
@@ -296,6 +297,8 @@ class Auditor:
         for (key, *_), said in zip(asked, ANSWER.iter_unpack(reply[STAMP.size :]), strict=True):
             if said[0] > BUSY:
                 self.blame(f"the core answers {said[0]} under {key.hex()}")
+            elif said[1] > self.position:
+                self.blame(f"the core answers by {said[1]}, and {self.position} is durable")
             elif said[0] < FINAL and self._answers.setdefault(key, said) != said:
                 self.blame(f"the core answers {said} under {key.hex()}, and said otherwise before")
 

@@ -147,6 +147,8 @@ class Scenario:
                 first = self.told.setdefault((wish.owner, wish.cid), said.transfer.id)
                 if first != said.transfer.id or said.transfer.id not in world.auditor.lives:
                     world.auditor.blame(f"{wish.cid} became {first} and {said.transfer.id}")
+                if wish.amount != said.transfer.amount:
+                    world.auditor.blame(f"{wish.cid} is told of a transfer of another amount")
                 return
             if said is Refusal.IDEMPOTENCY_MISMATCH:
                 self.meddling["mismatch"] += 1
