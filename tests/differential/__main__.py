@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from tests.differential import Counts, Difference, run_differential
+from tests.differential import Counts, Difference, Wish, run_differential
 
 
 def arguments() -> argparse.Namespace:
@@ -31,7 +31,7 @@ def main() -> int:
     seeds = itertools.count(wanted.first) if wanted.seed is None else [wanted.seed]
     began_s = time.monotonic()
     try:
-        counts = run_differential(seeds, operations=wanted.operations, watch=watch)
+        counts = run_differential(seeds, wish=Wish(wanted.operations, watch))
     except Difference as difference:
         print(difference)
         return 1

@@ -6,7 +6,7 @@ players do the same; the first difference is therefore the one that is shown.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -79,7 +79,7 @@ class Venue:
 class Player:
     def __init__(self, store: TellingStore, ledger: TellingLedger, luck: Luck, number: int) -> None:
         self.store, self.ledger, self.luck, self.number = store, ledger, luck, number
-        self.dice = random.Random(f"player {luck.seed} {number}")
+        self.dice = random.Random(0)
         self.known: dict[UUID, Transfer] = {}  # As they were when last given to this session.
         self.ring = Ring(2)
         self.means: Means[Any] = Means(
@@ -97,8 +97,10 @@ class Player:
             irreversible=frozenset(),
         )
 
-    async def play(self, acts: int) -> None:
-        for _ in range(acts):
+    async def play(self, acts: Iterable[int]) -> None:
+        """Each act has dice of its own, so that the others are the same without it."""
+        for number in acts:
+            self.dice.seed(f"act {self.luck.seed} {self.number} {number}")
             [act] = self.dice.choices(list(ACTS), weights=list(ACTS.values()))
             try:
                 await act(self)
@@ -195,7 +197,7 @@ async def resolve(player: Player) -> None:
 
 async def record(player: Player) -> None:
     """The store alone: locked or not, fresh or not, leased or not."""
-    careless = player.dice.random() < 0.2
+    careless = player.dice.random() < 0.5
     async with player.store.transaction() as tx:
         batch = sorted(player.some(), key=lambda t: t.id)
         fresh = batch if careless else await player.store.lock(tx, batch)
@@ -298,11 +300,11 @@ ACTS: dict[Callable[[Player], Awaitable[None]], float] = {
     work: 8,
     answer_late: 3,
     resolve: 1,
-    record: 2,
+    record: 4,
     insert: 2,
     ask: 4,
     read: 2,
-    release: 1,
+    release: 2,
     brake: 1.5,
     set_status: 1.5,
 }

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from tests.cluster import create_database, start_cluster, stop_cluster
 from tests.conftest import SCHEMA
@@ -10,15 +11,17 @@ from tests.differential.stage import Counts, Difference, House, Part, Stage, ope
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 
-Watch = Callable[[Counts], None]
+
+class Wish(NamedTuple):
+    """How long to go on, who is told on the way, and whether a difference is made short."""
+
+    operations: int | None = None
+    watch: Callable[[Counts], None] = lambda _: None
+    shrink: bool = True
 
 
 def run_differential(
-    seeds: Iterable[int],
-    database: str | None = None,
-    *,
-    operations: int | None = None,
-    watch: Watch | None = None,
+    seeds: Iterable[int], database: str | None = None, wish: Wish | None = None
 ) -> Counts:
     """Play the seeds, or as many of them as make up the operations; raise the first Difference."""
     with ExitStack() as held:
@@ -27,35 +30,39 @@ def run_differential(
             held.callback(stop_cluster, cluster)
             database = create_database(cluster.url, "differential")
             migrate(database, SCHEMA, FLOWS.values())
-        return asyncio.run(_run(database, seeds, operations, watch))
+        return asyncio.run(_run(database, seeds, wish or Wish()))
 
 
-async def _run(
-    database: str, seeds: Iterable[int], operations: int | None, watch: Watch | None
-) -> Counts:
+async def _run(database: str, seeds: Iterable[int], wish: Wish) -> Counts:
     total = Counts()
     async with opened(database) as house:
         for seed in seeds:
-            if operations is not None and total.operations >= operations:
+            total.add(await _play(house, Part(seed), shrink=wish.shrink))
+            wish.watch(total)
+            if wish.operations is not None and total.operations >= wish.operations:
                 break
-            total.add(await _play(house, Part(seed)))
-            if watch is not None:
-                watch(total)
     return total
 
 
-async def _play(house: House, part: Part) -> Counts:
+async def _play(house: House, part: Part, *, shrink: bool) -> Counts:
     try:
         return await Stage(house, part).run()
     except Difference as first:
-        raise await _shortest(house, part, first) from None
+        if not shrink:
+            raise
+        raise await _shortest(house, first) from None
 
 
-async def _shortest(house: House, part: Part, shown: Difference) -> Difference:
-    """The same seed with fewer acts, then with fewer sessions, as long as the sides differ."""
-    for shorter in part.shorter():
-        try:
-            await Stage(house, shorter).run()
-        except Difference as difference:
-            return await _shortest(house, shorter, difference)
+async def _shortest(house: House, shown: Difference) -> Difference:
+    """Leave out acts, many at first and then one by one, as long as the sides still differ."""
+    size = len(shown.part.acts) // 2
+    while size:
+        for shorter in shown.part.shorter(size):
+            try:
+                await Stage(house, shorter).run()
+            except Difference as difference:
+                shown = difference
+                break
+        else:
+            size //= 2
     return shown

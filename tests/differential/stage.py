@@ -16,7 +16,13 @@ from tests.conftest import SCHEMA
 from tests.differential.acts import ASSET, SAVINGS, Luck, Player
 from tests.differential.books import EMPTY, broken_chains, difference, postgres_books, twin_books
 from tests.differential.seats import CLOCK, LEASE_S, SEAT, Clock, Fate, Seat, SeatedStore, postgres
-from tests.differential.telling import RealLedger, TellingLedger, TellingStore, TwinLedger
+from tests.differential.telling import (
+    RealLedger,
+    TellingLedger,
+    TellingStore,
+    TwinLedger,
+    shown,
+)
 from tidegate.core.ports import Account
 from tidegate.engine import step
 from tidegate.store.memory import TRANSFERS
@@ -72,21 +78,23 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+Act = tuple[int, int]  # A session, and which of its acts.
+ALL = tuple(itertools.product(range(SESSIONS), range(ACTS)))
+
+
 class Part(NamedTuple):
-    """Which seed is played, by whom, and how long."""
+    """Which seed is played, and which of its acts."""
 
     seed: int
-    acts: int = ACTS
-    sessions: tuple[int, ...] = tuple(range(SESSIONS))
+    acts: tuple[Act, ...] = ALL
 
     def __str__(self) -> str:
-        return f"seed {self.seed}, {self.acts} acts of sessions {self.sessions}"
+        return f"seed {self.seed}, {len(self.acts)} of {len(ALL)} acts"
 
-    def shorter(self) -> "Iterator[Part]":
-        """Those that may show the same in fewer lines, the shortest first."""
-        yield from (self._replace(acts=acts) for acts in range(1, self.acts))
-        for gone in self.sessions:
-            yield self._replace(sessions=tuple(n for n in self.sessions if n != gone))
+    def shorter(self, size: int) -> "Iterator[Part]":
+        """Without so many acts in a row, wherever they stand."""
+        for start in range(0, len(self.acts), size):
+            yield self._replace(acts=self.acts[:start] + self.acts[start + size :])
 
 
 class Difference(AssertionError):
@@ -120,7 +128,7 @@ class Stage:
         self.dice = random.Random(f"stage {self.seed}")
         self.clock = Clock()
         self.store = SeatedStore(self.clock)
-        self.pairs = [Pair(number, self.clock) for number in part.sessions]
+        self.pairs = [Pair(number, self.clock) for number in range(SESSIONS)]
         self.counts = Counts(seeds=1)
         self.script: list[str] = []
         self.published = False  # Something new may be in the tables.
@@ -136,13 +144,20 @@ class Stage:
         try:
             await self._play()
         finally:
-            for task in self.tasks:
-                task.cancel()
-            done = await asyncio.gather(*self.tasks, return_exceptions=True)
-        for fault in done:
-            if isinstance(fault, Exception):
-                raise fault
+            await self._leave()
+        for task in self.tasks:
+            await task
         return self.counts
+
+    async def _leave(self) -> None:
+        # More than once: one that is told to go in the moment in which its wait ends, stays.
+        while pending := [task for task in self.tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=GLANCE_S)
+        for task in self.tasks:
+            if not task.cancelled():
+                task.exception()  # Seen here; what matters of it was told.
 
     async def _furnish(self, luck: Luck) -> None:
         """Some accounts are there from the start, and some of those will not serve."""
@@ -159,7 +174,7 @@ class Stage:
             SEAT.set(seat)
             try:
                 player = Player(TellingStore(seat, store), TellingLedger(seat, ledger), *who)
-                await player.play(self.part.acts)
+                await player.play(act for number, act in self.part.acts if number == who[1])
             except Exception as fault:
                 seat.tell("crashed", repr(fault), None)
                 raise
@@ -298,7 +313,8 @@ class Stage:
         for ours, theirs in zip(twin, real, strict=False):
             if ours != theirs:
                 self._differ(pair, f"twin       {ours}\npostgresql {theirs}")
-            self.script.append(f"{pair.number}: · {ours.operation} {ours.about}")
+            told = f"{ours.operation} {ours.about}".rstrip()
+            self.script.append(f"{pair.number}: · {told} = {shown(ours.result)}")
         if len(twin) != len(real):
             self._differ(pair, f"twin       tells {twin}\npostgresql tells {real}")
         if pair.twin.finished != pair.real.finished:

@@ -53,6 +53,15 @@ def brief(transfers: Iterable[Transfer]) -> str:
     return " ".join(f"{short(t.id)}@{t.version}" for t in transfers)
 
 
+def shown(result: object) -> str:
+    """In a few words, for a script that somebody has to read."""
+    if isinstance(result, list) and result and isinstance(result[0], Transfer):
+        return brief(result)
+    if isinstance(result, list):
+        return " ".join(type(each).__name__ for each in result) or "nothing"
+    return str(result)[:60]
+
+
 def by_id(transfers: Iterable[Transfer]) -> list[Transfer]:
     """In one order, because the database gives them in any."""
     return sorted(transfers, key=lambda t: t.id)
