@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 from psycopg import Error as PostgresError
 from ulid import ULID
 
-from tidegate.app import Setup, log_alert, open_gate
+from tidegate.app import Setup, collect_seldom, log_alert, open_gate
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, Flow, Row
 from tidegate.core.ports import StoreUnavailable
@@ -64,11 +64,12 @@ def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -
                 row.patience, first_s=first_s, page_attempts=page_attempts, page_after_s=late_s
             )
             rows[state] = msgspec.structs.replace(row, patience=patience)
-    return msgspec.structs.replace(flow, rows=rows)
+    return replace(flow, rows=rows)
 
 
 async def serve_api(settings: Settings) -> None:
     """The engine with the HTTP service in front, until a signal ends it."""
+    collect_seldom()
     meters, pager = Meters(), Pager(_webhook(settings))
 
     def alert(raised: Alert) -> None:
@@ -241,6 +242,7 @@ async def _refresh_assets(gate: Gate) -> None:
 
 async def serve_worker(settings: Settings) -> None:
     """The engine without HTTP, until a signal ends it."""
+    collect_seldom()
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)

@@ -100,7 +100,7 @@ def test_a_refused_refund_is_asked_again_later_and_pages(play: Play) -> None:
             [ended] = await rig.ended([transfer])
         assert (ended.state, ended.version, ended.retries) == ("ROLLED_BACK", 5, 2)
         refused = [a for a in rig.alerts if a.cause == "ACCOUNT_CLOSED"]
-        assert len(refused) == 2
+        assert len(refused) == 1
         assert all(a.alarm >= Alarm.PAGE and a.transfer_id == ended.id for a in refused)
         assert await total(rig) == 2_000
 

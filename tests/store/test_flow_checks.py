@@ -1,11 +1,11 @@
 """Constraints out of flow tables: the database holds no answer that no flow allows."""
 
 import asyncio
+from dataclasses import replace
 from enum import StrEnum
 from itertools import product
 from uuid import uuid4
 
-import msgspec
 import psycopg
 import pytest
 
@@ -222,10 +222,10 @@ def test_a_constraint_that_was_removed_comes_back(database: str) -> None:
 
 
 def test_a_name_that_the_server_would_cut_off_is_refused(database: str) -> None:
-    long = msgspec.structs.replace(own_flow(), name="f" * 58)
+    long = replace(own_flow(), name="f" * 58)
     assert migrate(database, SCHEMA, [long]) == [f"{SCHEMA}: flow {long.name}"]
     with pytest.raises(MigrationRefused, match="longer than 63 bytes"):
-        migrate(database, SCHEMA, [msgspec.structs.replace(long, name="f" * 59)])
+        migrate(database, SCHEMA, [replace(long, name="f" * 59)])
     with pytest.raises(MigrationRefused, match="longer than 63 bytes"):
         migrate(database, "ö" * 32, [])
 

@@ -19,10 +19,14 @@ _UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")  # What a database cannot hold a
 
 def bounded(text: str) -> str:
     """A stranger's words as they can be kept, hashed and read back the same."""
+    if len(text) <= MAX_TEXT and text.isprintable() and text.isascii():
+        return text  # As nearly all of them are: nothing to look for.
     return _UNKEEPABLE.sub("\ufffd", text[:MAX_TEXT])
 
 
 def bounded_evidence(evidence: Evidence) -> Evidence:
+    if not evidence:
+        return NO_EVIDENCE
     kept = list(evidence.items())[:MAX_EVIDENCE]
     return {bounded(name): bounded(value) for name, value in kept}
 

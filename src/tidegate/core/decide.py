@@ -60,7 +60,7 @@ def _undoable(flow: Flow, transfer: Transfer, ask: Ask, terms: Terms) -> bool:
 def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: Terms) -> Move:
     ask = flow.ask(transfer.state)
     assert ask is not None
-    rest = str(flow.arrive(to)[-1])
+    rest = flow.arrive(to)[-1]
     after = flow.ask(rest)
     done = isinstance(answer, Done)
     moved = replace(
@@ -144,7 +144,7 @@ def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, ter
     assert ask is not None
     return Entry(
         transfer.version,
-        tuple(str(state) for state in flow.path(transfer.version, transfer.state, to)),
+        flow.path(transfer.version, transfer.state, to),
         str(ask.verb),
         "done" if isinstance(answer, Done) else "rejected",
         "" if isinstance(answer, Done) else bounded(answer.reason),

@@ -5,7 +5,9 @@ say «on timeout, refund»: there is nowhere to write it.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -107,36 +109,59 @@ class Edge(NamedTuple):
     answer: str
 
 
-class Flow(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Flow:
     name: str
     first: StrEnum
     rows: Mapping[StrEnum, Row]
-    codes: Mapping[StrEnum, int] = {}  # External codes of the states. They have no order.
+    codes: Mapping[StrEnum, int] = field(default_factory=dict)  # External; they have no order.
 
     def __post_init__(self) -> None:
         if faults := list(_faults(self)):
             raise TypeError(f"flow {self.name} is unsound:\n  " + "\n  ".join(faults))
 
+    @cached_property
+    def _walks(self) -> Mapping[str, tuple[str, ...]]:
+        """Looked up for every answer, so that it is worked out once."""
+        return {state: tuple(self._walk(state)) for state in self.rows}
+
+    def _walk(self, state: StrEnum) -> Iterator[str]:
+        yield str(state)
+        row = self.rows[state]
+        if isinstance(row, Pass):
+            yield from self._walk(row.to)
+
     def arrive(self, state: str) -> tuple[str, ...]:
         """The states walked on entering `state`: its waypoints, then where it rests."""
-        row = self.row(state)
-        return (state, *self.arrive(row.to)) if isinstance(row, Pass) else (state,)
+        return self._walks[state]
 
     def row(self, state: str) -> Row:
         # A StrEnum member hashes and compares as its text, which is what the store holds.
         return self.rows[state]  # type: ignore[index]
 
+    @cached_property
+    def _asks(self) -> Mapping[str, Ask | None]:
+        return {state: row if isinstance(row, Ask) else None for state, row in self.rows.items()}
+
     def ask(self, state: str) -> Ask | None:
-        row = self.row(state)
-        return row if isinstance(row, Ask) else None
+        return self._asks[state]
 
     def is_end(self, state: str) -> bool:
         return isinstance(self.row(state), End)
 
     def path(self, version: int, asked: str, to: str) -> tuple[str, ...]:
         """The states that one answer walks: from where it was asked to where it rests."""
-        born = self.arrive(self.first)[:-1] if version == 0 else ()
-        return (*born, asked, *self.arrive(to))
+        return self._paths[version == 0, asked, to]
+
+    @cached_property
+    def _paths(self) -> Mapping[tuple[bool, str, str], tuple[str, ...]]:
+        born = self._walks[self.first][:-1]
+        return {
+            (first, asked, to): (*(born if first else ()), str(asked), *self._walks[to])
+            for first in (False, True)
+            for asked in self.rows
+            for to in self.rows
+        }
 
     def edges(self) -> Iterator[tuple[StrEnum, str, StrEnum]]:
         for state, row in self.rows.items():

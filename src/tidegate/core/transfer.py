@@ -144,7 +144,7 @@ def born(flow: Flow, transfer: Transfer) -> Transfer:
     """The same transfer at its first state that asks something."""
     state = flow.arrive(flow.first)[-1]
     return msgspec.structs.replace(
-        transfer, state=str(state), lane=lane_of(flow, transfer.parties, state)
+        transfer, state=state, lane=lane_of(flow, transfer.parties, state)
     )
 
 

@@ -50,6 +50,7 @@ class Operation(NamedTuple):
 
 
 Key = tuple[UUID, int]
+Change = tuple[int, int, int]  # Of the available, of the held, and the available afterwards.
 
 # What each verb does to (available, held), in units of the amount.
 EFFECTS: dict[Verb, tuple[int, int]] = {
@@ -135,26 +136,25 @@ class Judgement:
     def _move(self, question: Question) -> Answer:
         account = account_of(question)
         balance = self.accounts[account]
-        available, held = (unit * question.amount for unit in EFFECTS[question.verb])
-        after = balance._replace(available=balance.available + available, held=balance.held + held)
-        self.accounts[account] = after
-        return self._write(
-            _operation(question, "done")._replace(
-                delta=available, held_delta=held, balance_after=after.available
-            )
-        )
+        to_available, to_held = EFFECTS[question.verb]
+        delta, held_delta = to_available * question.amount, to_held * question.amount
+        after = balance.available + delta
+        self.accounts[account] = Balance(after, balance.held + held_delta, balance.status)
+        return self._write(_operation(question, account, "done", "", (delta, held_delta, after)))
 
     def _stand(self, question: Question) -> Answer:
         """Done, with nothing to move: it was undone before, or there was nothing to undo."""
-        balance = self.accounts.get(account_of(question))
-        after = 0 if balance is None else balance.available
-        return self._write(_operation(question, "done")._replace(balance_after=after))
+        account = account_of(question)
+        return self._write(_operation(question, account, "done", "", self._unmoved(account)))
 
     def _refuse(self, question: Question, reason: Reason) -> Answer:
-        balance = self.accounts.get(account_of(question))
-        after = 0 if balance is None else balance.available
-        operation = _operation(question, "rejected")
-        return self._write(operation._replace(reason=str(reason), balance_after=after))
+        account = account_of(question)
+        unmoved = self._unmoved(account)
+        return self._write(_operation(question, account, "rejected", str(reason), unmoved))
+
+    def _unmoved(self, account: Account) -> Change:
+        balance = self.accounts.get(account)
+        return 0, 0, 0 if balance is None else balance.available
 
     def _write(self, operation: Operation) -> Answer:
         self.written.append(operation)
@@ -164,6 +164,7 @@ class Judgement:
         return answer_of(operation)
 
 
+DONE = Done()
 KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
 
 
@@ -178,29 +179,31 @@ def account_of(question: Question) -> Account:
 
 
 def answer_of(operation: Operation) -> Answer:
-    return Done() if operation.result == "done" else Rejected(operation.reason)
+    return DONE if operation.result == "done" else Rejected(operation.reason)
 
 
-def _operation(question: Question, result: str) -> Operation:
+def _operation(
+    question: Question, account: Account, result: str, reason: str, change: Change
+) -> Operation:
     return Operation(
         question.transfer_id,
         question.version,
-        account_of(question),
-        str(question.verb),
+        account,
+        question.verb.value,
         question.amount,
         question.undoes,
         result,
+        reason,
+        *change,
     )
 
 
 def _tombstone(question: Question) -> Operation:
     """The refusal that a late original will find."""
     assert question.undoes is not None
-    return _operation(question, "rejected")._replace(
-        version=question.undoes,
-        verb=str(UNDONE[question.verb]),
-        undoes=None,
-        reason=str(Reason.UNDONE),
+    reason = str(Reason.UNDONE)
+    return _operation(question, account_of(question), "rejected", reason, (0, 0, 0))._replace(
+        version=question.undoes, verb=str(UNDONE[question.verb]), undoes=None
     )
 
 
