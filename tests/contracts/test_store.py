@@ -279,7 +279,7 @@ def test_nothing_is_claimed_while_halted(play: Play) -> None:
         assert await store.claim("venue", 1) == []
         assert (await store.look([(1, "x")]))[1]
         async with store.transaction() as tx:
-            assert tx.halted
+            assert (await tx.begun()).halted
         await store.resume("it was a drill", "operator")
         assert not await store.halted()
         assert len(await store.claim("venue", 1)) == 1

@@ -130,6 +130,8 @@ class Line(psycopg.AsyncConnection[Any]):
         if self.info.transaction_status is TransactionStatus.IDLE:
             await super().execute(SET_CLOCK, (str(seat().clock.now_us),))
         cursor = await super().execute(query, params, prepare=prepare, binary=binary)
+        if self._pipeline is not None:
+            await self._pipeline.sync()  # Nothing more is sent before it is known what came of it.
         if fate is Fate.REPLY_LOST:
             await self.close()
             raise psycopg.OperationalError("the reply was lost")

@@ -80,7 +80,7 @@ class TellingStore:
         whole = self.inner.transaction()
         with operation(self.seat, "begin", "") as told:
             tx = await whole.__aenter__()
-            told.result = (tx.at_us, tx.halted)
+            told.result = await tx.begun()
         try:
             yield tx
         except BaseException as fault:
@@ -131,6 +131,11 @@ class TellingStore:
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         with operation(self.seat, "find", " ".join(map(short, ids))) as told:
             told.result = found = by_id(await self.inner.find(ids))
+        return found
+
+    async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        with operation(self.seat, "ended", " ".join(map(short, ids))) as told:
+            told.result = found = by_id(await self.inner.ended(ids))
         return found
 
     async def release(self, transfers: Sequence[Transfer]) -> None:

@@ -48,21 +48,19 @@ class CountedDisk(RealDisk):
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Everything that goes to the database, seen at the one door through which it goes."""
     seen: Counter[str] = Counter()
-    run, commit = tidegate.store.postgres._run, tidegate.store.postgres._commit
+    send = tidegate.store.postgres._send
 
-    async def counted_run(
+    async def counted_send(
         connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
-    ) -> list[Any]:
-        # Who waits long is looked up now and then, which depends on time and not on the batch.
-        seen["statements"] += statement != tidegate.store.postgres.STATEMENTS["find"]
-        return await run(connection, statement, values)
+    ) -> psycopg.AsyncCursor[Any]:
+        if statement in ("BEGIN", "COMMIT", tidegate.store.postgres.STATEMENTS["begin"]):
+            seen["commits"] += statement == "COMMIT"
+        else:
+            # Who waits long is looked up now and then, which depends on time, not on the batch.
+            seen["statements"] += statement != tidegate.store.postgres.STATEMENTS["ended"]
+        return await send(connection, statement, values)
 
-    async def counted_commit(connection: psycopg.AsyncConnection) -> None:
-        seen["commits"] += 1
-        await commit(connection)
-
-    monkeypatch.setattr(tidegate.store.postgres, "_run", counted_run)
-    monkeypatch.setattr(tidegate.store.postgres, "_commit", counted_commit)
+    monkeypatch.setattr(tidegate.store.postgres, "_send", counted_send)
     return seen
 
 

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cluster import cluster_url
-from tidegate.core.sql import blobs, numbers, texts, uuids
+from tidegate.core.sql import blobs, names, numbers, sparse, texts, uuids
+
+ROWS = 20
 
 # What a database can hold as text: no NUL, no half of a surrogate pair.
 KEEPABLE = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
@@ -25,15 +27,20 @@ def test_arrays_come_back_as_they_were(
     amounts: list[int | None],
 ) -> None:
     with psycopg.connect(cluster_url()) as session:
-        row = session.execute(
-            "SELECT %s::text[], %s::bytea[], %s::uuid[], %s::numeric(39,0)[]",
-            (texts(words), blobs(bytes_), uuids(ids), numbers(amounts)),  # type: ignore[arg-type]
-        ).fetchone()
-    assert row is not None
-    assert row[0] == words
-    assert row[1] == bytes_
-    assert row[2] == ids
-    assert [None if n is None else int(n) for n in row[3]] == amounts
+        rows = session.execute(
+            "SELECT * FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bytea[], %s::uuid[],"
+            " %s::numeric(39,0)[])",
+            (
+                numbers(range(ROWS)),
+                texts(words),
+                names(words),
+                blobs(bytes_),
+                uuids(ids),  # type: ignore[arg-type]
+                numbers(amounts),
+            ),
+        ).fetchall()
+    padded = [[*column, *[None] * ROWS][:ROWS] for column in (words, words, bytes_, ids, amounts)]
+    assert rows == list(zip(range(ROWS), *padded, strict=True))
 
 
 @settings(max_examples=20, deadline=None)
@@ -41,6 +48,7 @@ def test_arrays_come_back_as_they_were(
 def test_flags_and_delays_come_back_as_they_were(flags: list[bool], delays: list[float]) -> None:
     with psycopg.connect(cluster_url()) as session:
         row = session.execute(
-            "SELECT %s::boolean[], %s::float8[]", (numbers(flags), numbers(delays))
+            "SELECT %s::boolean[], %s::float8[], %s::boolean[]",
+            (numbers(flags), numbers(delays), sparse(flags)),
         ).fetchone()
-    assert row == (flags, delays)
+    assert row == (flags, delays, [flag or None for flag in flags] if any(flags) else [])

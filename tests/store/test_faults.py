@@ -24,7 +24,7 @@ from tests.store.scenario import (
     to_savings,
 )
 from tidegate.core.answers import Alarm, Answer, Rejected
-from tidegate.core.ports import StoreFault, StoreUnavailable
+from tidegate.core.ports import CidTaken, StoreFault, StoreUnavailable
 from tidegate.core.request import Request
 from tidegate.core.transfer import Question, Transfer
 from tidegate.engine.engine import Engine
@@ -231,7 +231,7 @@ RETRIED = [
     *("53100", "53200", "53300", "53400", "08000", "08003", "08006"),
 ]
 FINAL = [
-    *("22012", "22P05", "23502", "23505", "23514", "42501", "42P01", "42601"),
+    *("22012", "22P05", "23502", "23514", "42501", "42P01", "42601"),
     *("0A000", "25006", "40002", "57000", "P0001", "XX000"),
 ]
 
@@ -258,6 +258,12 @@ def test_every_other_code_is_a_fault_of_the_statement(database: str) -> None:
     for fault in asyncio.run(_raised(database, FINAL)).values():
         assert type(fault) is StoreFault
         assert not fault.retryable
+
+
+def test_a_key_that_is_taken_is_looked_up_again(database: str) -> None:
+    [fault] = asyncio.run(_raised(database, ["23505"])).values()
+    assert type(fault) is CidTaken
+    assert not fault.retryable
 
 
 def test_a_transaction_left_idle_for_too_long_may_be_tried_again(

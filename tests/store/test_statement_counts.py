@@ -38,7 +38,7 @@ async def _said(setting: Setting, heard: list[Heard], make: Make) -> list[list[s
             requests = [make(owner, 1000 + size) for owner in range(1, size + 1)]
             await asyncio.gather(*[moved(engine, request) for request in requests])
             # Somebody who waits looks now and then, for what another process may have ended.
-            said.append([each.name for each in heard if each.name != "find"])
+            said.append([each.name for each in heard if each.name != "ended"])
     return said
 
 

@@ -345,7 +345,7 @@ async def _disagree(store: PostgresStore) -> None:
 
 
 async def _insert(tx: SqlTransaction) -> None:
-    await tx.fetch(
+    await tx.post(
         "INSERT INTO core_positions VALUES ('core', 'astray', %(uuid)s, 1, 1, 1)",
         {"uuid": UUID(bytes=UUID_B)},
     )

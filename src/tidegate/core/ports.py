@@ -50,14 +50,17 @@ class CidTaken(StoreFault):
     """Another session inserted one of these cids first: roll back and look again."""
 
 
+class Begun(NamedTuple):
+    """What a transaction knows from its beginning: the time, and whether the brake was on."""
+
+    at_us: int
+    halted: bool
+
+
 class Transaction(Protocol):
     """One open transaction. Its clock stands still; nothing in it is seen until it commits."""
 
-    @property
-    def at_us(self) -> int: ...
-
-    @property
-    def halted(self) -> bool: ...
+    async def begun(self) -> Begun: ...
 
 
 Tx = TypeVar("Tx", bound=Transaction)
@@ -68,6 +71,9 @@ class SqlTransaction(Transaction, Protocol):
     """What a system with tables in our database is given to answer in."""
 
     async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
+
+    async def post(self, statement: str, values: Mapping[str, object]) -> None:
+        """A statement without rows to wait for: if it fails, so does the transaction."""
 
 
 class MemoryTransaction(Transaction, Protocol):
@@ -123,6 +129,9 @@ class Store(Protocol[Tx]):
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         """The transfers with these ids, as they stand; unknown ids are left out."""
+
+    async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        """Those of them that have ended."""
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
         """Make leased rows due now, if they are still at their version."""

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from uuid import UUID
 
+MAX_NAMES = 10_000
+
 # A header names a statement and says why it is safe: «-- claim: lease what is due».
 _HEADER = re.compile(r"^-- ([a-z_]+): ", re.MULTILINE)
 # Where a statement says {name}, the statement of that name in the same file is a part of it.
@@ -35,19 +37,47 @@ def _bare(body: str) -> str:
 
 
 def numbers(values: Iterable[int | float | bool | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
+    return _column(["NULL" if v is None else str(v) for v in values])
+
+
+def sparse(values: Iterable[int | float | bool]) -> str:
+    """Numbers of which most are zero, or false: these are NULL to the statement."""
+    return _column([str(v) if v else "NULL" for v in values])
 
 
 def uuids(values: Iterable[UUID | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else v.hex for v in values]) + "}"
+    return _column(["NULL" if v is None else v.hex for v in values])
 
 
 def blobs(values: Iterable[bytes]) -> str:
-    return "{" + ",".join(['"\\\\x' + v.hex() + '"' for v in values]) + "}"
+    return _column(['"\\\\x' + v.hex() + '"' for v in values])
 
 
 def texts(values: Iterable[str | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else _quoted(v) for v in values]) + "}"
+    return _column(["NULL" if v is None else _quoted(v) for v in values])
+
+
+def names(values: Iterable[str | None]) -> str:
+    """Texts of which there are few: states, verbs, systems, reasons. Each is quoted once."""
+    return _column([_NAMES[v] for v in values])
+
+
+def _column(elements: list[str]) -> str:
+    """A column without a value is sent empty: `unnest` fills it up with NULL."""
+    if elements.count("NULL") == len(elements):
+        return "{}"
+    return "{" + ",".join(elements) + "}"
+
+
+class _Names(dict[str | None, str]):
+    def __missing__(self, text: str | None) -> str:
+        quoted = "NULL" if text is None else _quoted(text)
+        if len(self) < MAX_NAMES:
+            self[text] = quoted
+        return quoted
+
+
+_NAMES = _Names()
 
 
 def _quoted(text: str) -> str:

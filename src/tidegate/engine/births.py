@@ -21,6 +21,7 @@ from tidegate.engine.step import Means, announce, pause_s, settle
 MAX_WAITING = 10_000
 MAX_BATCH = 1024
 IN_FLIGHT = 2
+MAX_TAKEN = 16  # Races lost in a row; more, and it is no race but a key that cannot be found.
 LOOKS = 3  # A session that died while it was idle is found out by using it.
 HORIZON_S = 24 * 3600  # For how long systems remember operations, at the least.
 
@@ -112,21 +113,22 @@ class Births(Generic[Tx]):
 
     async def _bring(self, batch: Sequence[Newborn], *, maybe: bool = False) -> None:
         """Try until every newborn is answered. Once a COMMIT may have happened, never give up."""
-        open_, tries = list(batch), 0
+        open_, tries, taken = list(batch), 0, 0
         while open_:
             try:
                 open_ = await self._look(open_, maybe=maybe)
                 if open_:
                     await self._insert(open_)
                     return
-            except CidTaken:
-                continue  # Another session was first; it has committed, and is found now.
             except StoreUnavailable:
                 if open_[0].id is not None:
                     maybe = True
                 elif tries >= LOOKS:
                     raise  # Nothing was ever sent that could have been kept.
             except StoreFault as fault:
+                taken += 1
+                if isinstance(fault, CidTaken) and taken < MAX_TAKEN:
+                    continue  # Another session was first; it has committed, and is found now.
                 if len(open_) > 1:
                     half = len(open_) // 2
                     await self._bring(open_[:half], maybe=maybe)
@@ -187,7 +189,7 @@ class Births(Generic[Tx]):
         async with means.store.transaction() as tx:
             admitted, refused = await self._admit(tx, newborns)
             moves = await settle(means, tx, [self._first_move(newborn) for newborn in admitted])
-            slots.reserve(() if tx.halted else moves)
+            slots.reserve(() if (await tx.begun()).halted else moves)
             births = [
                 Birth(move, n.key[1], n.fingerprint)
                 for n, move in zip(admitted, moves, strict=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Self
 from uuid import UUID
@@ -76,7 +76,7 @@ class Engine(Generic[Tx]):
         )
         self.births = Births(self.means)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
-        self._watched: dict[UUID, list[asyncio.Future[Transfer]]] = {}
+        self._watched: dict[UUID, list[asyncio.Future[Transfer | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -87,7 +87,7 @@ class Engine(Generic[Tx]):
             loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._polling = asyncio.create_task(self._poll())
-        for task in self._tasks:
+        for task in (*self._tasks, self._polling):
             task.add_done_callback(self._loop_ended)
         return self
 
@@ -134,18 +134,21 @@ class Engine(Generic[Tx]):
 
     async def wait(self, transfer: Transfer, wait_s: float) -> Transfer:
         """The transfer at its end, or as it stands when the time is over."""
-        end: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        end: asyncio.Future[Transfer | None] = loop.create_future()
         watchers = self._watched.setdefault(transfer.id, [])
         watchers.append(end)
+        impatience = loop.call_later(wait_s, _give_up, end)
         try:
-            done, _ = await asyncio.wait([end], timeout=wait_s)
+            ended = await end
         finally:
+            impatience.cancel()
             watchers.remove(end)
             if not watchers:
                 self._watched.pop(transfer.id, None)
-        if done:
-            return end.result()
-        found = await self._seen([transfer.id])
+        if ended is not None:
+            return ended
+        found = await self._look(self.means.store.find, [transfer.id])
         return found[0] if found else transfer
 
     async def _poll(self) -> None:
@@ -154,14 +157,17 @@ class Engine(Generic[Tx]):
             await asyncio.sleep(POLL_S)
             ids = list(self._watched)
             for start in range(0, len(ids), MAX_BATCH):
-                for transfer in await self._seen(ids[start : start + MAX_BATCH]):
-                    if transfer.lane is None:
-                        self._ended(transfer)
+                for transfer in await self._look(
+                    self.means.store.ended, ids[start : start + MAX_BATCH]
+                ):
+                    self._ended(transfer)
 
-    async def _seen(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+    async def _look(
+        self, find: Callable[[Sequence[UUID]], Awaitable[Sequence[Transfer]]], ids: Sequence[UUID]
+    ) -> Sequence[Transfer]:
         """As the store has them now. They are durable: that we cannot look is no failure."""
         try:
-            return await self.means.store.find(ids)
+            return await find(ids)
         except StoreUnavailable:
             return []
 
@@ -173,6 +179,11 @@ class Engine(Generic[Tx]):
     def _woken(self, lanes: Iterable[str]) -> None:
         for name in lanes:
             self.lanes[name].wake()
+
+
+def _give_up(end: "asyncio.Future[Transfer | None]") -> None:
+    if not end.done():
+        end.set_result(None)
 
 
 def _remembering(systems: Mapping[str, object]) -> dict[str, Remembering[Tx]]:

@@ -179,7 +179,7 @@ async def _transact(
         fresh = await means.store.lock(tx, work.batch)
         if fresh:
             moves = await settle(means, tx, [_first_move(means, t, work) for t in fresh])
-            slots.reserve(() if tx.halted else moves)
+            slots.reserve(() if (await tx.begun()).halted else moves)
             rows = await means.store.record(tx, moves, slots.leased)
         if lane in means.remembering:
             await means.remembering[lane].remember(tx)
@@ -199,20 +199,20 @@ async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:
     Only for rows that are locked and still at their version: a stale answer must not move money
     on its way to being ignored.
     """
-    settled = {move.before.id: move for move in moves}
-    waiting = [] if tx.halted else _asking_locally(means, moves)
-    await _lock_accounts(means, tx, waiting)
-    while waiting:
-        for name in sorted({str(move.after.lane) for move in waiting}):
-            group = [move for move in waiting if move.after.lane == name]
-            questions = [question_of(means.flows[m.after.flow], m.after) for m in group]
+    settled = list(moves)
+    asking = [i for i, move in enumerate(settled) if _asks_locally(means, move)]
+    await _lock_accounts(means, tx, [settled[i].after for i in asking])
+    while asking and not (await tx.begun()).halted:
+        for name in sorted({str(settled[i].after.lane) for i in asking}):
+            group = [i for i in asking if settled[i].after.lane == name]
+            asked = [settled[i].after for i in group]
+            questions = [question_of(means.flows[t.flow], t) for t in asked]
             answers = await _ask_locally(means.local[name], tx, questions)
-            for move, answer in zip(group, answers, strict=True):
-                flow = means.flows[move.after.flow]
-                later = decide(flow, move.after, answer, means.terms())
-                settled[move.before.id] = move.then(later)
-        waiting = _asking_locally(means, [settled[move.before.id] for move in waiting])
-    return list(settled.values())
+            for i, transfer, answer in zip(group, asked, answers, strict=True):
+                later = decide(means.flows[transfer.flow], transfer, answer, means.terms())
+                settled[i] = settled[i].then(later)
+        asking = [i for i in asking if _asks_locally(means, settled[i])]
+    return settled
 
 
 async def _ask_locally(
@@ -229,17 +229,17 @@ async def _ask_locally(
     return answers
 
 
-def _asking_locally(means: Means[Tx], moves: Iterable[Move]) -> list[Move]:
-    return [move for move in moves if not move.rests and move.after.lane in means.local]
+def _asks_locally(means: Means[Tx], move: Move) -> bool:
+    return not move.rests and move.after.lane in means.local
 
 
-async def _lock_accounts(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> None:
+async def _lock_accounts(means: Means[Tx], tx: Tx, transfers: Sequence[Transfer]) -> None:
     """Every account that any role of the batch names, whichever of them will be asked.
 
     In one order, because two batches that lock the same accounts in different orders deadlock.
     """
     wanted: dict[str, set[Account]] = {}
-    for transfer in (move.after for move in moves):
+    for transfer in transfers:
         for party in transfer.parties.values():
             if party.system in means.local:
                 account = Account(party.owner, party.book, transfer.asset_id)

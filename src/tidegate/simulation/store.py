@@ -36,11 +36,14 @@ class SimTwin(Twin):
         self.node.world.auditor.committed(self.written, self.leased, by)
 
     async def fetch(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
-        """The two statements of the core's client, as the database carries them out."""
-        if statement == trading.STATEMENTS["marks"]:
-            await self.pause()
-            rows: dict[Any, Any] = self.tables.rows[MARKS]
-            return [mark for key, mark in rows.items() if key[0] == values["core"]]
+        """What the core's client reads, as the database carries it out."""
+        assert statement == trading.STATEMENTS["marks"], f"unknown here: {statement}"
+        await self.pause()
+        rows: dict[Any, Any] = self.tables.rows[MARKS]
+        return [mark for key, mark in rows.items() if key[0] == values["core"]]
+
+    async def post(self, statement: str, values: Mapping[str, Any]) -> None:
+        """What it writes."""
         assert statement == trading.STATEMENTS["remember"], f"unknown here: {statement}"
         key = values["core"], values["process"]
         await self.lock(MARKS, [key])
@@ -49,7 +52,6 @@ class SimTwin(Twin):
         known = self.get(MARKS, key)
         if known is None or (known[0] == uuid and (known[1], known[3]) < (position, epoch)):
             self.put(MARKS, key, mark)
-        return []
 
 
 class NodeStore(MemoryStore):

@@ -82,9 +82,9 @@ class Leg(NamedTuple):
 class Moment:
     """One moment of a store. It stays as it is however long the audit takes."""
 
-    def __init__(self, tx: PostgresTransaction) -> None:
+    def __init__(self, tx: PostgresTransaction, at_us: int) -> None:
         self._tx = tx
-        self.at_us = tx.at_us
+        self.at_us = at_us
 
     async def _rows(self, name: str, **values: object) -> list[Any]:
         return await self._tx.fetch(STATEMENTS[name], values)
@@ -149,14 +149,14 @@ class Moment:
 @asynccontextmanager
 async def moment(store: PostgresStore) -> AsyncIterator[Moment]:
     async with store._session() as connection:  # noqa: SLF001  The one reader of many statements.
-        opened = PostgresTransaction(connection, 0, halted=False)
-        await opened.fetch(STATEMENTS["begin"], {})
+        opened = PostgresTransaction(connection)
+        await opened.post(STATEMENTS["begin"], {})
         try:
             [(at_us, *_)] = await opened.fetch(STATEMENTS["stand"], {})
-            yield Moment(PostgresTransaction(connection, at_us, halted=False))
+            yield Moment(opened, at_us)
         finally:
             try:
-                await opened.fetch(STATEMENTS["end"], {})
+                await opened.post(STATEMENTS["end"], {})
             except StoreFault:
                 await connection.close()
 

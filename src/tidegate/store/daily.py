@@ -37,7 +37,7 @@ class DailyLimits:
             "owners": numbers(owner for owner, _ in keys),
             "assets": numbers(asset for _, asset in keys),
         }
-        await tx.fetch(STATEMENTS["open"], columns)
+        await tx.post(STATEMENTS["open"], columns)
         rows = await tx.fetch(STATEMENTS["lock"], columns)
         totals = {(row[0], row[1]): Total(row[2], row[3]) for row in rows}
         verdicts = [self._judge(request, totals) for request in requests]
@@ -45,7 +45,7 @@ class DailyLimits:
             "counts": numbers(totals[key].transfers for key in keys),
             "amounts": numbers(totals[key].amount for key in keys),
         }
-        await tx.fetch(STATEMENTS["add"], columns | after)
+        await tx.post(STATEMENTS["add"], columns | after)
         return verdicts
 
     def _judge(self, request: Request, totals: dict[Key, Total]) -> Refusal | None:

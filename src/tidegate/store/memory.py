@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tidegate.core.ports import Birth, CidTaken, Known, StoreFault, StoreUnavailable
+from tidegate.core.ports import Begun, Birth, CidTaken, Known, StoreFault, StoreUnavailable
 from tidegate.core.transfer import Entry, Move, Transfer
 from tidegate.store.rows import ATTEMPTS_KEPT, written
 
@@ -46,12 +46,15 @@ class Twin:
     def __init__(self, tables: Tables, at_us: int, lock_s: float) -> None:
         self.tables = tables
         self.at_us = at_us
-        self.halted = tables.halt is not None
+        self._halted = tables.halt is not None
         self.lock_s = lock_s
         self.written: dict[tuple[str, Hashable], object] = {}
         self.held: dict[tuple[str, Hashable], None] = {}  # In the order of locking.
         self.waits: asyncio.Future[None] | None = None
         self.ended = False
+
+    async def begun(self) -> Begun:
+        return Begun(self.at_us, self._halted)
 
     def get(self, table: str, key: Hashable) -> Any:
         return self.written.get((table, key), self.tables.rows[table].get(key))
@@ -242,6 +245,9 @@ class MemoryStore:
         await self._pause()
         rows = self.tables.rows[TRANSFERS]
         return [self._given(rows[id_]) for id_ in ids if id_ in rows]
+
+    async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        return [transfer for transfer in await self.find(ids) if transfer.lane is None]
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
         await self._pause()

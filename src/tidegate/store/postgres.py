@@ -1,16 +1,18 @@
 """The store on PostgreSQL: one schema, reached by the search path of its connections."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import psycopg
 from psycopg.adapt import Buffer, Loader
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from tidegate.core.flow import Flow
 from tidegate.core.ports import (
+    Begun,
     Birth,
     CidTaken,
     Known,
@@ -68,16 +70,44 @@ class WholeNumber(Loader):
 
 
 class PostgresTransaction:
-    """An open transaction, in which local systems answer too."""
+    """An open transaction, in which local systems answer too.
 
-    def __init__(self, connection: psycopg.AsyncConnection, at_us: int, *, halted: bool) -> None:
+    Its statements follow each other without waiting: `fetch` waits for its rows and so for all
+    that went before, `post` for nothing. What fails is told at the next wait, at the COMMIT at
+    the latest; the server skips whatever follows it, so that nothing of all this has happened.
+    """
+
+    def __init__(
+        self, connection: psycopg.AsyncConnection, pipeline: psycopg.AsyncPipeline | None = None
+    ) -> None:
         self.connection = connection
-        self.at_us = at_us
-        self.halted = halted
+        self._pipeline = pipeline
         self.held: set[Any] = set()
+        self._begun: Begun | psycopg.AsyncCursor[Any] | None = None
+
+    async def begin(self) -> None:
+        await self.post("BEGIN", {})
+        self._begun = await _send(self.connection, STATEMENTS["begin"], {})
+
+    async def begun(self) -> Begun:
+        if isinstance(self._begun, psycopg.AsyncCursor):
+            [row] = await self._rows(self._begun)
+            self._begun = Begun(*row)
+        assert self._begun is not None, "this transaction was not begun here"
+        return self._begun
 
     async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]:
-        return await _run(self.connection, statement, values)
+        return await self._rows(await _send(self.connection, statement, values))
+
+    async def _rows(self, cursor: psycopg.AsyncCursor[Any]) -> list[Any]:
+        if self._pipeline is not None and cursor.pgresult is None:
+            # Not merely flushed: only after a Sync does the server count how long we are idle, and
+            # a worker that stands still must not hold its locks for ever.
+            await _synced(self._pipeline)
+        return await _rows(cursor)
+
+    async def post(self, statement: str, values: Mapping[str, object]) -> None:
+        await _send(self.connection, statement, values)
 
 
 class PostgresStore:
@@ -118,13 +148,17 @@ class PostgresStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresTransaction]:
         async with self._session() as connection:
-            at_us, halted = await _begin(connection)
             try:
-                yield PostgresTransaction(connection, at_us, halted=halted)
+                async with _pipelined(connection) as pipeline:
+                    tx = PostgresTransaction(connection, pipeline)
+                    await tx.begin()
+                    yield tx
+                    committed = await _send(connection, "COMMIT", {})
             except BaseException:
                 await _roll_back(connection)
                 raise
-            await _commit(connection)
+            if committed.statusmessage != "COMMIT":
+                raise StoreFault(f"COMMIT was answered by {committed.statusmessage}")
 
     async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s}
@@ -140,34 +174,30 @@ class PostgresStore:
     async def record(
         self, tx: PostgresTransaction, moves: Sequence[Move], leased: frozenset[UUID]
     ) -> Sequence[Transfer]:
-        rows = [written(move, leased, tx.at_us, move.before.created_us) for move in moves]
+        at_us, _ = await tx.begun()
+        rows = [written(move, leased, at_us, move.before.created_us) for move in moves]
         values = {
+            "count": len(moves),
             "versions": numbers(m.before.version for m in moves),
             **attempt_columns(moves),
             **party_columns(moves),
             **self._columns(moves, rows, leased),
         }
-        [(count,)] = await tx.fetch(STATEMENTS["record"], values)
-        if count != len(moves):
-            raise StoreFault(f"{len(moves)} locked transfers were to move, and {count} did")
+        await tx.post(STATEMENTS["record"], values)
         return [row for row, _ in rows]
 
     async def insert(
         self, tx: PostgresTransaction, births: Sequence[Birth], leased: frozenset[UUID]
     ) -> Sequence[Transfer]:
         moves = [birth.move for birth in births]
-        rows = [written(move, leased, tx.at_us, tx.at_us) for move in moves]
+        at_us, _ = await tx.begun()
+        rows = [written(move, leased, at_us, at_us) for move in moves]
         values = {
             **birth_columns(births),
             **attempt_columns(moves),
             **self._columns(moves, rows, leased),
         }
-        try:
-            await tx.fetch(STATEMENTS["insert"], values)
-        except StoreFault as fault:
-            if isinstance(fault.__cause__, psycopg.errors.UniqueViolation):
-                raise CidTaken("one of these requests is already known") from fault
-            raise
+        await tx.post(STATEMENTS["insert"], values)
         return [row for row, _ in rows]
 
     def _columns(
@@ -186,11 +216,17 @@ class PostgresStore:
     ) -> tuple[int, bool, Sequence[Known | None]]:
         values = {"owners": numbers(o for o, _ in keys), "cids": texts(c for _, c in keys)}
         rows = await self._fetch("look", values)
-        known = [None if row[2] is None else Known(row[2], transfer_from(row[3:])) for row in rows]
+        known: list[Known | None] = [None] * len(keys)
+        for _, _, place, fingerprint, *row in rows:
+            if place is not None:
+                known[place - 1] = Known(fingerprint, transfer_from(row))
         return rows[0][0], rows[0][1], known
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         return [transfer_from(row) for row in await self._fetch("find", {"ids": uuids(ids)})]
+
+    async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
+        return [transfer_from(row) for row in await self._fetch("ended", {"ids": uuids(ids)})]
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
         values = {
@@ -252,23 +288,45 @@ class PostgresStore:
             await self._pool.putconn(connection)
 
 
-async def _begin(connection: psycopg.AsyncConnection) -> tuple[int, bool]:
+@asynccontextmanager
+async def _pipelined(connection: psycopg.AsyncConnection) -> AsyncIterator[psycopg.AsyncPipeline]:
+    """Statements travel without waiting for the replies of those before; the end waits for all.
+
+    If it fails by a lost connection, nobody knows whether a COMMIT among them happened.
+    """
     try:
-        # Both travel together: the answer to BEGIN is worth no round trip of its own.
-        async with connection.pipeline():
-            await connection.execute("BEGIN", prepare=False)
-            cursor = await connection.execute(STATEMENTS["begin"])
-        [row] = await cursor.fetchall()
+        async with connection.pipeline() as pipeline:
+            try:
+                yield pipeline
+            except BaseException:
+                # What else was under way has failed with it, or is about to be rolled back.
+                with suppress(psycopg.Error):
+                    await pipeline.sync()
+                raise
     except psycopg.Error as fault:
-        await connection.close()
         raise as_fault(fault) from fault
-    return row[0], row[1]
 
 
-async def _commit(connection: psycopg.AsyncConnection) -> None:
-    """If this fails by a lost connection, nobody knows whether it happened."""
+async def _send(
+    connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
+) -> psycopg.AsyncCursor[Any]:
     try:
-        await connection.execute("COMMIT", prepare=False)
+        # Every statement comes out of a file of the package; values are bound, never pasted.
+        return await connection.execute(statement, values or None)
+    except psycopg.Error as fault:
+        raise as_fault(fault) from fault
+
+
+async def _synced(pipeline: psycopg.AsyncPipeline) -> None:
+    try:
+        await pipeline.sync()
+    except psycopg.Error as fault:
+        raise as_fault(fault) from fault
+
+
+async def _rows(cursor: psycopg.AsyncCursor[Any]) -> list[Any]:
+    try:
+        return await cursor.fetchall()
     except psycopg.Error as fault:
         raise as_fault(fault) from fault
 
@@ -276,18 +334,17 @@ async def _commit(connection: psycopg.AsyncConnection) -> None:
 async def _run(
     connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
 ) -> list[Any]:
-    try:
-        # Every statement comes out of a file of the package; values are bound, never pasted.
-        cursor = await connection.execute(statement, values or None)
-        return await cursor.fetchall() if cursor.description else []
-    except psycopg.Error as fault:
-        raise as_fault(fault) from fault
+    """One statement and its rows, if it has any."""
+    cursor = await _send(connection, statement, values)
+    return await _rows(cursor) if cursor.description else []
 
 
 def as_fault(fault: psycopg.Error) -> StoreFault:
     """Errors are told apart by SQLSTATE. A connection that is lost has none: try it again."""
     code = fault.sqlstate
     lost = code is None and isinstance(fault, psycopg.OperationalError | psycopg.InterfaceError)
+    if code == UNIQUE_VIOLATION:
+        return CidTaken(f"{code}: {fault}")
     if lost or (code and (code in RETRYABLE or code.startswith(RETRYABLE_CLASSES))):
         return StoreUnavailable(f"{code or 'connection lost'}: {fault}")
     return StoreFault(f"{code or type(fault).__name__}: {fault}")
@@ -296,7 +353,8 @@ def as_fault(fault: psycopg.Error) -> StoreFault:
 async def _roll_back(connection: psycopg.AsyncConnection) -> None:
     """Leave nothing open. A connection that cannot even do this is closed."""
     try:
-        await connection.execute("ROLLBACK", prepare=False)
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            await connection.execute("ROLLBACK", prepare=False)
     except psycopg.Error:
         await connection.close()
 

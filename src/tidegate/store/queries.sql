@@ -92,13 +92,13 @@ moved AS (
            lane = m.lane,
            -- A row that waits under a deadline is due at the deadline at the latest.
            due_at = least(
-               now() + m.delay_s * interval '1 second',
+               now() + coalesce(m.delay_s, 0) * interval '1 second',
                CASE WHEN m.new_version = m.version THEN t.deadline_at
                     ELSE now() + m.deadline_s * interval '1 second' END),
            version = m.new_version,
-           attempts = m.attempts,
-           retries = m.retries,
-           paged = m.paged,
+           attempts = coalesce(m.attempts, 0),
+           retries = coalesce(m.retries, 0),
+           paged = coalesce(m.paged, false),
            undoes = m.undoes,
            parties = coalesce(m.parties::jsonb, t.parties),
            error = m.error,
@@ -113,7 +113,8 @@ moved AS (
 ),
 kept AS ({tried}),
 answered AS ({answers})
-SELECT count(*) FROM moved;
+-- Fewer or more than were locked: that divides by zero, and so nothing of this has happened.
+SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
 
 -- insert: births, which are moves, too. In the order of their keys, because two batches with the
 -- same keys in another order would deadlock. A key that exists fails the whole statement (23505).
@@ -144,26 +145,37 @@ INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, 
                        parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
                        trace, deadline_at, created_at, updated_at)
 SELECT id, owner, flow, state, lane,
-       least(now() + delay_s * interval '1 second', now() + deadline_s * interval '1 second'),
-       version, attempts, retries, paged, parties::jsonb, asset_id, amount, undoes, parent,
-       detail::jsonb, cid, hash, error, trace, now() + deadline_s * interval '1 second',
+       least(now() + coalesce(delay_s, 0) * interval '1 second',
+             now() + deadline_s * interval '1 second'),
+       version, coalesce(attempts, 0), coalesce(retries, 0), coalesce(paged, false),
+       parties::jsonb, asset_id, amount, undoes, parent, detail::jsonb, cid, hash, error, trace, now() + deadline_s * interval '1 second',
        now(), now()
   FROM moved;
 
--- look: what is known under each key, and the time from which ids are made.
+-- look: what is known under which of the keys, and the time from which ids are made. One row at
+-- the least; most keys are new, and a row for each of them would say nothing.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
+       k.place,
        c.fingerprint,
        {transfer}
-  FROM unnest(%(owners)s::bigint[], %(cids)s::text[]) WITH ORDINALITY AS k (owner, cid, place)
-  LEFT JOIN cids AS c ON c.owner = k.owner AND c.cid = k.cid
-  LEFT JOIN transfers AS t ON t.id = c.transfer_id
- ORDER BY k.place;
+  FROM (SELECT) AS once
+  LEFT JOIN (unnest(%(owners)s::bigint[], %(cids)s::text[])
+                 WITH ORDINALITY AS k (owner, cid, place)
+             JOIN cids AS c ON c.owner = k.owner AND c.cid = k.cid
+             JOIN transfers AS t ON t.id = c.transfer_id)
+    ON true;
 
 -- find: transfers as they stand.
 SELECT {transfer}
   FROM transfers AS t
  WHERE t.id = ANY(%(ids)s::uuid[]);
+
+-- ended: the few of many that somebody else has brought to an end.
+SELECT {transfer}
+  FROM transfers AS t
+ WHERE t.id = ANY(%(ids)s::uuid[])
+   AND t.lane IS NULL;
 
 -- release: what was leased and not asked about is due now, unless somebody has moved it since.
 UPDATE transfers AS t

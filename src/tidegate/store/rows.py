@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.ports import Birth
-from tidegate.core.sql import blobs, numbers, texts, uuids
+from tidegate.core.sql import blobs, names, numbers, sparse, texts, uuids
 from tidegate.core.transfer import NO_DETAIL, Entry, Move, Party, Transfer, chained
 
 ATTEMPTS_KEPT = 20
@@ -73,14 +73,14 @@ def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object
     return {
         "history_ids": uuids(id_ for id_, _, _ in rows),
         "history_versions": numbers(entry.version for _, entry, _ in rows),
-        "froms": texts(entry.path[0] for _, entry, _ in rows),
-        "waypoints": texts(" ".join(entry.path[1:-1]) for _, entry, _ in rows),
-        "tos": texts(entry.path[-1] for _, entry, _ in rows),
-        "verbs": texts(entry.verb for _, entry, _ in rows),
-        "answers": texts(entry.answer for _, entry, _ in rows),
-        "reasons": texts(entry.reason for _, entry, _ in rows),
+        "froms": names(entry.path[0] for _, entry, _ in rows),
+        "waypoints": names(" ".join(entry.path[1:-1]) for _, entry, _ in rows),
+        "tos": names(entry.path[-1] for _, entry, _ in rows),
+        "verbs": names(entry.verb for _, entry, _ in rows),
+        "answers": names(entry.answer for _, entry, _ in rows),
+        "reasons": names(entry.reason for _, entry, _ in rows),
         "evidences": texts(text(entry.evidence) for _, entry, _ in rows),
-        "actors": texts(entry.actor for _, entry, _ in rows),
+        "actors": names(entry.actor for _, entry, _ in rows),
         "history_hashes": blobs(hashed for _, _, hashed in rows),
     }
 
@@ -91,15 +91,15 @@ def state_columns(
     """The columns that a birth and a move share."""
     return {
         "ids": uuids(t.id for t in rows),
-        "states": texts(t.state for t in rows),
-        "lanes": texts(t.lane for t in rows),
-        "delays": numbers(_delay(m, leased, lease_s) for m in moves),
+        "states": names(t.state for t in rows),
+        "lanes": names(t.lane for t in rows),
+        "delays": sparse(_delay(m, leased, lease_s) for m in moves),
         "new_versions": numbers(t.version for t in rows),
-        "attempts": numbers(t.attempts for t in rows),
-        "retries": numbers(t.retries for t in rows),
-        "pageds": numbers(t.paged for t in rows),
+        "attempts": sparse(t.attempts for t in rows),
+        "retries": sparse(t.retries for t in rows),
+        "pageds": sparse(t.paged for t in rows),
         "undoes": numbers(t.undoes for t in rows),
-        "errors": texts(t.error for t in rows),
+        "errors": names(t.error for t in rows),
         "hashes": blobs(t.head_hash for t in rows),
         "deadlines": numbers(m.deadline_s for m in moves),
     }
@@ -126,7 +126,7 @@ def birth_columns(births: Sequence[Birth]) -> dict[str, object]:
     newborn = [b.move.after for b in births]
     return {
         "owners": numbers(t.owner for t in newborn),
-        "flows": texts(t.flow for t in newborn),
+        "flows": names(t.flow for t in newborn),
         "parties": texts(_encode(t.parties).decode() for t in newborn),
         "assets": numbers(t.asset_id for t in newborn),
         "amounts": numbers(t.amount for t in newborn),

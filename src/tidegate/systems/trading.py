@@ -260,7 +260,7 @@ class Trading:
         """Write the newest mark that we acknowledge, with the answers that rest on it."""
         if self.mark is not None:
             who = {"core": self.name, "process": self._caller.process}
-            await tx.fetch(STATEMENTS["remember"], who | msgspec.structs.asdict(self.mark))
+            await tx.post(STATEMENTS["remember"], who | msgspec.structs.asdict(self.mark))
 
     async def close(self) -> None:
         if self._link is not None:

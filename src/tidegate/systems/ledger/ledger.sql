@@ -1,11 +1,17 @@
--- lock: every account of a batch, in one order, before anything beside them is read.
-SELECT a.owner, a.book, a.asset_id
-  FROM ledger_accounts AS a
-  JOIN unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
-    AS k (owner, book, asset_id)
-    ON a.owner = k.owner AND a.book = k.book AND a.asset_id = k.asset_id
- ORDER BY a.owner, a.book, a.asset_id
-   FOR NO KEY UPDATE OF a;
+-- lock: every account of a batch, in one order, before anything beside them is read; what is not
+-- there cannot be locked, and comes back.
+WITH locked AS MATERIALIZED (
+    SELECT a.owner, a.book, a.asset_id
+      FROM ledger_accounts AS a
+      JOIN unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
+        AS k (owner, book, asset_id)
+        ON a.owner = k.owner AND a.book = k.book AND a.asset_id = k.asset_id
+     ORDER BY a.owner, a.book, a.asset_id
+       FOR NO KEY UPDATE OF a
+)
+SELECT * FROM unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
+EXCEPT
+SELECT * FROM locked;
 
 -- open: in the same order; an account that another session opens first is then its account.
 INSERT INTO ledger_accounts (owner, book, asset_id)

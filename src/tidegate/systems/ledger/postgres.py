@@ -42,14 +42,15 @@ class Ledger:
         self.name = name
 
     async def lock(self, tx: LockingTransaction, accounts: Sequence[Account]) -> None:
-        rows = await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
-        tx.held.update(Account(*row) for row in rows)
+        absent = await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
+        tx.held.update(accounts)
+        tx.held.difference_update(Account(*row) for row in absent)
 
     async def ask(self, tx: LockingTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         accounts, known = await self._look(tx, questions)
         wanted = {account_of(q) for q in questions if may_open(q)}
         if missing := sorted(wanted - accounts.keys()):
-            await tx.fetch(STATEMENTS["open"], _account_columns(missing))
+            await tx.post(STATEMENTS["open"], _account_columns(missing))
         # One that another session opened meanwhile is not locked by having been met. Each round
         # locks one more of the batch's accounts at least.
         while unlocked := sorted((wanted | accounts.keys()) - tx.held):
@@ -61,22 +62,23 @@ class Ledger:
         judgement = Judgement(accounts, known)
         answers = [judgement.judge(question) for question in questions]
         if judgement.written:
-            await tx.fetch(STATEMENTS["apply"], _operation_columns(judgement.written))
+            await tx.post(STATEMENTS["apply"], _operation_columns(judgement.written))
         return answers
 
     async def _look(
         self, tx: LockingTransaction, questions: Sequence[Question]
     ) -> tuple[dict[Account, Balance], list[Operation]]:
+        asked = [account_of(q) for q in questions]
         values = {
             "ids": uuids(q.transfer_id for q in questions),
             "versions": numbers(q.version for q in questions),
-            **_account_columns([account_of(q) for q in questions]),
+            **_account_columns(asked),
         }
         rows = await tx.fetch(STATEMENTS["look"], values)
         accounts, known = {}, []
-        for question, row in zip(questions, rows, strict=True):
+        for question, account, row in zip(questions, asked, rows, strict=True):
             if row[0] is not None:
-                accounts[account_of(question)] = Balance(*row[:3])
+                accounts[account] = Balance(row[0], row[1], row[2])
             if row[3] is not None:
                 known.append(_operation((question.transfer_id, question.version, *row[3:])))
         return accounts, known
