@@ -19,7 +19,7 @@ from tidegate.core.transfer import GENESIS, Entry, Transfer
 from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, Book, Verb
 from tidegate.engine.alerts import Alert
 from tidegate.simulation.disk import Inode
-from tidegate.simulation.effects import Effects, allowed, label
+from tidegate.simulation.effects import Effects, label, laws_of
 from tidegate.store.memory import HISTORY, TRANSFERS
 from tidegate.systems.ledger import OUTSIDE
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
@@ -70,8 +70,7 @@ class Eyes(NamedTuple):
 class Auditor:
     def __init__(self, flows: Mapping[str, Flow], eyes: Eyes) -> None:
         self.flows, self.eyes = flows, eyes
-        self.allowed = {name: allowed(flow) for name, flow in flows.items()}
-        self.legal = {name: frozenset(map(plain, flow.answers())) for name, flow in flows.items()}
+        self.laws = {name: laws_of(flow) for name, flow in flows.items()}
         self.books: Counter[Account] = Counter()
         self.endowed: Counter[tuple[int, int]] = Counter()  # By owner and asset: the world's own.
         self.lives: dict[UUID, Life] = {}
@@ -168,7 +167,7 @@ class Auditor:
         for entry, at_us, hashed in answers:
             edge = Edge(entry.version == 0, entry.path, entry.verb, entry.answer)
             self.edges[after.flow, edge] += 1
-            if edge not in self.legal[after.flow]:
+            if edge not in self.laws[after.flow].edges:
                 self.blame(f"{after.id}: {after.flow} does not allow {edge}")
             if entry.version != life.version or entry.path[0] != state:
                 self.blame(f"{after.id}: {entry.path} does not follow on {state}")
@@ -327,7 +326,7 @@ class Auditor:
 
     def _judge(self, life: Life) -> None:
         transfer = life.transfer
-        if life.effects not in self.allowed[transfer.flow][transfer.state]:
+        if life.effects not in self.laws[transfer.flow].effects[transfer.state]:
             effects = ", ".join(life.effects) or "nothing"
             self.blame(f"{transfer.id} is in {transfer.state}, and this was done: {effects}")
         if transfer.lane is None and life.net:
@@ -379,11 +378,6 @@ class Auditor:
 def short(id_: UUID) -> str:
     """Enough of an id to tell the transfers of one seed apart."""
     return id_.hex[20:28]
-
-
-def plain(edge: Edge) -> Edge:
-    """The same with texts for members of enumerations, as the history has it."""
-    return Edge(edge.first, tuple(map(str, edge.path)), str(edge.verb), edge.answer)
 
 
 def chain(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:

@@ -1,7 +1,7 @@
 """What may have happened to the money of a transfer in each state: read off the flow's table."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tidegate.core.flow import UNDOES, Ask, Edge, Flow, Pass
 
@@ -73,3 +73,26 @@ def insists(flow: Flow, state: str) -> bool:
         return True
     after = flow.ask(flow.arrive(ask.rejected)[-1])
     return after is not None and after.verb in UNDOES
+
+
+def plain(edge: Edge) -> Edge:
+    """The same with texts for members of enumerations, as the history has it."""
+    return Edge(edge.first, tuple(map(str, edge.path)), str(edge.verb), edge.answer)
+
+
+class Laws(NamedTuple):
+    """What a flow allows."""
+
+    flow: Flow
+    effects: Mapping[str, frozenset[Effects]]
+    edges: frozenset[Edge]
+
+
+_LAWS: dict[int, Laws] = {}  # By the identity of the flow, which its laws keep alive.
+
+
+def laws_of(flow: Flow) -> Laws:
+    """Worked out once, and not for every seed."""
+    if id(flow) not in _LAWS:
+        _LAWS[id(flow)] = Laws(flow, allowed(flow), frozenset(map(plain, flow.answers())))
+    return _LAWS[id(flow)]

@@ -50,7 +50,7 @@ class Mood:
     @classmethod
     def thrown(cls, dice: random.Random) -> "Mood":
         mood = cls(
-            pause_s=dice.uniform(0.1, 1.0),
+            pause_s=dice.uniform(0.2, 1.2),
             meddling=1.0 if dice.random() < 0.8 else 0.0,
             books=BOOKS if dice.random() < 0.5 else (dice.choice(BOOKS),),
             harsh=dice.uniform(0.2, 0.8),

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from tidegate.core.flow import Edge
 from tidegate.flows import FLOWS
-from tidegate.simulation.auditor import plain
-from tidegate.simulation.effects import reachable
+from tidegate.simulation.effects import plain, reachable
 from tidegate.simulation.fate import KINDS, Fault
 from tidegate.simulation.loop import START_S
 from tidegate.simulation.scenario import PLEDGED, Result, run

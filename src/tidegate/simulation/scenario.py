@@ -45,7 +45,7 @@ from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
 from tidegate.systems.ledger.memory import ACCOUNTS
 
-SAFETY_S = 9.0
+SAFETY_S = 8.0
 LIVENESS_S = 60.0
 SIEGE_S = (75.0, 110.0)  # Longer than the patience of any question.
 HOUR_S = 3600.0
