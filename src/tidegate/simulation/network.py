@@ -23,6 +23,7 @@ class Host(Protocol):
 
     core: Core | None
     context: Context
+    stranger: bool
 
     def crash(self, fault: Fault) -> None: ...
 
@@ -187,7 +188,9 @@ class Ghost(Writer):
 
     def write(self, chunk: bytes, /) -> None:
         if chunk[KIND_AT] == ANSWERS:
-            self.line.network.heard(self.line, chunk)
+            # A stranger may believe the greeting of one who knew no core yet: to nobody's harm.
+            if not self.line.host.stranger:
+                self.line.network.heard(self.line, chunk)
             self.line.theirs.end()
 
 
