@@ -78,17 +78,16 @@ class Mood:
 
 
 def wishes(dice: random.Random, mood: Mood, count: int = TRANSFERS) -> list[Request]:
-    """Of all flows, both ways; some are made twice, and some under another's key."""
+    """So many transfers, of all flows, both ways; some asked for twice, or under another's key."""
     made: list[Request] = []
     for number in range(count):
-        if made and dice.random() < 0.1:
-            again = dice.choice(made)
-            amount = again.amount + (dice.random() < 0.3)
-            made.append(msgspec.structs.replace(again, amount=amount))
-            continue
         owner = dice.choice(OWNERS)
         flow, parties = _movement(dice, mood, owner)
         made.append(Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}"))
+        if dice.random() < 0.1:
+            again = dice.choice(made)
+            amount = again.amount + (dice.random() < 0.3)
+            made.append(msgspec.structs.replace(again, amount=amount))
     return made
 
 

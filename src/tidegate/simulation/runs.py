@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 from tidegate.core.flow import Edge
 from tidegate.flows import FLOWS
@@ -64,14 +65,18 @@ class Tally:
 
     def rare(self, enough: int = ENOUGH) -> dict[str, int]:
         """Edges, faults and meddlings that happened less often than that."""
-        found = {
+        found = self.crossings()
+        found |= {f"{point} {fault}": self.faults[point, fault] for point, fault in KINDS}
+        found |= {name: self.meddling[name] for name in PLEDGED}
+        return {name: times for name, times in found.items() if times < enough}
+
+    def crossings(self) -> dict[str, int]:
+        """How often each edge of each flow was taken."""
+        return {
             f"{flow.name} {'>'.join(edge.path)} {edge.answer}": self.edges[flow.name, plain(edge)]
             for flow in FLOWS.values()
             for edge in reachable(flow)
         }
-        found |= {f"{point} {fault}": self.faults[point, fault] for point, fault in KINDS}
-        found |= {name: self.meddling[name] for name in PLEDGED}
-        return {name: times for name, times in found.items() if times < enough}
 
     def figures(self) -> dict[str, object]:
         """For programs, and for the page that shows the proof."""
@@ -85,6 +90,7 @@ class Tally:
             "faults": sum(self.faults.values()),
             "worst_liveness_s": round(self.liveness_s, 3),
             "seeds_per_second_per_core": round(self.seeds_per_second_per_core, 1),
+            "edges_below_100": sum(times < ENOUGH for times in self.crossings().values()),
             "below_100": self.rare(),
         }
 
@@ -115,7 +121,8 @@ def run_seeds(
             total.merge(run_chunk(chunk))
             advance(len(chunk))
         return total
-    with ProcessPoolExecutor(jobs) as pool:
+    # Spawned, because whoever waits may have a thread that draws a bar, and a fork would copy it.
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for done in as_completed([pool.submit(run_chunk, chunk) for chunk in chunks]):
             total.merge(done.result())
             advance(done.result().seeds)
