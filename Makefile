@@ -89,6 +89,15 @@ model-tools:
 	  fi; \
 	fi
 
+.PHONY: crash
+
+KILLS ?= 50
+TRANSFERS ?= 2000
+SEED ?= 1
+
+crash: setup ## KILLS=50 faults of every kind on everything that `up` runs, under load; then the books
+	@$(BIN)/python -m tests.crash.run --kills $(KILLS) --transfers $(TRANSFERS) --seed $(SEED)
+
 .PHONY: differential
 
 OPERATIONS ?= 10000
