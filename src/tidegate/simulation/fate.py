@@ -113,7 +113,7 @@ def most(point: str, fault: Fault) -> float:
     if point in FEW_CALLS:
         return SELDOM / 2 if deadly else SELDOM
     if deadly:
-        return DEADLY * 2 if point in FEWER_CALLS else DEADLY
+        return DEADLY * 2.5 if point in FEWER_CALLS else DEADLY
     return USUAL
 
 

@@ -46,6 +46,7 @@ class Mood:
     reaper: float = 0.0
     from_core: float = 0.5  # How much of what is moved begins in the core.
     deposits: float = 0.2
+    withdrawals: float = 0.2
 
     @classmethod
     def thrown(cls, dice: random.Random) -> "Mood":
@@ -63,18 +64,18 @@ class Mood:
 
     def _bend(self, chance: float) -> None:
         """Towards what dice alone would seldom bring about."""
-        if chance < 0.12:
+        if chance < 0.14:
             # Money that left the core, cannot arrive, and does not fit where it came from.
-            self.flooded, self.from_core = frozenset(OWNERS), 0.9
+            self.flooded, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE), 0.8
-        elif chance < 0.2:
+        elif chance < 0.22:
             # Money that came in, is not taken, and not even by the suspense book.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
             self.worse, self.deposits = (Status.DISABLED,), 0.6
-        elif chance < 0.28:
+        elif chance < 0.32:
             # Money that cannot arrive. Where the core cannot undo, it must wait.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE), 0.7
-            self.worse, self.from_core = (Status.DISABLED,), 0.8
+            self.worse, self.from_core, self.withdrawals = (Status.DISABLED,), 0.8, 0.4
 
 
 def wishes(dice: random.Random, mood: Mood, count: int = TRANSFERS) -> list[Request]:
@@ -98,6 +99,6 @@ def _movement(dice: random.Random, mood: Mood, owner: int) -> tuple[str, dict[st
     chance = dice.random()
     if chance < mood.deposits:
         return "deposit", {"source": outside, "target": one, "suspense": suspense}
-    if chance < mood.deposits + 0.2:
+    if chance < mood.deposits + mood.withdrawals:
         return "external_withdrawal", {"source": one, "target": outside}
     return "internal_transfer", {"source": one, "target": other}

@@ -27,6 +27,7 @@ from tidegate.core.wire import Verb
 from tidegate.engine.births import Receipt
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
+from tidegate.simulation.disk import STALL_S
 from tidegate.simulation.fate import Fate, Fault, Swarm
 from tidegate.simulation.loop import SimLoop, simulate
 from tidegate.simulation.people import (
@@ -248,7 +249,9 @@ class Scenario:
                 await until(partial(self._free, key), 0.01)
                 rows = world.tables.rows[ACCOUNTS]
                 rows[key] = rows[key]._replace(status=Status.ACTIVE)
-        while not all(map(self._thawed, OWNERS)):
+        # What was submitted to a disk that stalls may still arrive.
+        quiet_s = world.loop.now_s + (STALL_S[1] + 2.0 if self.mood.flooded else 0.0)
+        while not all(map(self._thawed, OWNERS)) or world.loop.now_s < quiet_s:
             for owner in OWNERS:
                 world.core_status(owner, ASSET, wire.Status.ACTIVE)
                 held = world.auditor.books[CORE, owner, SPOT, ASSET]
