@@ -33,6 +33,7 @@ from tests.crash.relay import relayed
 from tests.crash.room import Room, small_room
 from tidegate.client import Client
 from tidegate.postgres import dying_with_us
+from tidegate.settings import without_settings
 from tidegate.supervisor import token
 
 PROGRAM = Path(sys.executable).with_name("tidegate")
@@ -71,7 +72,7 @@ def house() -> Iterator[House]:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=os.environ | SETTINGS,
+                env=without_settings(os.environ) | SETTINGS,
                 preexec_fn=dying_with_us(signal.SIGINT),  # noqa: PLW1509  It calls the kernel.
             ) as up:
                 try:
