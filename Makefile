@@ -72,6 +72,13 @@ SEEDS ?= 5000
 sim: setup ## everything fails in virtual time, for SEEDS seeds: no money is lost or made
 	@$(BIN)/tidegate simulate --seeds $(SEEDS) --jobs $(CORES)
 
+.PHONY: sim-deep
+
+DEPTH ?= 3
+EVERY ?= 1
+sim-deep: setup ## every call of every path fails in every way, DEPTH=3 times in a run; hours, or EVERY=50
+	@$(BIN)/python -m tests.simulation.plans --depth $(DEPTH) --every $(EVERY) --jobs $(CORES)
+
 .PHONY: model model-tools
 
 model: setup model-tools ## check every state of the model of a transfer, and that planted bugs are caught

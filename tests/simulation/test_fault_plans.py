@@ -1,0 +1,124 @@
+"""Exhaustive fault plans: one fault at every call, then two. None changes where a transfer ends."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tidegate.engine.step
+from tests.simulation.paths import PATHS, unwalked
+from tests.simulation.plans import Tally, grow, root
+from tidegate.core.answers import Answer, Rejected, Unknown
+from tidegate.core.decide import Terms, decide
+from tidegate.core.flow import Flow
+from tidegate.core.transfer import Move, Transfer
+from tidegate.flows import FLOWS
+from tidegate.flows.deposit import DEPOSIT
+from tidegate.simulation.fate import KINDS, WORKER_POINTS
+from tidegate.simulation.scenario import LIVENESS_S
+
+PLANS = 13_000
+OTHER_SEEDS = (2, 3, 4)
+NUMBERS = range(len(PATHS))
+every_path = pytest.mark.parametrize("number", NUMBERS, ids=map(str, PATHS))
+
+
+def held(tally: Tally) -> None:
+    assert not tally.failures, "\n".join(map(str, tally.failures))
+    assert tally.violations == 0
+    assert 0 < tally.slowest_s <= LIVENESS_S
+
+
+def test_every_answer_that_a_flow_can_get_is_on_a_path() -> None:
+    """A flow that is not simulated is not finished: its paths belong into PATHS."""
+    assert unwalked(FLOWS.values()) == []
+
+
+def test_a_flow_without_paths_is_noticed() -> None:
+    other = Flow("other", first=DEPOSIT.first, rows=DEPOSIT.rows)
+    assert "other: CREDITING>COMPLETED done" in unwalked([other])
+
+
+def test_every_end_of_every_flow_is_the_end_of_a_path() -> None:
+    ends = {(path.flow, path.end) for path in PATHS}
+    assert ends == {
+        (flow.name, str(state))
+        for flow in FLOWS.values()
+        for state in flow.rows
+        if flow.is_end(state)
+    }
+
+
+def test_paths_have_names_of_their_own() -> None:
+    assert len(set(map(str, PATHS))) == len(PATHS)
+
+
+@every_path
+def test_whatever_fails_once_the_end_is_the_same(number: int) -> None:
+    branch = root(number)
+    tally, found = grow(branch)
+    held(tally)
+    assert tally.plans.total() == branch.width == len(found)
+
+
+@pytest.mark.slow
+def test_there_are_thirteen_thousand_plans_with_every_fault_of_a_worker() -> None:
+    """They are counted here, and carried out path by path below."""
+    total, foreseen = Tally(), 0
+    for number in NUMBERS:
+        tally, found = grow(root(number))
+        total.merge(tally)
+        foreseen += sum(branch.width for branch in found)
+    assert total.plans.total() + foreseen >= PLANS
+    never = [kind for kind in KINDS if kind[0] in WORKER_POINTS and not total.struck[kind]]
+    assert not never
+
+
+@pytest.mark.slow
+@every_path
+def test_whatever_fails_twice_the_end_is_the_same(number: int) -> None:
+    _, found = grow(root(number))
+    total = Tally()
+    for branch in found:
+        tally, _ = grow(branch)
+        total.merge(tally)
+    held(total)
+    assert total.plans.total() == sum(branch.width for branch in found) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", OTHER_SEEDS)
+def test_whatever_fails_once_in_another_order_of_things(seed: int) -> None:
+    """The seed decides who runs first, how long things take and what a crash leaves behind."""
+    total = Tally()
+    for number in NUMBERS:
+        tally, _ = grow(root(number, seed), seed)
+        total.merge(tally)
+    held(total)
+
+
+def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    """A timeout taken for a «no»."""
+    taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
+    return decide(flow, transfer, taken, terms)
+
+
+def test_a_plan_that_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidegate.engine.step, "decide", hasty)
+    tally, _ = grow(root(0))
+    assert 0 < tally.violations < tally.plans.total()
+    path, [(_, fault)], text = tally.failures[0]
+    assert path == str(PATHS[0])
+    assert fault
+    assert text
+
+
+@pytest.mark.slow
+def test_the_figures_are_for_programs_too() -> None:
+    command = [sys.executable, "-m", "tests.simulation.plans", "--depth", "1", "-o", "json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures = json.loads(said.stdout)
+    assert figures["violations"] == 0
+    assert figures["paths"].keys() == set(map(str, PATHS))
+    assert figures["plans"] == sum(path["depth 1"] for path in figures["paths"].values())
