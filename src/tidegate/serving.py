@@ -42,7 +42,6 @@ from tidegate.store.postgres import Bounds
 
 ASSETS_EVERY_S = 2.0
 KEEP_ALIVE_S = 30
-MAX_HEADERS = 32 * 1024
 FETCH_S = 5.0
 DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
@@ -114,7 +113,7 @@ async def _serve(
             lifespan="off",
             http=Impatient,
             timeout_keep_alive=KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=MAX_HEADERS,
+            ws="none",
         )
     )
     died = service.gate.engine.died

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import psycopg
 import typer
+import uvloop
 
 from tidegate.app import SCHEMA, all_flows
 from tidegate.commands.access import Complaint, Printing
@@ -126,6 +127,7 @@ def _database(settings: Settings) -> str:
 
 def _serve(service: Coroutine[None, None, None]) -> None:
     try:
-        asyncio.run(service)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(service)
     except StoreFault as fault:
         raise Complaint(str(fault)) from fault

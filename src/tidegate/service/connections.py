@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidegate.core.refusals import Refusal
 from tidegate.service.problem import problem
@@ -12,12 +12,14 @@ from tidegate.service.problem import problem
 MAX_CONNECTIONS = 2_000
 CROWDED = "crowded"  # In the state of a request: it came over a connection too many.
 HEADERS_S = 10.0  # From the first byte, or from connecting, to the end of a request's headers.
+MAX_HEADERS = 32 * 1024
 
 
-class Impatient(H11Protocol):
-    """As it is, but it does not wait for ever for a request to begin."""
+class Impatient(HttpToolsProtocol):
+    """As it is, but it waits neither for ever for a request nor for headers without an end."""
 
     _timer: asyncio.TimerHandle | None = None
+    _heading = 0  # Bytes that came before the end of the headers; nothing is read twice.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -26,8 +28,26 @@ class Impatient(H11Protocol):
         self._arm()
 
     def data_received(self, chunk: bytes, /) -> None:
+        self._heading += len(chunk)
         super().data_received(chunk)
+        if self._heading > MAX_HEADERS:
+            self.send_400_response("The headers do not end.")
         self._arm()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._heading = 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._heading = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no request of HTTP has no id either; in all else it is a problem like others."""
+        answer = problem(Refusal.INVALID_REQUEST, "none", msg, headers={"Connection": "close"})
+        lines = [b"%s: %s\r\n" % header for header in answer.raw_headers]
+        self.transport.write(b"".join([STATUS_LINE[400], *lines, b"\r\n", bytes(answer.body)]))
+        self.transport.close()
 
     def connection_lost(self, fault: Exception | None, /) -> None:
         self._disarm()
