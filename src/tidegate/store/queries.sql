@@ -148,7 +148,8 @@ SELECT id, owner, flow, state, lane,
        least(now() + coalesce(delay_s, 0) * interval '1 second',
              now() + deadline_s * interval '1 second'),
        version, coalesce(attempts, 0), coalesce(retries, 0), coalesce(paged, false),
-       parties::jsonb, asset_id, amount, undoes, parent, detail::jsonb, cid, hash, error, trace, now() + deadline_s * interval '1 second',
+       parties::jsonb, asset_id, amount, undoes, parent, detail::jsonb, cid, hash, error,
+       trace, now() + deadline_s * interval '1 second',
        now(), now()
   FROM moved;
 
