@@ -23,7 +23,7 @@ from tidegate.simulation.effects import Effects, label, laws_of
 from tidegate.store.memory import HISTORY, TRANSFERS
 from tidegate.systems.ledger import OUTSIDE
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
-from tidegate.trading_core.wal import FRAME, FRAME_SIZE, HEADER_SIZE, PREFIX, SECTION, Section
+from tidegate.trading_core import wal
 
 LEDGER, CORE = "ledger", "core"
 OWN = 2**64  # Operations of the world itself, not of any transfer, have ids below this.
@@ -232,12 +232,18 @@ class Auditor:
 
     def synced(self, inode: Inode) -> None:
         """Another part of the core's log is durable: read what it says was done."""
-        if not inode.name.startswith(PREFIX):
+        if not inode.name.startswith(wal.PREFIX):
             return
-        content, offset = inode.content, inode.audited or HEADER_SIZE
+        content, offset = inode.content, inode.audited or wal.HEADER_SIZE
         while offset < inode.synced:
-            _, length, position, records, _ = FRAME.unpack_from(content, offset)
-            start = offset + FRAME_SIZE
+            start = offset + wal.FRAME_SIZE
+            sound = start <= inode.synced and content.startswith(wal.FRAME_MAGIC, offset)
+            head = wal.FRAME.unpack_from(content, offset) if sound else ()
+            if not head or start + head[1] > inode.synced:
+                self.blame(f"the core's log goes on at byte {offset} with what is no frame")
+                offset = inode.synced
+                break
+            _, length, position, records, _ = head
             payload = bytes(content[start : start + length])
             offset = start + length
             if position < self.position:
@@ -254,9 +260,9 @@ class Auditor:
     def _read(self, payload: bytes) -> None:
         at = 0
         while at < len(payload):
-            kind, _, length = SECTION.unpack_from(payload, at)
-            at += SECTION.size
-            if kind == Section.OPERATIONS:
+            kind, _, length = wal.SECTION.unpack_from(payload, at)
+            at += wal.SECTION.size
+            if kind == wal.Section.OPERATIONS:
                 for row in RECORD.iter_unpack(payload[at : at + length]):
                     self._record(row)
             at += length
