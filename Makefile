@@ -110,3 +110,8 @@ crash: setup ## KILLS=50 faults of every kind on everything that `up` runs, unde
 OPERATIONS ?= 10000
 differential: setup ## PostgreSQL and its twin, OPERATIONS in the same order, with the same results
 	@$(BIN)/python -m tests.differential --operations $(OPERATIONS)
+
+.PHONY: proof
+
+proof: setup model-tools ## try everything in one run, and keep the figures in docs/proof.md and docs/proof.json
+	@$(BIN)/python -m tests.proof
