@@ -1,0 +1,157 @@
+"""`python -m bench`: every case in turn, several rounds of it, and what came of it."""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import plot, report
+from bench.cases import CASES, SMALL, Case
+from bench.fronts import ROOT
+from bench.peers import environments
+from bench.running import Failed, Run, Timing, run
+from bench.spec import Spec
+from bench.world import World
+
+ROUNDS, FULL, QUICK = 3, Timing(5.0, 1.0), Timing(1.0, 0.5)
+TAPE_PER_S = 100_000  # Transfers, more than any machine of ours plays.
+ROOM = Path(__file__).parent / ".run"
+
+
+class Chosen(NamedTuple):
+    cases: Sequence[Case]
+    rounds: int
+    timing: Timing
+    out: Path
+
+
+def main() -> None:
+    chosen = choose()
+    out = Console()
+    missing = prepared(chosen.cases, out)
+    able = [case for case in chosen.cases if case.environment not in missing]
+    lost = {c.name: missing[c.environment] for c in chosen.cases if c.environment in missing}
+    with World(ROOM) as world:
+        settings = world.settings()
+        out.print(" ".join(f"{name}={value}" for name, value in sorted(settings.items())))
+        tape = recorded(world, chosen.timing) if any(c.kind == "ceiling" for c in able) else ""
+        runs = rounds(chosen._replace(cases=able), world, tape, lost)
+    cases = {c.name: report.summary(c, runs[c.name]) for c in able if runs.get(c.name)}
+    found, ranges = report.ratios(cases), report.spreads(cases)
+    fresh = {
+        "measured": measured(chosen),
+        "postgresql": settings,
+        "ratios": found,
+        "ratio_ranges": ranges,
+        "cases": cases,
+        "missing": lost,
+    }
+    whole = report.merge(report.load(chosen.out), fresh) | {"missing": lost}
+    report.save(whole, chosen.out)
+    chosen.out.with_suffix(".svg").write_text(plot.svg(whole["cases"]), encoding="utf-8")
+    show(out, cases, lost, whole)
+    out.print(f"written to {chosen.out} and {chosen.out.with_suffix('.svg').name}")
+
+
+def choose() -> Chosen:
+    words = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    words.add_argument("--quick", action="store_true", help="a second per case, one round: to try")
+    words.add_argument("--only", action="append", default=[], help="cases whose names begin so")
+    words.add_argument("--rounds", type=int, help=f"{ROUNDS}, if not given")
+    words.add_argument("--seconds", type=float, help="the window of one case")
+    words.add_argument("--out", type=Path, help="results/latest.json, if not given and not quick")
+    words.add_argument("--list", action="store_true", help="name the cases")
+    given = words.parse_args()
+    if given.list:
+        for case in CASES:
+            sys.stdout.write(f"{case.name:28} {case.says}\n")
+        raise SystemExit
+    cases = [c for c in CASES if not given.only or c.name.startswith(tuple(given.only))]
+    if not cases:
+        words.error("no case begins so; see --list")
+    timing = QUICK if given.quick else FULL
+    timing = timing._replace(seconds=given.seconds or timing.seconds)
+    out = given.out or (report.RESULTS / "quick.json" if given.quick else report.LATEST)
+    return Chosen(cases, given.rounds or (1 if given.quick else ROUNDS), timing, out)
+
+
+def prepared(cases: Sequence[Case], out: Console) -> dict[str, str]:
+    """Install the peers; of each that cannot be had, why."""
+    wanted = {case.environment for case in cases if case.environment}
+    missing = environments.install(wanted, out.print)
+    for name, reason in missing.items():
+        out.print(f"[bold]missing: {name}[/bold]: {reason}")
+    return missing
+
+
+def rounds(chosen: Chosen, world: World, tape: str, lost: dict[str, str]) -> dict[str, list[Run]]:
+    """Interleaved: every case once, then every case again."""
+    runs: dict[str, list[Run]] = {case.name: [] for case in chosen.cases}
+    place = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=place) as shown:
+        task = shown.add_task("bench", total=len(chosen.cases) * chosen.rounds)
+        for number in range(chosen.rounds):
+            for case in chosen.cases:
+                shown.update(task, description=f"round {number + 1}  {case.name:26}")
+                try:
+                    runs[case.name].append(run(case, world, chosen.timing, tape))
+                except (Failed, RuntimeError, OSError, subprocess.SubprocessError) as fault:
+                    lost[case.name] = f"{type(fault).__name__}: {fault}"
+                    place.print(f"[bold]{case.name} failed[/bold]: {fault}", highlight=False)
+                shown.advance(task)
+    return runs
+
+
+def recorded(world: World, timing: Timing) -> str:
+    """What the ceiling plays, recorded once on a stage of its own."""
+    tape = world.directory / "tape"
+    with world.stage(world.base(SMALL)) as stage:
+        spec = Spec(
+            kind="ceiling",
+            database=stage.database,
+            core=stage.core,
+            inflight=1,
+            seconds=timing.seconds,
+            warm_s=timing.warm_s,
+            tape=str(tape),
+        )
+        units = int((timing.seconds + timing.warm_s) * TAPE_PER_S / 1024) + 1
+        words = ["-m", "bench.recording", msgspec.json.encode(spec).decode(), str(units)]
+        subprocess.run([sys.executable, *words], check=True, cwd=ROOT, timeout=600)
+    return str(tape)
+
+
+def measured(chosen: Chosen) -> dict[str, object]:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, check=False, capture_output=True, text=True)
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "python": platform.python_version(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
+        "rounds": chosen.rounds,
+        "seconds": chosen.timing.seconds,
+    }
+
+
+def show(out: Console, cases: report.Report, lost: dict[str, str], whole: report.Report) -> None:
+    wide = out if out.is_terminal else Console(width=180)
+    wide.print(report.table(cases, lost))
+    wide.print(report.ratio_table(whole["ratios"], whole.get("ratio_ranges", {})))
+    if not out.is_terminal:
+        wide.print(json.dumps(whole["ratios"]))
+
+
+if __name__ == "__main__":
+    main()

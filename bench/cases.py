@@ -1,0 +1,88 @@
+"""Every case of the run, by name. A name says the group, and what is varied in it."""
+
+from typing import NamedTuple
+
+from bench.spec import INWARD, MIXED, OUTWARD
+
+SMALL, LARGE = 10_000, 1_000_000
+USERS = 200  # Of those who come over HTTP.
+
+
+class Case(NamedTuple):
+    name: str
+    kind: str  # Who makes the load.
+    inflight: int
+    says: str
+    front: str = ""  # The server that the load goes to.
+    environment: str = ""  # The peer's own, or else ours.
+    accounts: int = SMALL
+    direction: str = MIXED
+    refusals: float = 0.0
+    driver: str = "psycopg"
+    batch: int = 1
+    transfers: bool = True  # False: another job, which is no transfer between two systems.
+
+
+def literal(driver: str, inflight: int) -> Case:
+    return Case(
+        f"literal-{driver}-{inflight}",
+        "literal",
+        inflight,
+        f"the specifications as printed, {driver}, {inflight} tasks",
+        environment="literal" if driver == "asyncpg" else "",
+        driver=driver,
+    )
+
+
+def tidegate(inflight: int) -> Case:
+    says = f"Tidegate in process, {inflight} in flight"
+    return Case(f"tidegate-{inflight}", "tidegate", inflight, says)
+
+
+BASE = tidegate(256)
+
+
+def varied(name: str, says: str, **changes: object) -> Case:
+    fields = BASE._asdict() | changes
+    return Case(**fields)._replace(name=f"tidegate-256-{name}", says=f"the same, {says}")
+
+
+def over_http(connections: int, batch: int = 1) -> Case:
+    name = f"http-{connections}" if batch == 1 else f"http-batch-{connections}"
+    what = "single transfers" if batch == 1 else f"batches of {batch}"
+    says = f"Tidegate over HTTP, {connections} connections, {what}"
+    return Case(name, "http", connections, says, front="tidegate", batch=batch)
+
+
+def fastapi(connections: int) -> Case:
+    says = f"FastAPI before the literal protocol (asyncpg), {connections} connections"
+    return Case(f"fastapi-{connections}", "http", connections, says, "fastapi", "literal")
+
+
+def restate(connections: int) -> Case:
+    says = f"Restate, a handler of two steps, {connections} connections"
+    return Case(f"restate-{connections}", "http", connections, says, "restate", "restate")
+
+
+def peer(kind: str, inflight: int, says: str, driver: str = "psycopg") -> Case:
+    return Case(f"{kind}-{inflight}", kind, inflight, says, environment=kind, driver=driver)
+
+
+CASES: tuple[Case, ...] = (
+    *(literal(driver, n) for driver in ("psycopg", "asyncpg") for n in (1, 16, 64, 256)),
+    *(tidegate(n) for n in (1, 64, 256, 4096)),
+    varied("funding-spot", "FUNDING→SPOT only", direction=INWARD),
+    varied("spot-funding", "SPOT→FUNDING only", direction=OUTWARD),
+    varied("1m-accounts", "1 M accounts", accounts=LARGE),
+    varied("refused-5", "5 % refused", refusals=0.05),
+    varied("refused-50", "50 % refused", refusals=0.5),
+    *(over_http(n) for n in (1, 64, 256)),
+    *(over_http(n, 100) for n in (1, 64, 256)),
+    *(fastapi(n) for n in (64, 256)),
+    Case("ceiling", "ceiling", 4, "the same SQL in batches of 1 024, without engine or client"),
+    Case("tpcb-8", "tpcb", 8, "pgbench TPC-B, 8 clients: one database, C", transfers=False),
+    *(peer("dbos", n, f"DBOS, a workflow of two steps, {n} at once") for n in (4, 16, 64)),
+    *(restate(n) for n in (64, 256)),
+    peer("procrastinate", 64, "procrastinate, the transfer as a job, 64 deferred at once"),
+    peer("pgqueuer", 256, "pgqueuer, the transfer as a job, 256 enqueued at once", "asyncpg"),
+)

@@ -1,0 +1,72 @@
+"""What a case costs, as the system counts it: processor time, memory, WAL and fsyncs."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+POSITION = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
+# From version 18 on the syncs of the WAL are told with all other input and output.
+SYNCS_18 = "SELECT coalesce(sum(fsyncs), 0)::bigint FROM pg_stat_io WHERE object = 'wal'"
+SYNCS = "SELECT wal_sync FROM pg_stat_wal"
+
+
+class Written(NamedTuple):
+    wal_bytes: int
+    syncs: int
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and so on."""
+    found = [pid]
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += family(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # It has ended meanwhile; what it used is its parent's by now.
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """Used so far by a process, by those of its children that have ended, and by the living."""
+    ticks = 0
+    for each in family(pid):
+        try:
+            used = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks += sum(map(int, used[11:15]))
+    return ticks * TICK_S
+
+
+def memory_mb(pid: int) -> float:
+    """Resident, with what several processes share counted once."""
+    kilobytes = 0
+    for each in family(pid):
+        try:
+            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        line = next((line for line in rollup.splitlines() if line.startswith("Pss:")), "Pss: 0")
+        kilobytes += int(line.split()[1])
+    return kilobytes / 1024
+
+
+def cpu_of(roles: Mapping[str, int]) -> dict[str, float]:
+    return {role: cpu_s(pid) for role, pid in roles.items()}
+
+
+def memory_of(roles: Mapping[str, int]) -> dict[str, float]:
+    return {role: round(memory_mb(pid), 1) for role, pid in roles.items()}
+
+
+def written(connection: psycopg.Connection) -> Written:
+    statement = SYNCS_18 if connection.info.server_version >= 180_000 else SYNCS
+    connection.execute("SELECT pg_stat_clear_snapshot()")
+    [position] = connection.execute(POSITION).fetchone() or (0,)
+    [syncs] = connection.execute(statement).fetchone() or (0,)
+    return Written(position, syncs)

@@ -1,0 +1,47 @@
+"""Tidegate in process: the engine in this process, the core and PostgreSQL in theirs."""
+
+from bench.driving import DONE, REFUSED, Outcome, drive
+from bench.spec import ASSET, STORE, Result, Spec
+from bench.traffic import TOO_MUCH, Order, Traffic
+from tidegate import Alarm, Alert, Engine, Party, Receipt, Request, Setup, app, open_gate
+
+WAIT_S = 60.0
+
+
+def request_of(order: Order) -> Request:
+    funding = Party("ledger", "FUNDING", order.owner)
+    spot = Party("core", "SPOT", order.owner)
+    ends = (funding, spot) if order.inward else (spot, funding)
+    parties = dict(zip(("source", "target"), ends, strict=True))
+    return Request(order.owner, "internal_transfer", parties, ASSET, order.amount, order.cid)
+
+
+def alarmed(alert: Alert) -> None:
+    """Nothing may go wrong here: whoever is called for makes the run worthless."""
+    if alert.alarm > Alarm.NONE:
+        raise RuntimeError(f"an alarm in a benchmark: {alert}")
+
+
+async def transferred(engine: Engine, order: Order) -> Outcome:  # type: ignore[type-arg]
+    said = await engine.transfer(request_of(order), WAIT_S)
+    assert isinstance(said, Receipt), said
+    assert not said.duplicate, order.cid
+    state = "FAILED" if order.amount == TOO_MUCH else "COMMITTED"
+    assert said.transfer.state == state, said.transfer
+    return REFUSED if order.amount == TOO_MUCH else DONE
+
+
+def collect_seldom() -> None:
+    """As the programs that only serve do, where this version has it."""
+    getattr(app, "collect_seldom", lambda: None)()
+
+
+async def run(spec: Spec) -> Result:
+    traffic = Traffic(spec)
+    async with open_gate(Setup(spec.database, STORE, spec.core, alert=alarmed)) as gate:
+        collect_seldom()
+
+        async def one(number: int) -> Outcome:
+            return await transferred(gate.engine, traffic.order(number))
+
+        return await drive(spec, one)

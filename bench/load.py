@@ -1,0 +1,31 @@
+"""The process that makes the load of one case: told by one argument, heard on its output."""
+
+import asyncio
+import importlib
+import sys
+
+import msgspec
+
+from bench.driving import say
+from bench.spec import Spec
+
+MODULES = {
+    "literal": "bench.literal",
+    "tidegate": "bench.in_process",
+    "ceiling": "bench.ceiling",
+    "http": "bench.http_client",
+    "tpcb": "bench.peers.tpcb",
+    "dbos": "bench.peers.dbos_workflow",
+    "procrastinate": "bench.peers.procrastinate_job",
+    "pgqueuer": "bench.peers.pgqueuer_job",
+}
+
+
+def main() -> None:
+    spec = msgspec.json.decode(sys.argv[1], type=Spec)
+    result = asyncio.run(importlib.import_module(MODULES[spec.kind]).run(spec))
+    say(msgspec.json.encode(result).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""One run of one case: stage it, start the load, read the gauges, check the books."""
+
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bench.cases import Case
+from bench.fronts import ROOT, opened
+from bench.gauges import cpu_of, memory_of, written
+from bench.peers import environments
+from bench.spec import Result, Spec
+from bench.world import Stage, World, books
+
+PATIENCE_S = 120.0
+
+
+class Timing(NamedTuple):
+    seconds: float
+    warm_s: float
+
+
+class NotConserved(Exception):
+    """Money was made or lost, or a transfer has not ended."""
+
+
+class Failed(Exception):
+    """The case could not be run; its last words say why."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured."""
+
+    result: Result
+    per_s: float
+    cpu_us: dict[str, float]  # Per transfer, by role.
+    memory_mb: dict[str, float]  # At the end of the window, by role.
+    wal_bytes: float  # Per transfer.
+    fsyncs: float  # Of PostgreSQL, per transfer.
+
+
+def run(case: Case, world: World, timing: Timing, tape: str = "") -> Run:
+    base = world.tpcb() if case.kind == "tpcb" else world.base(case.accounts)
+    with world.stage(base) as stage:
+        before = books(stage) if case.transfers else None
+        with opened(case, stage) as front:
+            spec = Spec(
+                kind=case.kind,
+                database=stage.database,
+                core=stage.core,
+                inflight=case.inflight,
+                seconds=timing.seconds,
+                warm_s=timing.warm_s,
+                accounts=case.accounts,
+                direction=case.direction,
+                refusals=case.refusals,
+                driver=case.driver,
+                batch=case.batch,
+                url=front.url,
+                path=front.path,
+                users=front.users,
+                programs=str(world.programs),
+                tape=tape,
+            )
+            measured = _measure(case, world, spec, {**stage.roles, **front.roles}, stage)
+        if before is not None:
+            after = books(stage)
+            if after.money != before.money or after.open:
+                raise NotConserved(f"{case.name}: {before} became {after}")
+    return measured
+
+
+def _measure(case: Case, world: World, spec: Spec, roles: Mapping[str, int], stage: Stage) -> Run:
+    # Of a client that plays beside a server, the server's Python is what counts.
+    environment = "" if case.front else case.environment
+    log = stage.directory / "load.log"
+    wal_before = written(world.connection)
+    with _started(environment, spec, log) as child:
+        everyone = {**roles, "client" if case.front else "python": child.pid}
+        _expect(child, "open", log)
+        began = cpu_of(everyone)
+        _expect(child, "closed", log)
+        ended, memory = cpu_of(everyone), memory_of(everyone)
+        assert child.stdout is not None
+        said = child.stdout.readline()
+        if child.wait(PATIENCE_S) or not said:
+            raise Failed(f"{case.name}: {_last_words(log)}")
+    result = msgspec.json.decode(said, type=Result)
+    wal_after = written(world.connection)
+    counted, made = max(result.counted, 1), max(result.made, 1)
+    return Run(
+        result=result,
+        per_s=result.counted / result.seconds,
+        cpu_us={role: (ended[role] - began[role]) * 1e6 / counted for role in everyone},
+        memory_mb=memory,
+        wal_bytes=(wal_after.wal_bytes - wal_before.wal_bytes) / made,
+        fsyncs=(wal_after.syncs - wal_before.syncs) / made,
+    )
+
+
+def _started(environment: str, spec: Spec, log: Path) -> "subprocess.Popen[str]":
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    command = [environments.python(environment), "-m", "bench.load"]
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            [*command, msgspec.json.encode(spec).decode()],
+            env=os.environ | {"PYTHONPATH": paths},
+            cwd=log.parent,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+
+
+def _expect(child: "subprocess.Popen[str]", word: str, log: Path) -> None:
+    """Whatever else a peer prints on its way is its own affair."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.strip() == word:
+            return
+    child.wait(PATIENCE_S)
+    raise Failed(_last_words(log))
+
+
+def _last_words(log: Path) -> str:
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def figure(values: list[float]) -> dict[str, float]:
+    """Of all rounds of one case."""
+    median, least, most = (round(f(values), 3) for f in (statistics.median, min, max))
+    return {"median": median, "min": least, "max": most}
