@@ -1,0 +1,148 @@
+"""Planted bugs, and what finds each: the proof that the other proofs have teeth.
+
+`python -m tests.simulation.mutants [-o json]` plants one after the other and looks for it.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from tests.simulation import hunts
+from tests.simulation.hunts import Hunt, Trial
+from tests.simulation.planted import core, engine, store
+
+
+class Mutant(NamedTuple):
+    """A bug: how it is planted, what gives it away, and where to look for it.
+
+    Its story is the plant's docstring. One that shows itself in another way than it should is
+    not caught: then the plant is broken, or something else is.
+    """
+
+    plant: Callable[[pytest.MonkeyPatch], None]
+    shows: str  # A pattern.
+    hunt: Hunt = hunts.SEEDS
+
+    @property
+    def name(self) -> str:
+        return self.plant.__name__
+
+    @property
+    def why(self) -> str:
+        assert self.plant.__doc__, f"{self.name} tells no story"
+        return self.plant.__doc__
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(engine.refund_on_timeout, "this was done"),
+    Mutant(engine.exception_is_a_no, "this was done"),
+    Mutant(engine.gives_up, "this was done", hunts.BUSY),
+    Mutant(engine.doubt_is_counted_as_an_answer, "does not lead to its row"),
+    Mutant(engine.new_key_for_each_attempt, "target.credit, target.credit"),
+    Mutant(engine.float_amount, "is not what", hunts.LARGE_AMOUNTS),
+    Mutant(engine.asks_before_it_persists, "which does not exist"),
+    Mutant(engine.hands_over_before_the_commit, "which does not exist"),
+    Mutant(engine.lost_commit_under_new_ids, "nobody was told of", hunts.COMMITS),
+    Mutant(engine.lost_commit_is_an_error, "nobody was told of", hunts.COMMITS),
+    Mutant(engine.another_amount_under_a_known_key, "another amount"),
+    Mutant(engine.ended_rows_move_again, "had ended"),
+    Mutant(engine.unordered_locks, "nothing failed", hunts.CROWD),
+    Mutant(engine.ring_ignores_the_brake, "although all was halted", hunts.BRAKED),
+    Mutant(engine.never_scans, "not ended"),
+    Mutant(engine.forgets_how_often, "nobody was told", hunts.BUSY),
+    Mutant(engine.calls_nobody, "nobody was told", hunts.BUSY),
+    Mutant(engine.cries_wolf, "a false alarm"),
+    Mutant(engine.drops_an_answer, "does not follow"),
+    Mutant(store.no_compare_and_set, "had ended"),
+    Mutant(store.compares_states, "does not follow", hunts.REFUNDS),
+    Mutant(store.trusts_the_lease, "does not follow", hunts.REFUNDS),
+    Mutant(store.leases_by_the_workers_clock, "not ended"),
+    Mutant(store.cid_per_worker, "became"),
+    Mutant(store.history_not_chained, "the chain is broken"),
+    Mutant(store.hash_leaves_out_the_answer, "the chain is broken"),
+    Mutant(store.judges_before_it_locks, "overdrawn", hunts.CROWD),
+    Mutant(store.effect_before_the_lock, "changed or repeated"),
+    Mutant(store.ledger_forgets_refusals, "is Unknown", hunts.LEDGER_CERTIFICATE),
+    Mutant(store.ledger_batch_sees_no_balance_before_it, "overdrawn", hunts.CROWD),
+    Mutant(store.ledger_takes_a_reused_key, "is Unknown", hunts.LEDGER_CERTIFICATE),
+    Mutant(store.ledger_undoes_twice, "the balance is", hunts.LEDGER_CERTIFICATE),
+    Mutant(store.ledger_undo_without_tombstone, "is Rejected", hunts.LEDGER_CERTIFICATE),
+    Mutant(core.busy_is_a_no, "this was done", hunts.BUSY),
+    Mutant(core.key_without_version, "the core answers", hunts.REFUNDS),
+    Mutant(core.answers_shifted, "this was done"),
+    Mutant(core.takes_an_empty_core, "not ours", hunts.STRANGER),
+    Mutant(core.takes_an_old_copy, "not ours", hunts.OLD_COPY),
+    Mutant(core.core_forgets_refusals, "said otherwise before"),
+    Mutant(core.core_forgets_by_count, "said otherwise before"),
+    Mutant(core.answers_before_the_sync, "is durable"),
+    Mutant(core.answers_duplicates_before_the_sync, "answers by", hunts.SLOW_DISK),
+    Mutant(core.remembers_before_the_log, "no frame|durable"),
+    Mutant(core.syncs_once_more, "is durable"),
+    Mutant(core.judges_while_it_syncs, "BEHIND|rewritten|is durable"),
+    Mutant(core.core_batch_sees_no_key_before_it, "this was done", hunts.SLOW_DISK),
+    Mutant(core.core_takes_a_reused_key, "is Unknown", hunts.CORE_CERTIFICATE),
+    Mutant(core.core_refuses_refunds_of_the_frozen, "is Done", hunts.CORE_CERTIFICATE),
+    Mutant(core.core_undoes_twice, "the balance is", hunts.CORE_CERTIFICATE),
+    Mutant(core.core_undo_without_tombstone, "is Rejected", hunts.CORE_CERTIFICATE),
+    Mutant(core.torn_tail_stays, "no frame"),
+    Mutant(core.damage_is_skipped, "as if it were whole", hunts.DAMAGES),
+    Mutant(core.snapshot_is_not_synced, "is missing", hunts.SNAPSHOTS),
+    Mutant(core.snapshot_without_its_memory, "this was done|said otherwise", hunts.SNAPSHOTS),
+    Mutant(core.old_log_goes_too_soon, "is missing", hunts.SNAPSHOTS),
+    Mutant(core.new_log_without_its_name, "came back at position"),
+)
+
+
+def caught(mutant: Mutant) -> Trial | None:
+    """The first try that finds anything, if one does within the budget."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.plant(patch)
+        return next((trial for trial in mutant.hunt.trials() if trial.fault), None)
+
+
+def right(mutant: Mutant, trial: Trial | None) -> bool:
+    """Whether it was found, and for what it is."""
+    return trial is not None and re.search(mutant.shows, trial.fault) is not None
+
+
+def false_alarms(hunt: Hunt) -> list[Trial]:
+    """What the whole budget of a hunt finds where nothing is planted."""
+    return [trial for trial in hunt.trials() if trial.fault]
+
+
+def show(found: dict[Mutant, Trial | None]) -> None:
+    table = Table("planted bug", "caught at", "by what was wrong", title="Mutants")
+    for mutant, trial in found.items():
+        at, fault = trial or ("", "")
+        at = at if right(mutant, trial) else f"NOT CAUGHT {at}"
+        table.add_row(f"{mutant.name.replace('_', ' ')}\n[dim]{mutant.why}", at, fault[:160])
+    console = Console()
+    console.print(table)
+    console.print(f"{sum(right(*pair) for pair in found.items())} of {len(found)} caught")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.simulation.mutants", description=__doc__)
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument("names", nargs="*", help="of some bugs only")
+    chosen = parser.parse_args()
+    planted = [m for m in MUTANTS if not chosen.names or m.name in chosen.names]
+    found = {mutant: caught(mutant) for mutant in planted}
+    names = {m.name: trial.name for m, trial in found.items() if trial and right(m, trial)}
+    if chosen.output == "json":
+        said = {"mutants": len(found), "mutants_caught": len(names), "caught": names}
+        print(json.dumps(said, indent=2))
+    else:
+        show(found)
+    return 0 if len(names) == len(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""Bugs of the trading core, of its disk, and of the client that talks to it."""
+
+import asyncio
+import errno
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tidegate.core import wire
+from tidegate.core.answers import Answer, Rejected
+from tidegate.core.transfer import Question
+from tidegate.core.wire import Kind, Mark, Outcome
+from tidegate.systems import trading
+from tidegate.systems.trading import Trading
+from tidegate.trading_core import core as cores
+from tidegate.trading_core import judge, recovery, snapshot, wal
+from tidegate.trading_core.book import Book, Draft, answer_of
+from tidegate.trading_core.core import Core, Request
+from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.snapshot import State
+from tidegate.trading_core.wal import Frame, Header, Log, Place
+
+MEMORY = 12  # Operations that a forgetful core remembers.
+
+Patch = pytest.MonkeyPatch
+
+
+# The client.
+
+
+def busy_is_a_no(patch: Patch) -> None:
+    """A core that takes nothing just now is taken for one that refuses."""
+    honest = trading._answer
+
+    def answer(outcome: int, position: int) -> Answer:
+        return Rejected("BUSY") if outcome == Outcome.BUSY else honest(outcome, position)
+
+    patch.setattr(trading, "_answer", answer)
+
+
+def key_without_version(patch: Patch) -> None:
+    """The operation's key is the transfer's id, so that a refund is its own debit, done before."""
+    honest = trading._packed
+
+    def packed(question: Question) -> bytes | None:
+        return honest(replace(question, version=0))
+
+    patch.setattr(trading, "_packed", packed)
+
+
+def answers_shifted(patch: Patch) -> None:
+    """The answers of a batch are matched to its questions one place off."""
+    honest = Trading._answers
+
+    def answers(self: Trading, found: wire.Frame, count: int) -> Sequence[tuple[int, int]]:
+        first, *others = honest(self, found, count)
+        return [*others, first]
+
+    patch.setattr(Trading, "_answers", answers)
+
+
+def takes_an_empty_core(patch: Patch) -> None:
+    """Nobody remembers what the core has answered: an empty directory is taken for the truth."""
+    patch.setattr(trading, "newest", lambda _: None)
+
+
+def takes_an_old_copy(patch: Patch) -> None:
+    """Only the name of the core is compared, and not how far it had come."""
+    honest = trading.newest
+
+    def newest(marks: Iterator[Mark]) -> Mark | None:
+        mark = honest(marks)
+        return None if mark is None else replace(mark, position=0)
+
+    patch.setattr(trading, "newest", newest)
+    patch.setattr(Core, "_disowns", lambda _, __: None)
+
+
+# The core.
+
+
+def core_forgets_refusals(patch: Patch) -> None:
+    """Only what was done is stored: a late duplicate of a refused debit takes the money."""
+    patch.setattr(judge, "STORED", Outcome.INVALID_AMOUNT)
+
+
+def core_forgets_by_count(patch: Patch) -> None:
+    """The memory of operations is a ring: whatever is older is done again."""
+    honest = Book.apply
+
+    def apply(self: Book, draft: Draft) -> None:
+        honest(self, draft)
+        for key in list(self.memory)[:-MEMORY]:
+            del self.memory[key]
+
+    patch.setattr(Book, "apply", apply)
+
+
+def answers_before_the_sync(patch: Patch) -> None:
+    """What is in the page cache is said to be safe."""
+
+    async def append(self: Log, records: int, payload: bytes) -> Place:
+        frame, self.place = wal.pack_frame(self.place, records, payload)
+        self._file.append(frame)
+        self.size += len(frame)
+        return self.place
+
+    patch.setattr(Log, "append", append)
+
+
+def answers_duplicates_before_the_sync(patch: Patch) -> None:
+    """A question that is being made durable is known already, and is answered at once."""
+    drafts: dict[Core, Draft] = {}
+    honest_judge, honest_submit = Core._judge, Core.submit
+
+    def judged(self: Core, group: list[Request]) -> tuple[Draft, bytes, list[bytes]]:
+        found = honest_judge(self, group)
+        drafts[self] = found[0]
+        return found
+
+    def submit(self: Core, kind: Kind, body: bytes) -> asyncio.Future[bytes]:
+        draft = drafts.get(self)
+        if kind == Kind.ASK and draft is not None:
+            keys = [int.from_bytes(row[0]) for row in wire.rows(wire.OPERATION, body)]
+            if all(key in draft.memory for key in keys):
+                reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+                reply.set_result(self.stamp() + judge.judge(draft, body)[0])
+                return reply
+        return honest_submit(self, kind, body)
+
+    patch.setattr(Core, "_judge", judged)
+    patch.setattr(Core, "submit", submit)
+
+
+def remembers_before_the_log(patch: Patch) -> None:
+    """Memory is changed first. The disk is full, the core goes on, and knows what no log has."""
+
+    async def commit(self: Core, group: list[Request]) -> None:
+        draft, payload, replies = self._judge(group)
+        records = draft.position - self.book.position
+        self.book.apply(draft)
+        try:
+            if payload:
+                await self.log.append(records, payload)
+                self.marks.add(self.place)
+            self._answer(group, replies, snapshots=False)
+        except OSError as fault:
+            if fault.errno != errno.ENOSPC:
+                raise
+        finally:
+            for request in group:
+                cores._fail(request)
+
+    patch.setattr(Core, "_commit", commit)
+
+
+def syncs_once_more(patch: Patch) -> None:
+    """A failed fsync is tried again, succeeds, and has written nothing."""
+
+    async def append(self: Log, records: int, payload: bytes) -> Place:
+        frame, after = wal.pack_frame(self.place, records, payload)
+        self._file.append(frame)
+        try:
+            await self._file.fdatasync()
+        except OSError:
+            await self._file.fdatasync()
+        self.place = after
+        self.size += len(frame)
+        return after
+
+    patch.setattr(Log, "append", append)
+
+
+def judges_while_it_syncs(patch: Patch) -> None:
+    """A batch is judged by a state that lacks the batch which is on its way to the disk."""
+
+    async def run(self: Core) -> None:
+        begun: set[asyncio.Task[Any]] = set()
+        try:
+            while True:
+                waking = asyncio.ensure_future(self._wake.wait())
+                done, _ = await asyncio.wait({waking, *begun}, return_when="FIRST_COMPLETED")
+                for task in done & begun:
+                    task.result()
+                begun -= done
+                if self._queue:
+                    begun.add(asyncio.ensure_future(self._commit(self._take())))
+                if not self._queue:
+                    self._wake.clear()
+                waking.cancel()
+        finally:
+            self._stopping = True
+            self.stopped.set()
+
+    patch.setattr(Core, "run", run)
+
+
+def core_batch_sees_no_key_before_it(patch: Patch) -> None:
+    """A question that is twice in one batch is new both times, and is done twice."""
+
+    def find(self: Draft, key: int) -> int | None:
+        return self.book.memory.get(key)
+
+    patch.setattr(Draft, "find", find)
+
+
+def core_takes_a_reused_key(patch: Patch) -> None:
+    """Under a known key any amount gets the known answer."""
+
+    def repeat(_: Draft, stored: int, __: object) -> tuple[int, int]:
+        return answer_of(stored)
+
+    patch.setattr(judge, "_repeat", repeat)
+
+
+def core_refuses_refunds_of_the_frozen(patch: Patch) -> None:
+    """A frozen account does not get its own money back, which then belongs to nobody."""
+    honest = judge.refund
+
+    def refund(
+        draft: Draft, original: int, account: bytes, amount: int, expect_done: int
+    ) -> tuple[int, int]:
+        if draft.status(account) in (judge.FROZEN, judge.DISABLED):
+            return Outcome.ACCOUNT_FROZEN, 0
+        return honest(draft, original, account, amount, expect_done)
+
+    patch.setattr(judge, "refund", refund)
+
+
+def core_undoes_twice(patch: Patch) -> None:
+    """A second refund of the same debit pays again."""
+    patch.setattr(judge, "UNDONE_BIT", 0)
+
+
+def core_undo_without_tombstone(patch: Patch) -> None:
+    """A refund overtakes its debit and leaves no mark: the debit comes late, and stays."""
+    patch.setattr(judge, "TOMBSTONE", judge.EMPTY)
+
+
+# Its disk.
+
+
+def torn_tail_stays(patch: Patch) -> None:
+    """After a crash the log goes on behind a torn frame, where nobody can read it."""
+
+    async def resume(
+        disk: Disk, state: State, newest: tuple[recovery.Segment, bytes], _: list[str]
+    ) -> Log:
+        segment, content = newest
+        start = wal.read_header(segment.name, content).start
+        header = Header(state.uuid, state.epoch, start, state.place)
+        return await wal.create(disk, header, content[wal.HEADER_SIZE :])
+
+    patch.setattr(recovery, "_continue", resume)
+
+
+def damage_is_skipped(patch: Patch) -> None:
+    """A frame that does not read is left out, and with it whatever was answered by it."""
+
+    def frames(content: bytes, offset: int, place: Place) -> Iterator[Frame]:
+        while 0 <= offset < len(content):
+            frame = wal._frame_at(content, offset, place)
+            if frame is None and wal._head_reads(content, offset):
+                _, length, position, records, crc = wal.FRAME.unpack_from(content, offset)
+                start = offset + wal.FRAME_SIZE
+                payload = content[start : start + length]
+                if len(payload) == length:
+                    frame = Frame(Place(position + records, crc), payload, start + length)
+            if frame is None:
+                offset = content.find(wal.FRAME_MAGIC, offset + 1)
+                continue
+            yield frame
+            place, offset = frame.after, frame.end
+
+    patch.setattr(wal, "frames", frames)
+
+
+def snapshot_is_not_synced(patch: Patch) -> None:
+    """A snapshot gets its name before its content is on the disk, and the log before it goes."""
+
+    async def write(disk: Disk, state: State) -> None:
+        name, crc = snapshot.name_of(state.place.position), 0
+        file = disk.create(wal.TEMPORARY + name)
+        for chunk in snapshot.chunks(state):
+            file.append(chunk)
+            crc = zlib.crc32(chunk, crc)
+        file.append(wal.CRC.pack(crc))
+        file.close()
+        disk.rename(wal.TEMPORARY + name, name)
+        await disk.fsync_dir()
+
+    patch.setattr(snapshot, "write", write)
+
+
+def snapshot_without_its_memory(patch: Patch) -> None:
+    """A snapshot holds the balances, and not which operations made them."""
+    honest = snapshot.parse
+
+    def parse(name: str, content: bytes, limit: int) -> State | None:
+        state = honest(name, content, limit)
+        if state is not None:
+            state.book.memory.clear()
+        return state
+
+    patch.setattr(snapshot, "parse", parse)
+
+
+def old_log_goes_too_soon(patch: Patch) -> None:
+    """The old log is deleted before the snapshot that replaces it is safe."""
+    honest = snapshot.write
+
+    async def write(disk: Disk, state: State) -> None:
+        for segment in recovery.segments_of(disk.names()):
+            if segment.start < state.place.position:
+                disk.unlink(segment.name)
+        await honest(disk, state)
+
+    patch.setattr(snapshot, "write", write)
+
+
+def new_log_without_its_name(patch: Patch) -> None:
+    """A new segment is written and synced, and its entry in the directory is not."""
+
+    async def create(disk: Disk, header: Header, body: bytes = b"") -> Log:
+        content = wal.pack_header(header) + body
+        file = disk.create(wal.TEMPORARY + header.name)
+        file.append(content)
+        await file.fdatasync()
+        disk.rename(wal.TEMPORARY + header.name, header.name)
+        return Log(disk, header, file, len(content))
+
+    patch.setattr(wal, "create", create)
