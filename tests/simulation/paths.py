@@ -97,6 +97,7 @@ class Keeper:
         return life.transfer.lane is None or len(self.stays) >= self.path.refusals > 0
 
     async def open(self) -> None:
+        self.scene.mood.flooded = frozenset()
         await asyncio.gather(*(self.mark(book, Status.ACTIVE) for book in self.path.shut))
         while self.held() > BRIMFUL:
             excess = self.world.auditor.endowed[OWNER, ASSET]

@@ -87,7 +87,7 @@ class Tally:
 
     plans: Counter[tuple[str, int]] = field(default_factory=Counter)  # By path and depth.
     struck: Counter[tuple[str, Fault]] = field(default_factory=Counter)
-    edges: Counter[object] = field(default_factory=Counter)
+    called: set[str] = field(default_factory=set)
     failures: list[tuple[str, Faults, str]] = field(default_factory=list)
     violations: int = 0
     slowest_s: float = 0.0
@@ -95,7 +95,7 @@ class Tally:
     def take(self, path: Path, faults: Faults, tried: Attempt) -> None:
         self.plans[str(path), len(faults)] += 1
         self.struck.update(tried.result.faults)
-        self.edges.update(tried.result.edges)
+        self.called.update(tried.calls)
         self.slowest_s = max(self.slowest_s, tried.ended_s)
         if (text := wrong(path, faults, tried)) is not None:
             self.violations += 1
@@ -104,7 +104,7 @@ class Tally:
     def merge(self, other: "Tally") -> None:
         self.plans.update(other.plans)
         self.struck.update(other.struck)
-        self.edges.update(other.edges)
+        self.called |= other.called
         self.violations += other.violations
         self.slowest_s = max(self.slowest_s, other.slowest_s)
         self.failures = [*self.failures, *other.failures][:MAX_TOLD]
