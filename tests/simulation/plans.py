@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from typing import NamedTuple, TypeAlias
 
 from tests.simulation.paths import PATHS, Path
@@ -25,6 +26,7 @@ from tidegate.simulation.scenario import LIVENESS_S, Result, Scenario, run
 
 SEED = 1
 MAX_TOLD = 20
+SLAB = 1_000
 INSIDE = frozenset({"begin", "lock", "insert", "record"})  # A transaction, before its COMMIT.
 TELLING = frozenset(WORKER_POINTS) - INSIDE
 
@@ -69,11 +71,11 @@ def wrong(path: Path, faults: Faults, tried: Attempt) -> str | None:
 def longer(faults: Faults, calls: Sequence[str], *, thorough: bool = False) -> Iterator[Faults]:
     """The plans with one more fault, behind the last.
 
-    Unless it is to be thorough, the core's disk fails alone, and a further fault inside a
-    transaction strikes its COMMIT only: before it, nobody else can tell the statements apart.
+    Unless it is to be thorough, the core's disk fails alone, and so does what is done inside a
+    transaction: nobody else can tell whether it ended there or just before its COMMIT.
     """
     further = faults and not thorough
-    if further and any(calls[number] not in WORKER_POINTS for number, _ in faults):
+    if further and any(calls[number] not in TELLING for number, _ in faults):
         return
     for number in range(faults[-1][0] + 1 if faults else 0, len(calls)):
         if not further or calls[number] in TELLING:
@@ -164,21 +166,30 @@ Watch: TypeAlias = Callable[[int, int, int], None]  # The depth, plans more, pla
 def run_plans(wanted: Wanted, watch: Watch = lambda *_: None) -> Tally:
     """All plans of all paths with up to so many faults."""
     total, branches = Tally(), [root(number) for number in range(len(PATHS))]
-    further = partial(grow, thorough=wanted.thorough)
-    with ProcessPoolExecutor(wanted.jobs) as pool:
+    with ProcessPoolExecutor(wanted.jobs, get_context("spawn")) as pool:
         for level in range(1, wanted.depth + 1):
-            if level == wanted.depth:
+            last = level == wanted.depth
+            if last:
                 branches = sorted(branches)[:: wanted.every]
-            found: list[Branch] = []
-            plans = sum(branch.width for branch in branches)
+            plans, found = sum(branch.width for branch in branches), list[Branch]()
             watch(level, 0, plans)
-            for done in as_completed([pool.submit(further, branch) for branch in branches]):
-                tally, grown = done.result()
+            for tally, grown in grown_by(pool, branches, wanted.thorough):
                 total.merge(tally)
                 watch(level, tally.plans.total(), plans)
-                found += grown if level < wanted.depth else ()
+                found += () if last else grown
             branches = found
     return total
+
+
+def grown_by(
+    pool: ProcessPoolExecutor, branches: Sequence[Branch], thorough: bool
+) -> Iterator[tuple[Tally, list[Branch]]]:
+    """In no order. Some at a time, because what is done is kept until all of them are."""
+    further = partial(grow, thorough=thorough)
+    for start in range(0, len(branches), SLAB):
+        some = branches[start : start + SLAB]
+        for done in as_completed([pool.submit(further, branch) for branch in some]):
+            yield done.result()
 
 
 def main() -> int:
