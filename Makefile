@@ -115,3 +115,13 @@ differential: setup ## PostgreSQL and its twin, OPERATIONS in the same order, wi
 
 proof: setup model-tools ## try everything in one run, and keep the figures in docs/proof.md and docs/proof.json
 	@$(BIN)/python -m tests.proof
+
+.PHONY: bench bench-scale
+
+# The soak of the scale is shorter than that of `make soak`, unless it is told.
+bench: setup ## every case against its peers: 15 minutes, into bench/results/latest.json
+	@$(BIN)/python -m bench $(BENCH)
+
+bench-scale: SOAK = $(if $(filter command line,$(origin MINUTES)),$(MINUTES),10)
+bench-scale: setup ## large tables, a backlog, replay, memory over MINUTES=10: about 40 minutes
+	@$(BIN)/python -m bench.scale --minutes $(SOAK) $(BENCH)

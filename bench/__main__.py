@@ -19,7 +19,7 @@ from bench import plot, report
 from bench.cases import CASES, SMALL, Case
 from bench.fronts import ROOT
 from bench.peers import environments
-from bench.running import Failed, Run, Timing, run
+from bench.running import Extra, Failed, Run, Timing, run
 from bench.spec import Spec
 from bench.world import World
 
@@ -56,7 +56,7 @@ def main() -> None:
         "cases": cases,
         "missing": lost,
     }
-    whole = report.merge(report.load(chosen.out), fresh) | {"missing": lost}
+    whole = report.keep_scale(report.load(chosen.out), fresh)
     report.save(whole, chosen.out)
     chosen.out.with_suffix(".svg").write_text(plot.svg(whole["cases"]), encoding="utf-8")
     show(out, cases, lost, whole)
@@ -69,7 +69,7 @@ def choose() -> Chosen:
     words.add_argument("--only", action="append", default=[], help="cases whose names begin so")
     words.add_argument("--rounds", type=int, help=f"{ROUNDS}, if not given")
     words.add_argument("--seconds", type=float, help="the window of one case")
-    words.add_argument("--out", type=Path, help="results/latest.json, if not given and not quick")
+    words.add_argument("--out", type=Path, help="results/latest.json after a whole run")
     words.add_argument("--list", action="store_true", help="name the cases")
     given = words.parse_args()
     if given.list:
@@ -81,7 +81,9 @@ def choose() -> Chosen:
         words.error("no case begins so; see --list")
     timing = QUICK if given.quick else FULL
     timing = timing._replace(seconds=given.seconds or timing.seconds)
-    out = given.out or (report.RESULTS / "quick.json" if given.quick else report.LATEST)
+    # Ratios are of one whole run: what was only tried stays out of the last one.
+    tried = given.quick or given.only
+    out = given.out or (report.RESULTS / "quick.json" if tried else report.LATEST)
     return Chosen(cases, given.rounds or (1 if given.quick else ROUNDS), timing, out)
 
 
@@ -105,7 +107,7 @@ def rounds(chosen: Chosen, world: World, tape: str, lost: dict[str, str]) -> dic
             for case in chosen.cases:
                 shown.update(task, description=f"round {number + 1}  {case.name:26}")
                 try:
-                    runs[case.name].append(run(case, world, chosen.timing, tape))
+                    runs[case.name].append(run(case, world, chosen.timing, Extra(tape)))
                 except (Failed, RuntimeError, OSError, subprocess.SubprocessError) as fault:
                     lost[case.name] = f"{type(fault).__name__}: {fault}"
                     place.print(f"[bold]{case.name} failed[/bold]: {fault}", highlight=False)

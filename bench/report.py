@@ -124,13 +124,21 @@ def _best(
     return max((case["per_s_by_round"][number] for case in meant), default=None)
 
 
-def merge(old: Report, new: Report) -> Report:
-    """What was not measured this time stays as it was; its part says when it was measured."""
-    merged = dict(old)
-    for name, value in new.items():
-        both = isinstance(value, dict) and isinstance(old.get(name), dict)
-        merged[name] = {**old[name], **value} if both else value
-    return merged
+SCALE = ("finished10m_over_10k", "backlog100k_s", "core_apply_per_s", "core_replay_per_s")
+OF_SCALE = (*SCALE, "idle_cpu_percent")
+
+
+def keep_scale(old: Report, fresh: Report) -> Report:
+    """A new run, with what the measurements of scale have left beside the last one."""
+    kept = {n: v for n, v in old.get("ratios", {}).items() if n in OF_SCALE}
+    scale = {"scale": old["scale"]} if "scale" in old else {}
+    return {**fresh, **scale, "ratios": {**fresh["ratios"], **kept}}
+
+
+def add_scale(old: Report, scale: Report, found: Mapping[str, float]) -> Report:
+    """The same from the other side: what was measured of scale, into the last run."""
+    both = {**old.get("scale", {}), **scale}
+    return {**old, "scale": both, "ratios": {**old.get("ratios", {}), **found}}
 
 
 def load(path: Path = LATEST) -> Report:

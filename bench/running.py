@@ -3,9 +3,9 @@
 import os
 import statistics
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -14,7 +14,7 @@ from bench.fronts import ROOT, opened
 from bench.gauges import cpu_of, memory_of, written
 from bench.peers import environments
 from bench.spec import Result, Spec
-from bench.world import Stage, World, books
+from bench.world import Base, NotConserved, World, books
 
 PATIENCE_S = 120.0
 
@@ -22,10 +22,6 @@ PATIENCE_S = 120.0
 class Timing(NamedTuple):
     seconds: float
     warm_s: float
-
-
-class NotConserved(Exception):
-    """Money was made or lost, or a transfer has not ended."""
 
 
 class Failed(Exception):
@@ -43,9 +39,22 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     fsyncs: float  # Of PostgreSQL, per transfer.
 
 
-def run(case: Case, world: World, timing: Timing, tape: str = "") -> Run:
-    base = world.tpcb() if case.kind == "tpcb" else world.base(case.accounts)
-    with world.stage(base) as stage:
+Watch: TypeAlias = Callable[[Mapping[str, int]], None]
+
+
+class Extra(NamedTuple):
+    """What few cases need."""
+
+    tape: str = ""
+    base: Base | None = None  # Other than the one of its accounts.
+    watch: Watch = lambda _: None  # Told who plays which role, when the window opens.
+
+
+NOTHING = Extra()
+
+
+def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run:
+    with world.stage(extra.base or _base(case, world)) as stage:
         before = books(stage) if case.transfers else None
         with opened(case, stage) as front:
             spec = Spec(
@@ -64,9 +73,10 @@ def run(case: Case, world: World, timing: Timing, tape: str = "") -> Run:
                 path=front.path,
                 users=front.users,
                 programs=str(world.programs),
-                tape=tape,
+                tape=extra.tape,
             )
-            measured = _measure(case, world, spec, {**stage.roles, **front.roles}, stage)
+            load = Load(case, spec, {**stage.roles, **front.roles}, stage.directory / "load.log")
+            measured = _measure(world, load, extra.watch)
         if before is not None:
             after = books(stage)
             if after.money != before.money or after.open:
@@ -74,14 +84,25 @@ def run(case: Case, world: World, timing: Timing, tape: str = "") -> Run:
     return measured
 
 
-def _measure(case: Case, world: World, spec: Spec, roles: Mapping[str, int], stage: Stage) -> Run:
-    # Of a client that plays beside a server, the server's Python is what counts.
-    environment = "" if case.front else case.environment
-    log = stage.directory / "load.log"
+def _base(case: Case, world: World) -> Base:
+    return world.tpcb() if case.kind == "tpcb" else world.base(case.accounts)
+
+
+class Load(NamedTuple):
+    case: Case
+    spec: Spec
+    roles: Mapping[str, int]
+    log: Path
+
+
+def _measure(world: World, load: Load, watch: Watch) -> Run:
+    case, log = load.case, load.log
     wal_before = written(world.connection)
-    with _started(environment, spec, log) as child:
-        everyone = {**roles, "client" if case.front else "python": child.pid}
+    # Of a client that plays beside a server, the server's Python is what counts.
+    with _started("" if case.front else case.environment, load.spec, log) as child:
+        everyone = {**load.roles, "client" if case.front else "python": child.pid}
         _expect(child, "open", log)
+        watch(everyone)
         began = cpu_of(everyone)
         _expect(child, "closed", log)
         ended, memory = cpu_of(everyone), memory_of(everyone)
@@ -90,6 +111,8 @@ def _measure(case: Case, world: World, spec: Spec, roles: Mapping[str, int], sta
         if child.wait(PATIENCE_S) or not said:
             raise Failed(f"{case.name}: {_last_words(log)}")
     result = msgspec.json.decode(said, type=Result)
+    if not result.counted:
+        raise Failed(f"{case.name}: nothing ended inside the window; {_last_words(log)}")
     wal_after = written(world.connection)
     counted, made = max(result.counted, 1), max(result.made, 1)
     return Run(

@@ -45,6 +45,10 @@ SELECT owner, {asset}, {start} FROM generate_series(1, {accounts}) AS owner;
 """
 
 
+class NotConserved(Exception):
+    """Money was made or lost, or a transfer has not ended."""
+
+
 class Base(NamedTuple):
     """What every case of one kind begins with; copied, and never used itself."""
 
@@ -116,6 +120,14 @@ class World:
                 asyncio.run(_credit(address, accounts))
             self._bases[name] = Base(name, core)
         return self._bases[name]
+
+    def copied(self, base: Base, name: str) -> Base:
+        """Another base that begins as this one does."""
+        self._create(name, base.database)
+        return base._replace(database=name)
+
+    def forget(self, base: Base) -> None:
+        self._drop(base.database)
 
     def tpcb(self) -> Base:
         """What pgbench makes for itself."""

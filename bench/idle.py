@@ -1,0 +1,28 @@
+"""What a `tidegate up` costs that has nothing to do."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.gauges import cpu_s
+
+SETTLE_S, STOP_S = 5.0, 60.0
+
+
+def idle_cpu_percent(directory: Path, watched_s: float) -> float:
+    """Of one core, everything together: API, worker, trading core, PostgreSQL and their parent."""
+    words = ["-m", "tidegate.cli", "up", "--bare", "--port", "0", "--data", str(directory)]
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            if not child.stdout.readline().startswith("ready"):
+                raise RuntimeError("`tidegate up` did not start; its message is above")
+            time.sleep(SETTLE_S)
+            before_s, began_s = cpu_s(child.pid), time.monotonic()
+            time.sleep(watched_s)
+            used_s = cpu_s(child.pid) - before_s
+            return round(100 * used_s / (time.monotonic() - began_s), 3)
+        finally:
+            child.terminate()
+            child.wait(STOP_S)

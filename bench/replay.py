@@ -1,0 +1,86 @@
+"""The trading core alone: how fast it applies batches, and how fast it reads its log again."""
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.spec import ASSET
+from tidegate.core import wire
+from tidegate.core.wire import Kind, Operation, Verb
+from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.disk import RealDisk
+
+BATCH, SEED = 1_024, 7
+REPLAYED_ACCOUNTS = 10_000
+UUID = bytes(range(16))
+# No snapshot between: what is replayed is the whole log.
+ONE_LOG = Limits(snapshot_records=10**9, snapshot_bytes=2**40)
+
+
+def bodies(records: int, accounts: int) -> Iterator[bytes]:
+    """Credits of random accounts under random ids, packed as they come over the wire."""
+    dice = random.Random(SEED)
+    owners = [wire.account(wire.Book.SPOT, ASSET, owner) for owner in range(1, accounts + 1)]
+    for first in range(0, records, BATCH):
+        yield wire.pack_operations(
+            Operation(dice.randbytes(16), 0, Verb.CREDIT, dice.choice(owners), 1)
+            for _ in range(min(BATCH, records - first))
+        )
+
+
+def apply_per_s(directory: Path, accounts: int, records: int) -> dict[str, object]:
+    """Batches of 1 024, each durable before it is answered, on accounts that exist already."""
+    return asyncio.run(_apply(directory / "applied", accounts, records))
+
+
+async def _apply(directory: Path, accounts: int, records: int) -> dict[str, object]:
+    core = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    running = asyncio.create_task(core.run())
+    for body in _each_once(accounts):
+        await core.submit(Kind.ASK, body)
+    prepared = list(bodies(records, accounts))
+    began_s = time.perf_counter()
+    for body in prepared:
+        await core.submit(Kind.ASK, body)
+    seconds = time.perf_counter() - began_s
+    core.stop()
+    await running
+    shutil.rmtree(directory)
+    return {"accounts": accounts, "records": records, "per_s": round(records / seconds)}
+
+
+def _each_once(accounts: int) -> Iterator[bytes]:
+    for first in range(1, accounts + 1, BATCH):
+        yield wire.pack_operations(
+            Operation(
+                owner.to_bytes(16), 0, Verb.CREDIT, wire.account(wire.Book.SPOT, ASSET, owner), 1
+            )
+            for owner in range(first, min(first + BATCH, accounts + 1))
+        )
+
+
+def replay_per_s(directory: Path, records: int) -> dict[str, object]:
+    """From a log of so many records to a core that may serve."""
+    return asyncio.run(_replay(directory / "replayed", records))
+
+
+async def _replay(directory: Path, records: int) -> dict[str, object]:
+    core = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    running = asyncio.create_task(core.run())
+    for body in bodies(records, REPLAYED_ACCOUNTS):
+        await core.submit(Kind.ASK, body)
+    total = sum(core.book.totals.values())
+    core.stop()
+    await running
+    core.disk.unlock()
+    began_s = time.perf_counter()
+    again = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    seconds = time.perf_counter() - began_s
+    assert again.place.position == records, "every record was read"
+    assert sum(again.book.totals.values()) == total == records, "no money was made or lost"
+    again.log.close()
+    shutil.rmtree(directory)
+    return {"records": records, "seconds": round(seconds, 2), "per_s": round(records / seconds)}
