@@ -1,6 +1,7 @@
 """Serving: the engine with the HTTP service in front of it, or alone, until a signal ends it."""
 
 import asyncio
+import logging
 import signal
 import sys
 import time
@@ -262,6 +263,8 @@ async def serve_worker(settings: Settings) -> None:
 
 def start_log(log_format: str) -> None:
     """One line per event: for people, or as JSON for machines."""
+    # That a connection was lost is told by whoever used it, and what became of that.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     renderer = structlog.processors.JSONRenderer() if log_format == "json" else None
     structlog.configure(
         processors=[

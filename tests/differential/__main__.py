@@ -27,7 +27,7 @@ def watch(counts: Counts) -> None:
 def main() -> int:
     wanted = arguments()
     # A connection that was killed on purpose is no news.
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     seeds = itertools.count(wanted.first) if wanted.seed is None else [wanted.seed]
     began_s = time.monotonic()
     try:

@@ -51,14 +51,18 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     send = tidegate.store.postgres._send
 
     async def counted_send(
-        connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
+        connection: psycopg.AsyncConnection,
+        statement: str,
+        values: Mapping[str, object],
+        *,
+        prepare: bool = True,
     ) -> psycopg.AsyncCursor[Any]:
         if statement in ("BEGIN", "COMMIT", tidegate.store.postgres.STATEMENTS["begin"]):
             seen["commits"] += statement == "COMMIT"
         else:
             # Who waits long is looked up now and then, which depends on time, not on the batch.
             seen["statements"] += statement != tidegate.store.postgres.STATEMENTS["ended"]
-        return await send(connection, statement, values)
+        return await send(connection, statement, values, prepare=prepare)
 
     monkeypatch.setattr(tidegate.store.postgres, "_send", counted_send)
     return seen

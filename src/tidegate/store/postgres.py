@@ -86,7 +86,7 @@ class PostgresTransaction:
         self._begun: Begun | psycopg.AsyncCursor[Any] | None = None
 
     async def begin(self) -> None:
-        await self.post("BEGIN", {})
+        await _send(self.connection, "BEGIN", {}, prepare=False)
         self._begun = await _send(self.connection, STATEMENTS["begin"], {})
 
     async def begun(self) -> Begun:
@@ -153,7 +153,7 @@ class PostgresStore:
                     tx = PostgresTransaction(connection, pipeline)
                     await tx.begin()
                     yield tx
-                    committed = await _send(connection, "COMMIT", {})
+                    committed = await _send(connection, "COMMIT", {}, prepare=False)
             except BaseException:
                 await _roll_back(connection)
                 raise
@@ -308,11 +308,15 @@ async def _pipelined(connection: psycopg.AsyncConnection) -> AsyncIterator[psyco
 
 
 async def _send(
-    connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
+    connection: psycopg.AsyncConnection,
+    statement: str,
+    values: Mapping[str, object],
+    *,
+    prepare: bool = True,
 ) -> psycopg.AsyncCursor[Any]:
     try:
         # Every statement comes out of a file of the package; values are bound, never pasted.
-        return await connection.execute(statement, values or None)
+        return await connection.execute(statement, values or None, prepare=prepare)
     except psycopg.Error as fault:
         raise as_fault(fault) from fault
 
