@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Chosen(NamedTuple):
 
 
 def main() -> None:
+    end_in_order()
     chosen = choose()
     out = Console()
     missing = prepared(chosen.cases, out)
@@ -61,6 +63,11 @@ def main() -> None:
     chosen.out.with_suffix(".svg").write_text(plot.svg(whole["cases"]), encoding="utf-8")
     show(out, cases, lost, whole)
     out.print(f"written to {chosen.out} and {chosen.out.with_suffix('.svg').name}")
+
+
+def end_in_order() -> None:
+    """Asked to end, we end what we have started first."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def choose() -> Chosen:

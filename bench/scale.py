@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import report
-from bench.__main__ import ROOM
+from bench.__main__ import ROOM, end_in_order
 from bench.cases import BASE, SMALL
 from bench.growth import backlog, fill
 from bench.idle import idle_cpu_percent
@@ -42,6 +42,7 @@ QUICK = Sizes(
 
 
 def main() -> None:
+    end_in_order()
     words = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     words.add_argument("--quick", action="store_true", help="small sizes: to try")
     words.add_argument("--only", action="append", default=[], choices=list(PARTS))

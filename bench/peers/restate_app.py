@@ -1,5 +1,6 @@
 """Restate: the transfer as a handler of two steps, each recorded by Restate's own server."""
 
+import asyncio
 import os
 from contextlib import AsyncExitStack
 from typing import Any
@@ -21,16 +22,17 @@ SPEC = Spec(
     warm_s=0,
 )
 transfers = restate.Service("Transfers")
-_held = AsyncExitStack()
+_held, _opening = AsyncExitStack(), asyncio.Lock()
 _opened: list[Steps] = []
 
 
 async def steps() -> Steps:
     """Opened by the first who comes, on the loop that serves."""
-    if not _opened:
-        sql = await _held.enter_async_context(open_sql(SPEC))
-        core = await _held.enter_async_context(open_core(SPEC))
-        _opened.append(Steps(sql, core))
+    async with _opening:
+        if not _opened:
+            sql = await _held.enter_async_context(open_sql(SPEC))
+            core = await _held.enter_async_context(open_core(SPEC))
+            _opened.append(Steps(sql, core))
     return _opened[0]
 
 

@@ -1,0 +1,58 @@
+"""`python -m bench.page`: put the figures of the last run into the page that explains them."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench import report
+
+PAGE = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+
+
+def markdown(found: report.Report) -> str:
+    """All that was measured, as tables."""
+    if not found:
+        return "No run has been kept yet."
+    run, settings = found.get("measured", {}), found.get("postgresql", {})
+    told = ", ".join(f"{name} {value}" for name, value in run.items())
+    pinned = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
+    cases = report.rows(found.get("cases", {}), found.get("missing", {}))
+    parts = [f"Measured: {told}. PostgreSQL: {pinned}.", ratios(found)]
+    parts += [grid((*report.COLUMNS, *report.MORE), cases), "![Transfers per second](latest.svg)"]
+    return "\n\n".join(parts).replace("(latest.svg)", "(results/latest.svg)")
+
+
+def ratios(found: report.Report) -> str:
+    measured, ranges = found.get("ratios", {}), found.get("ratio_ranges", {})
+    rows = [
+        [
+            f"`{name}`",
+            f"{measured[name]:,.4g}" if name in measured else "not measured",
+            " to ".join(f"{each:,.4g}" for each in ranges.get(name, ())),
+            f"{least:,g}",
+            f"{goal:,g}",
+            report.verdict(name, measured),
+        ]
+        for name, (least, goal, _) in report.TARGETS.items()
+    ]
+    return grid(("ratio", "measured", "in any round", "at least", "goal", ""), rows)
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head)]
+    lines += [[*row, *[""] * (len(head) - len(row))] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    figures = markdown(report.load())
+    PAGE.write_text(f"{before}{BEGIN}\n{figures}\n{END}{after}", encoding="utf-8")
+    sys.stdout.write(f"{PAGE} holds the figures of {report.LATEST.name}\n")
+
+
+if __name__ == "__main__":
+    main()
