@@ -24,8 +24,8 @@ from bench.running import Extra, Failed, Run, Timing, run
 from bench.spec import Spec
 from bench.world import World
 
-ROUNDS, FULL, QUICK = 3, Timing(5.0, 1.0), Timing(1.0, 0.5)
-TAPE_PER_S = 100_000  # Transfers, more than any machine of ours plays.
+ROUNDS, FULL, QUICK = 3, Timing(4.0, 2.0), Timing(1.0, 0.5)
+TAPE_PER_S = 80_000  # Transfers, more than any machine of ours plays.
 ROOM = Path(__file__).parent / ".run"
 
 
@@ -73,7 +73,9 @@ def end_in_order() -> None:
 def choose() -> Chosen:
     words = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     words.add_argument("--quick", action="store_true", help="a second per case, one round: to try")
-    words.add_argument("--only", action="append", default=[], help="cases whose names begin so")
+    words.add_argument(
+        "--only", action="append", default=[], help="a case, or all whose names begin so"
+    )
     words.add_argument("--rounds", type=int, help=f"{ROUNDS}, if not given")
     words.add_argument("--seconds", type=float, help="the window of one case")
     words.add_argument("--out", type=Path, help="results/latest.json after a whole run")
@@ -83,7 +85,7 @@ def choose() -> Chosen:
         for case in CASES:
             sys.stdout.write(f"{case.name:28} {case.says}\n")
         raise SystemExit
-    cases = [c for c in CASES if not given.only or c.name.startswith(tuple(given.only))]
+    cases = [case for case in CASES if not given.only or any(meant(case, n) for n in given.only)]
     if not cases:
         words.error("no case begins so; see --list")
     timing = QUICK if given.quick else FULL
@@ -92,6 +94,12 @@ def choose() -> Chosen:
     tried = given.quick or given.only
     out = given.out or (report.RESULTS / "quick.json" if tried else report.LATEST)
     return Chosen(cases, given.rounds or (1 if given.quick else ROUNDS), timing, out)
+
+
+def meant(case: Case, name: str) -> bool:
+    """The case of that name, or if there is none, all whose names begin so."""
+    exact = any(each.name == name for each in CASES)
+    return case.name == name if exact else case.name.startswith(name)
 
 
 def prepared(cases: Sequence[Case], out: Console) -> dict[str, str]:

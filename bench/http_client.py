@@ -50,7 +50,7 @@ class Orders:
     def next(self) -> bytes:
         orders = [self._traffic.order(next(self._numbers)) for _ in range(self._batch)]
         owner = orders[0].owner
-        body = _body(orders[0]) if self._batch == 1 else _bodies(orders)
+        body = _body(orders[0]) if self._batch == 1 else _bodies(orders, owner)
         return f"{self._heads[owner]}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
@@ -63,8 +63,9 @@ def _body(order: Order) -> str:
     )
 
 
-def _bodies(orders: list[Order]) -> str:
-    return '{"transfers":[' + ",".join(map(_body, orders)) + "]}"
+def _bodies(orders: list[Order], owner: int) -> str:
+    """A token is one user's, and so is all that is asked for with it."""
+    return '{"transfers":[' + ",".join(_body(o._replace(owner=owner)) for o in orders) + "]}"
 
 
 class Connection(asyncio.Protocol):

@@ -14,7 +14,7 @@ from bench.traffic import Order, Traffic
 from tidegate.core.flow import Verb
 
 INIT, SOURCE_PENDING, SOURCE_DONE, TARGET_PENDING, COMMITTED = 0, 10, 20, 30, 40
-FAILED, COMPENSATING, ROLLED_BACK = -10, -20, -30
+FAILED = -10
 
 TABLES = """
 CREATE SCHEMA literal;
