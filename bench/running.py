@@ -14,7 +14,7 @@ from bench.fronts import ROOT, opened
 from bench.gauges import cpu_of, memory_of, written
 from bench.peers import environments
 from bench.spec import Result, Spec
-from bench.world import Base, NotConserved, World, books
+from bench.world import Base, Books, NotConserved, World, books, tpcb_books
 
 PATIENCE_S = 120.0
 
@@ -55,7 +55,7 @@ NOTHING = Extra()
 
 def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run:
     with world.stage(extra.base or _base(case, world)) as stage:
-        before = books(stage) if case.transfers else None
+        before = books(stage) if case.transfers else Books(0, 0)
         with opened(case, stage) as front:
             spec = Spec(
                 kind=case.kind,
@@ -77,10 +77,9 @@ def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run
             )
             load = Load(case, spec, {**stage.roles, **front.roles}, stage.directory / "load.log")
             measured = _measure(world, load, extra.watch)
-        if before is not None:
-            after = books(stage)
-            if after.money != before.money or after.open:
-                raise NotConserved(f"{case.name}: {before} became {after}")
+        after = books(stage) if case.transfers else tpcb_books(stage)
+        if after.money != before.money or after.open:
+            raise NotConserved(f"{case.name}: {before} became {after}")
     return measured
 
 

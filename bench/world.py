@@ -221,6 +221,19 @@ def books(stage: Stage) -> Books:
     return Books(int(money) + asyncio.run(_core_total(stage.core)), open_)
 
 
+TPCB_SUMS = """
+SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers),
+       (SELECT sum(bbalance) FROM pgbench_branches), (SELECT sum(delta) FROM pgbench_history)
+"""
+
+
+def tpcb_books(stage: Stage) -> Books:
+    """Of pgbench's four tables, each must come to the same."""
+    with psycopg.connect(stage.database, autocommit=True) as connection:
+        sums = connection.execute(TPCB_SUMS).fetchone() or (0,)
+    return Books(max(map(int, sums)) - min(map(int, sums)), 0)
+
+
 async def _core_total(address: str) -> int:
     async with open_trading(address) as trading:
         return sum((await trading.totals()).sums.values())
