@@ -20,6 +20,7 @@ class Case(NamedTuple):
     refusals: float = 0.0
     driver: str = "psycopg"
     batch: int = 1
+    more_warm_s: float = 0.0  # Besides what all get: some begin slowly, which is not their speed.
     transfers: bool = True  # False: another job, which is no transfer between two systems.
 
 
@@ -61,7 +62,8 @@ def fastapi(connections: int) -> Case:
 
 def restate(connections: int) -> Case:
     says = f"Restate, a handler of two steps, {connections} connections"
-    return Case(f"restate-{connections}", "http", connections, says, "restate", "restate")
+    case = Case(f"restate-{connections}", "http", connections, says, "restate", "restate")
+    return case._replace(more_warm_s=5.0)
 
 
 def peer(kind: str, inflight: int, says: str, driver: str = "psycopg") -> Case:

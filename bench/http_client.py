@@ -16,6 +16,7 @@ from bench.traffic import Order, Traffic
 
 HEAD_END, LENGTH = b"\r\n\r\n", b"content-length:"
 CHUNKED, LAST_CHUNK = b"transfer-encoding: chunked", b"0\r\n\r\n"
+RETRY_S = 0.1  # Who is turned away does not come back at once.
 MADE, FAILED, OVERLOADED = (200, 201), 422, 503
 
 
@@ -99,7 +100,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._window.note(self._started_s, outcome)
-        self._send()
+        if outcome.overloaded:
+            asyncio.get_running_loop().call_later(RETRY_S, self._send)
+        else:
+            self._send()
 
     def _send(self) -> None:
         if self._window.over:
