@@ -1,6 +1,7 @@
 """Serving: the engine with the HTTP service in front of it, or alone, until a signal ends it."""
 
 import asyncio
+import itertools
 import logging
 import signal
 import sys
@@ -88,7 +89,7 @@ async def serve_api(settings: Settings) -> None:
             authenticate=checker.authenticate,
             meters=meters,
             clock=time.monotonic,
-            new_id=lambda: str(ULID()),
+            new_id=request_ids(),
             audit=audit,
             wait_s=settings.wait_ms / 1000,
             rate=RequestRate(per_second, time.monotonic),
@@ -259,6 +260,12 @@ async def serve_worker(settings: Settings) -> None:
         paging.cancel()
         if gate.engine.died.done():
             raise SystemExit(1)
+
+
+def request_ids() -> Callable[[], str]:
+    """A name for each request: of this process, then counted."""
+    ours, number = str(ULID()), itertools.count()
+    return lambda: f"{ours}-{next(number):x}"
 
 
 def start_log(log_format: str) -> None:
