@@ -2,7 +2,10 @@
 
 from uuid import UUID
 
-from tidegate.core.sql import blobs, load, numbers, parse, texts, uuids
+import pytest
+
+import tidegate.core.sql
+from tidegate.core.sql import blobs, load, names, numbers, parse, sparse, texts, uuids
 
 TWO = """-- What stands before the first header belongs to no statement.
 
@@ -49,3 +52,21 @@ def test_a_batch_is_written_as_the_database_reads_arrays() -> None:
     assert texts(['say "no"', "back\\slash", "NULL", "{,}"]) == (
         '{"say \\"no\\"","back\\\\slash","NULL","{,}"}'
     )
+
+
+def test_a_column_in_which_nothing_is_said_is_empty() -> None:
+    assert numbers([None, None]) == texts([None]) == uuids([None]) == names([None]) == "{}"
+    assert sparse([0, False, 0.0]) == "{}"
+    assert sparse([0, 3, False, True, 0.5]) == "{NULL,3,NULL,True,0.5}"
+    assert texts([""]) == '{""}', "an empty text is something"
+
+
+def test_names_are_texts_of_which_no_more_are_kept_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["a name", None, 'say "no"', "", "NULL", "a name"]
+    assert names(words) == names(words) == texts(words)
+    monkeypatch.setattr(tidegate.core.sql, "MAX_NAMES", 0)
+    strange = [f"one of many {n}" for n in range(10)]
+    assert names(strange) == texts(strange)
+    assert not tidegate.core.sql._NAMES.keys() & set(strange)
