@@ -97,6 +97,7 @@ def _restate(case: Case, stage: Stage, _: Path, held: ExitStack) -> Started:
         "RESTATE_ADMIN__BIND_ADDRESS": f"127.0.0.1:{admin}",
         "RESTATE_BIND_ADDRESS": f"127.0.0.1:{node}",
         "RESTATE_DISABLE_TELEMETRY": "true",
+        "RESTATE_ADMIN__DISABLE_WEB_UI": "true",
         "DO_NOT_TRACK": "1",
         "RESTATE_LOG_FILTER": "warn",
     }
