@@ -150,15 +150,18 @@ def recorded(world: World, timing: Timing) -> str:
 
 
 def measured(chosen: Chosen) -> dict[str, object]:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return {**here(), "rounds": chosen.rounds, "seconds": chosen.timing.seconds}
+
+
+def here() -> dict[str, object]:
+    """When, on which machine and of which commit; with a sign if the tree was changed since."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(command, check=False, capture_output=True, text=True)
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip(),
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
-        "rounds": chosen.rounds,
-        "seconds": chosen.timing.seconds,
     }
 
 

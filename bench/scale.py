@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import report
-from bench.__main__ import ROOM, end_in_order
+from bench.__main__ import ROOM, end_in_order, here
 from bench.cases import BASE, SMALL
 from bench.growth import backlog, fill
 from bench.idle import idle_cpu_percent
@@ -50,7 +50,7 @@ def main() -> None:
     words.add_argument("--out", type=Path, help="results/latest.json, if not given and not quick")
     given = words.parse_args()
     sizes = QUICK if given.quick else Sizes()
-    found: dict[str, object] = {"minutes": given.minutes}
+    found: dict[str, object] = {"measured": here(), "minutes": given.minutes}
     chosen = [name for name in PARTS if not given.only or name in given.only]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (

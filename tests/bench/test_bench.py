@@ -111,6 +111,15 @@ def test_a_new_run_keeps_the_scale_and_nothing_else() -> None:
     assert whole["scale"] == {"idle": {}}
 
 
+def test_a_case_that_failed_in_a_round_does_not_look_whole() -> None:
+    zero = {"median": 0.0, "min": 0.0, "max": 0.0}
+    names = ("per_s", "p50_ms", "p95_ms", "p99_ms", "max_ms", "wal_bytes", "fsyncs")
+    case = dict.fromkeys(names, zero) | {"rounds": 2, "cpu_us": {}, "memory_mb": {}}
+    [whole] = report.rows({"ceiling": case}, {})
+    [short] = report.rows({"ceiling": case}, {"ceiling": "it died"})
+    assert (whole[0], short[0]) == ("ceiling", "ceiling (2 rounds only)")
+
+
 def test_a_target_is_reached_from_its_own_side() -> None:
     assert report.verdict("engine_over_ceiling", {"engine_over_ceiling": 0.71}) == "goal"
     assert report.verdict("engine_over_ceiling", {"engine_over_ceiling": 0.49}) == "missed"
