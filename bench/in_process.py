@@ -3,7 +3,7 @@
 from bench.driving import DONE, REFUSED, Outcome, drive
 from bench.spec import ASSET, STORE, Result, Spec
 from bench.traffic import TOO_MUCH, Order, Traffic
-from tidegate import Alarm, Alert, Engine, Party, Receipt, Request, Setup, app, open_gate
+from tidegate import Alarm, Alert, Engine, Party, Receipt, Request, Setup, open_gate
 
 WAIT_S = 60.0
 
@@ -31,15 +31,9 @@ async def transferred(engine: Engine, order: Order) -> Outcome:  # type: ignore[
     return REFUSED if order.amount == TOO_MUCH else DONE
 
 
-def collect_seldom() -> None:
-    """As the programs that only serve do, where this version has it."""
-    getattr(app, "collect_seldom", lambda: None)()
-
-
 async def run(spec: Spec) -> Result:
     traffic = Traffic(spec)
     async with open_gate(Setup(spec.database, STORE, spec.core, alert=alarmed)) as gate:
-        collect_seldom()
 
         async def one(number: int) -> Outcome:
             return await transferred(gate.engine, traffic.order(number))

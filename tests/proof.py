@@ -103,7 +103,9 @@ FIGURES = (
     Figure("worst_liveness_s", "virtual seconds until all had ended after healing, at worst", None),
     Figure("edges_below_100", "edges of flows that were taken less than 100 times", None),
     Figure("faults_below_100", "edges, faults and doings that happened less than 100 times", None),
-    Figure("plans", "exhaustive plans: every call with every fault, then with a second one", 13_000),
+    Figure(
+        "plans", "exhaustive plans: every call with every fault, then with a second one", 13_000
+    ),
     Figure("mutants", "planted bugs", 25),
     Figure("mutants_caught", "planted bugs caught", 25),
     Figure("differential_operations", "operations on PostgreSQL and on its twin, compared", 10_000),
