@@ -145,7 +145,8 @@ async def _retire(store: PostgresStore, core: Trading) -> None:
     while True:
         await asyncio.sleep(RETIRE_EVERY_S)
         try:
-            await core.retire(store.schema, await store.floor(HORIZON_S))
+            floor = await core.retire(store.schema, await store.floor(HORIZON_S))
+            log.info("retired", below=str(floor), horizon_s=HORIZON_S, every_s=RETIRE_EVERY_S)
         except (Unreachable, StoreUnavailable) as fault:
             log.info("retire put off", reason=str(fault))
 

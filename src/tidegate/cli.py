@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from tidegate.client import ApiProblem, NoAnswer, NoKeys
-from tidegate.commands import certify, demo, desk, doctor, money, programs, simulate
+from tidegate.commands import archive, certify, demo, desk, doctor, money, programs, simulate
 from tidegate.commands.access import Complaint
 from tidegate.commands.typed import typed
 from tidegate.settings import WrongSetting
@@ -46,6 +46,7 @@ for command in (
     programs.worker,
     programs.core,
     programs.migrate,
+    archive.archive,
     money.token,
     money.fund,
     money.transfer,

@@ -175,14 +175,16 @@ class Load:
         await self.world.core.set_status(1, "SPOT", ASSET, CoreStatus.DISABLED)
         assert await gate.ledger.set_status(gate.store, Account(2, FUNDING, ASSET), Status.DISABLED)
 
-    async def one(self) -> None:
+    def request(self) -> Request:
         owner = self.dice.choice(self.owners)
         books = (Party(LEDGER, FUNDING, owner), Party(CORE, "SPOT", owner))
         pair = self.dice.sample((*books, Party(CORE, "FUTURE", owner)), 2)
         amount = self.dice.choice((1, UNIT, 1_000 * UNIT))
         wanted = dict(zip(("source", "target"), pair, strict=True))
-        request = Request(owner, "internal_transfer", wanted, ASSET, amount, f"l{next(_cids)}")
-        said = await self.world.gate.engine.transfer(request, 30)
+        return Request(owner, "internal_transfer", wanted, ASSET, amount, f"l{next(_cids)}")
+
+    async def one(self) -> None:
+        said = await self.world.gate.engine.transfer(self.request(), 30)
         assert isinstance(said, Receipt)
         assert said.transfer.lane is None
 

@@ -202,6 +202,7 @@ def test_metrics_have_the_names_that_dashboards_were_built_on(play: Play) -> Non
             "internal_transfer_request_duration_seconds_bucket",
             "internal_transfer_requests_total{",
             'tidegate_lane_closed{lane="core"} 0.0',
+            "tidegate_core_floor_seconds 0.0",
         ):
             assert line in page, line
 

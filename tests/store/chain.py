@@ -7,11 +7,11 @@ import psycopg
 
 from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
 
-TRANSFERS = "SELECT id, flow, version, head_hash FROM transfers ORDER BY id"
+TRANSFERS = "SELECT id, flow, version, head_hash FROM every_transfer ORDER BY id"
 HISTORY = (
     "SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence, actor,"
     " (extract(epoch FROM at) * 1000000)::bigint, hash"
-    " FROM history WHERE transfer_id = %s ORDER BY version"
+    " FROM every_history WHERE transfer_id = %s ORDER BY version"
 )
 
 

@@ -30,3 +30,11 @@ INSERT INTO ledger_operations (transfer_id, version, owner, book, asset_id, verb
 SELECT lpad(to_hex(n), 32, '0')::uuid, 1, n / 10 + 1, 'FUNDING', 3, 'credit', 10, 'done',
        '', 10, 0, 110
   FROM generate_series(1, 1000000) AS n;
+
+INSERT INTO archived_transfers (id, owner, flow, state, due_at, version, attempts, retries, paged,
+                                parties, asset_id, amount, head_hash, created_at, updated_at)
+SELECT lpad(to_hex(n + 2000000), 32, '0')::uuid, n / 10 + 1, 'internal_transfer', 'COMMITTED',
+       now(), 2, 0, 0, false,
+       '{"source": ["remote", "SPOT", 1], "target": ["ledger", "FUNDING", 1]}',
+       3, 10, '\x00', now(), now()
+  FROM generate_series(1, 300000) AS n;

@@ -13,7 +13,10 @@ from tests.store.scenario import Remote, Setting, deposit, moved, refusing, runn
 
 Plan = Mapping[str, Any]
 
-BIG = {"transfers", "history", "cids", "ledger_operations", "ledger_accounts"}
+BIG = {
+    *("transfers", "history", "cids", "ledger_operations", "ledger_accounts"),
+    *("archived_transfers", "archived_history"),
+}
 SCANS = {"Index Scan", "Index Only Scan"}
 
 

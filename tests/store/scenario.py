@@ -75,11 +75,12 @@ class Setting:
     scan_s: float = 0.05
     connection_class: type[psycopg.AsyncConnection[Any]] = psycopg.AsyncConnection
     alerts: list[Alert] = field(default_factory=list)
+    store: type[PostgresStore] = PostgresStore
 
 
 @asynccontextmanager
 async def running(setting: Setting) -> AsyncIterator[Engine[PostgresTransaction]]:
-    store = PostgresStore(setting.database, setting.schema, setting.bounds)
+    store = setting.store(setting.database, setting.schema, setting.bounds)
     store._pool.connection_class = setting.connection_class
     async with store:
         await store.verify(FLOWS.values())

@@ -209,16 +209,29 @@ def test_a_table_that_the_history_contradicts_is_refused_and_the_old_one_stays(
     assert installed == [(checksum(before),)]
 
 
+def test_a_table_that_the_archive_contradicts_is_refused_as_well(database: str) -> None:
+    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+    migrate(database, SCHEMA, [before])
+    archived = INSERT_HISTORY.replace("INTO history", "INTO archived_history")
+    with superuser(database) as connection:
+        connection.execute(archived, (uuid4(), before.name, *NO_TO_GONE))
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(archived, (uuid4(), before.name, *NO_TO_PAID))
+    with pytest.raises(MigrationRefused, match="flow own flow: archived_history holds rows"):
+        migrate(database, SCHEMA, [after])
+    assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
+
+
 def test_a_constraint_that_was_removed_comes_back(database: str) -> None:
     with superuser(database) as connection:
         connection.execute("ALTER TABLE history DROP CONSTRAINT flow_deposit")
-        connection.execute("ALTER TABLE transfers DROP CONSTRAINT flow_internal_transfer")
+        connection.execute("ALTER TABLE archived_transfers DROP CONSTRAINT flow_internal_transfer")
     again = [f"{SCHEMA}: flow internal_transfer", f"{SCHEMA}: flow deposit"]
     assert migrate(database, SCHEMA, FLOWS.values()) == again
     there = (
         "SELECT count(*) FROM pg_constraint WHERE starts_with(conname, 'flow_') AND contype = 'c'"
     )
-    assert rows(database, there) == [(2 * len(FLOWS),)]
+    assert rows(database, there) == [(4 * len(FLOWS),)]
 
 
 def test_a_name_that_the_server_would_cut_off_is_refused(database: str) -> None:

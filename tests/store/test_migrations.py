@@ -33,6 +33,7 @@ EVERYTHING = [
     "store_one: 0002_specification_views",
     "store_one: 0003_reading",
     "store_one: 0004_resolutions",
+    "store_one: 0005_archive",
     "store_one: flow internal_transfer",
     "store_one: flow deposit",
     "store_one: flow external_withdrawal",

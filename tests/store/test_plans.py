@@ -22,7 +22,7 @@ from tests.store.plans import (
     read_in_full,
 )
 from tests.store.scenario import superuser
-from tidegate.store.postgres import Bounds, _session_options
+from tidegate.store.postgres import Bounds, session_options
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("plans")]
 
@@ -35,7 +35,7 @@ HOT = {
     "lock": {"transfers_pkey"},
     "record": {"transfers_pkey"},
     "insert": set(),
-    "look": {"cids_pkey", "transfers_pkey"},
+    "look": {"cids_pkey", "transfers_pkey", "archived_transfers_pkey"},
     "find": {"transfers_pkey"},
     "release": {"transfers_pkey"},
     "ledger lock": {"ledger_accounts_pkey"},
@@ -108,7 +108,7 @@ def _planned(stage: str, connection: psycopg.Connection, values: Values) -> Plan
 
 def _session(database: str) -> psycopg.Connection:
     """Configured as the sessions of the pool are, but for who prepares its statements."""
-    options = _session_options(SCHEMA, Bounds())
+    options = session_options(SCHEMA, Bounds())
     return psycopg.connect(database, options=options, autocommit=True, prepare_threshold=None)
 
 

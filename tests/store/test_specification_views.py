@@ -288,7 +288,10 @@ def test_times_are_milliseconds_in_the_older_view(database: str) -> None:
 
 
 def test_nobody_writes_through_a_view(untouched: str) -> None:
+    asked = "SELECT has_table_privilege('tidegate_engine', 'trading.transfers', %s)"
+    for kind in ("INSERT", "UPDATE", "DELETE"):
+        assert rows(untouched, asked, kind) == [(False,)]
     with psycopg.connect(untouched) as connection:
         connection.execute("SET ROLE tidegate_engine")
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="cannot update view"):
             connection.execute("UPDATE trading.transfers SET amount = 0")

@@ -46,6 +46,8 @@ async def metrics(call: Call) -> Response:
     gate, meters = call.service.gate, call.service.meters
     for name, lane in gate.engine.lanes.items():
         meters.lane(name, len(lane.ring), closed=lane.closed)
+    if gate.core is not None:
+        meters.floor(gate.core.floor)
     report = call.service.audit.last if call.service.audit else None
     for asset, sums in (report.assets if report else {}).items():
         meters.gap(asset, sums.gap)

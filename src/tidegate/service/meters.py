@@ -1,6 +1,7 @@
 """What is counted and timed, under the names that dashboards were built on."""
 
 from functools import partial
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -34,6 +35,9 @@ class Meters:
         self._closed = gauge("tidegate_lane_closed", "1 while a system is unreachable", ["lane"])
         self._alerts = counter("tidegate_alerts", "Alerts raised", ["alarm"])
         self._gap = gauge("tidegate_conservation_gap", "What is missing in the books", ["asset"])
+        self._floor = gauge(
+            "tidegate_core_floor_seconds", "Of transfers born before it the core has forgotten all"
+        )
 
     def alert(self, raised: Alert) -> None:
         self._alerts.labels(raised.alarm.name).inc()
@@ -51,6 +55,10 @@ class Meters:
 
     def gap(self, asset: str, amount: str) -> None:
         self._gap.labels(asset).set(float(amount))
+
+    def floor(self, id_: UUID) -> None:
+        """An id begins with the milliseconds at which it was made."""
+        self._floor.set((id_.int >> 80) / 1000)
 
     def lane(self, name: str, waiting: int, *, closed: bool) -> None:
         self._ring.labels(name).set(waiting)

@@ -52,27 +52,28 @@ SELECT id
 
 -- ids: transfers by id, which is the order of their births, and whether they have ended.
 SELECT id, lane IS NULL
-  FROM transfers
+  FROM every_transfer
  WHERE id > %(after)s
  ORDER BY id
  LIMIT %(limit)s;
 
--- rows: transfers, and whether their caller's key leads to them.
+-- rows: transfers, and whether their caller's key leads to them, or was forgotten in due time. Not
+-- «EXISTS», for which all keys would be read once the planner expects many transfers.
 SELECT t.id, t.owner, t.flow, t.state, t.lane, t.version, t.parties::text, t.asset_id, t.amount,
        t.head_hash,
-       EXISTS (SELECT
-                 FROM cids AS c
-                WHERE c.owner = t.owner
-                  AND c.cid = coalesce(t.cid, t.id::text)
-                  AND c.transfer_id = t.id)
-  FROM transfers AS t
+       t.cid_forgotten_at IS NOT NULL
+       OR coalesce(t.id = (SELECT c.transfer_id
+                             FROM cids AS c
+                            WHERE c.owner = t.owner
+                              AND c.cid = coalesce(t.cid, t.id::text)), false)
+  FROM every_transfer AS t
  WHERE t.id = ANY(%(ids)s::uuid[])
  ORDER BY t.id;
 
 -- answers: their history, oldest first.
 SELECT transfer_id, version, from_state, waypoints, to_state, verb, answer, reason,
        evidence::text, actor, (extract(epoch FROM at) * 1000000)::bigint, hash
-  FROM history
+  FROM every_history
  WHERE transfer_id = ANY(%(ids)s::uuid[])
  ORDER BY transfer_id, version;
 
@@ -82,20 +83,24 @@ SELECT transfer_id, version, owner, book, asset_id, verb, amount, result, delta,
   FROM ledger_operations
  WHERE transfer_id = ANY(%(ids)s::uuid[]);
 
--- strays: answers and operations, in a range of ids, of transfers that do not exist.
+-- strays: answers and operations, in a range of ids, of transfers that do not exist. The range is
+-- said twice, or each page of it would be compared with all transfers there are.
 SELECT DISTINCT f.transfer_id
-  FROM (SELECT transfer_id FROM history
+  FROM (SELECT transfer_id FROM every_history
          WHERE transfer_id > %(after)s AND transfer_id <= %(upto)s
          UNION ALL
         SELECT transfer_id FROM ledger_operations
          WHERE transfer_id > %(after)s AND transfer_id <= %(upto)s) AS f (transfer_id)
- WHERE NOT EXISTS (SELECT FROM transfers AS t WHERE t.id = f.transfer_id)
+ WHERE NOT EXISTS (SELECT
+                     FROM every_transfer AS t
+                    WHERE t.id = f.transfer_id
+                      AND t.id > %(after)s AND t.id <= %(upto)s)
  LIMIT %(limit)s;
 
 -- seen: the transfers of operations that a core has done. Read after the core was read: a row is
 -- there before anything is asked about it.
 SELECT id, version, asset_id, amount
-  FROM transfers
+  FROM every_transfer
  WHERE id = ANY(%(ids)s::uuid[]);
 
 -- accounts: accounts that do not follow from their operations. Operations of one account, whatever
@@ -130,8 +135,8 @@ HAVING bool_or(side <> 0) OR sum(held) <> 0
 
 -- elsewhere: what systems that cannot be read hold, by the answers that they gave us.
 SELECT (t.parties -> q.role ->> 2)::bigint, t.asset_id, sum(q.units * t.amount)
-  FROM history AS h
-  JOIN transfers AS t ON t.id = h.transfer_id
+  FROM every_history AS h
+  JOIN every_transfer AS t ON t.id = h.transfer_id
   JOIN unnest(%(flows)s::text[], %(states)s::text[], %(roles)s::text[], %(units)s::integer[])
     AS q (flow, state, role, units) ON q.flow = h.flow AND q.state = h.from_state
  WHERE h.answer = 'done'

@@ -127,7 +127,7 @@ class PostgresStore:
             kwargs={
                 "autocommit": True,
                 "prepare_threshold": 0,
-                "options": _session_options(schema, self.bounds),
+                "options": session_options(schema, self.bounds),
                 "tcp_user_timeout": int(self.bounds.connection_lost_s * 1000),
                 "application_name": "tidegate",
             },
@@ -223,7 +223,11 @@ class PostgresStore:
         return rows[0][0], rows[0][1], known
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
-        return [transfer_from(row) for row in await self._fetch("find", {"ids": uuids(ids)})]
+        found = await self._fetch("find", {"ids": uuids(ids)})
+        if missing := set(ids) - {row[0] for row in found}:
+            # Looked for here after there: on its way it is in one of the two, and never back.
+            found += await self._fetch("find_archived", {"ids": uuids(missing)})
+        return [transfer_from(row) for row in found]
 
     async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         return [transfer_from(row) for row in await self._fetch("ended", {"ids": uuids(ids)})]
@@ -367,12 +371,12 @@ async def _configure(connection: psycopg.AsyncConnection) -> None:
     connection.adapters.register_loader("numeric", WholeNumber)
 
 
-def _session_options(schema: str, bounds: Bounds) -> str:
+def session_options(schema: str, bounds: Bounds, role: str = ENGINE_ROLE) -> str:
     """What a session is from its first moment: never by SET, which a pooler may give to others."""
     named = schema.replace('"', '""')
     settings = {
         "search_path": f'"{named}",{SHARED_SCHEMA}',
-        "role": ENGINE_ROLE,
+        "role": role,
         "synchronous_commit": "on",
         "statement_timeout": f"{int(bounds.statement_s * 1000)}",
         "lock_timeout": f"{int(bounds.lock_s * 1000)}",

@@ -154,7 +154,8 @@ SELECT id, owner, flow, state, lane,
   FROM moved;
 
 -- look: what is known under which of the keys, and the time from which ids are made. One row at
--- the least; most keys are new, and a row for each of them would say nothing.
+-- the least; most keys are new, and a row for each of them would say nothing. A key may lead to the
+-- archive; one statement sees one moment, so that a transfer on its way there is not overlooked.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
        k.place,
@@ -164,12 +165,17 @@ SELECT (extract(epoch FROM now()) * 1000000)::bigint,
   LEFT JOIN (unnest(%(owners)s::bigint[], %(cids)s::text[])
                  WITH ORDINALITY AS k (owner, cid, place)
              JOIN cids AS c ON c.owner = k.owner AND c.cid = k.cid
-             JOIN transfers AS t ON t.id = c.transfer_id)
+             JOIN every_transfer AS t ON t.id = c.transfer_id)
     ON true;
 
 -- find: transfers as they stand.
 SELECT {transfer}
   FROM transfers AS t
+ WHERE t.id = ANY(%(ids)s::uuid[]);
+
+-- find_archived: those that are not where they were, because they ended long ago.
+SELECT {transfer}
+  FROM archived_transfers AS t
  WHERE t.id = ANY(%(ids)s::uuid[]);
 
 -- ended: the few of many that somebody else has brought to an end.

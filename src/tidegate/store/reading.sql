@@ -1,11 +1,11 @@
 -- list_of_owner: newest first, from below a cursor, which is the last transfer of the page before.
 SELECT {transfer}
-  FROM transfers AS t
+  FROM every_transfer AS t
  WHERE t.owner = %(owner)s
    AND t.flow = 'internal_transfer'
    AND (%(before)s::uuid IS NULL
         OR (t.created_at, t.id) < (SELECT c.created_at, c.id
-                                     FROM transfers AS c
+                                     FROM every_transfer AS c
                                     WHERE c.id = %(before)s::uuid))
    AND (%(state)s::text IS NULL OR t.state = %(state)s)
  ORDER BY t.created_at DESC, t.id DESC
@@ -13,7 +13,7 @@ SELECT {transfer}
 
 -- search: an operator's look over all flows; by owner it uses that index, else the ids.
 SELECT {transfer}
-  FROM transfers AS t
+  FROM every_transfer AS t
  WHERE t.id < %(before)s::uuid
    AND (%(owner)s::bigint IS NULL OR t.owner = %(owner)s)
    AND (%(flow)s::text IS NULL OR t.flow = %(flow)s)
@@ -33,7 +33,7 @@ SELECT {transfer}
 -- history: the answers of one transfer, oldest first.
 SELECT version, from_state, waypoints, to_state, verb, answer, reason, evidence::text, actor,
        (extract(epoch FROM at) * 1000000)::bigint, hash
-  FROM history
+  FROM every_history
  WHERE transfer_id = %(id)s
  ORDER BY version;
 
@@ -59,7 +59,7 @@ SELECT lane, flow, state, count(*), extract(epoch FROM now() - min(updated_at)):
  WHERE lane IS NOT NULL
  GROUP BY lane, flow, state;
 
--- about_how_many: the planner's own estimate of the table, which is -1 before it has looked.
-SELECT greatest(reltuples, 0)::bigint
+-- about_how_many: the planner's own estimate of a table, which is -1 before it has looked.
+SELECT sum(greatest(reltuples, 0))::bigint
   FROM pg_class
- WHERE oid = 'transfers'::regclass;
+ WHERE oid IN ('transfers'::regclass, 'archived_transfers'::regclass);

@@ -1,0 +1,382 @@
+"""The archive: what ended long ago is moved whole, and everybody still finds it."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.running import eventually, tidegate
+from tests.store.chain import broken
+from tests.store.scenario import (
+    Remote,
+    Setting,
+    balances,
+    deposit,
+    moved,
+    refusing,
+    rows,
+    running,
+    silent,
+    started,
+    superuser,
+    to_remote,
+    to_savings,
+)
+from tidegate.core.ports import Known
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import Transfer
+from tidegate.engine.births import Receipt
+from tidegate.store import reading
+from tidegate.store.archive import Ages, ArchiveRefused, Batch, archive
+from tidegate.store.postgres import PostgresStore
+
+HOUR_S, YEAR_S, DAY_US = 3600, 365 * 24 * 3600, 24 * 3600 * 10**6
+
+
+def put_away(database: str, older_s: float = 0, keep_cids_s: float = YEAR_S) -> Batch:
+    """Archive in batches of three, and say how much was moved."""
+    done = list(archive(database, SCHEMA, Ages(older_s, keep_cids_s), limit=3))
+    assert all(batch.transfers <= 3 and batch.cids <= 3 for batch in done)
+    return Batch(*(sum(column) for column in zip(*done, strict=True))) if done else Batch()
+
+
+async def _lived(database: str) -> list[Transfer]:
+    """Seven transfers that have ended: six by two answers each, one rolled back by three."""
+    async with running(Setting(database)) as engine:
+        found = [await moved(engine, deposit(n, 100, f"cid {n}")) for n in (1, 2, 3)]
+        found += [await moved(engine, to_savings(n, 30)) for n in (1, 2, 3)]
+    async with running(Setting(database, Remote(refusing))) as engine:
+        return [*found, await moved(engine, to_remote(1, 10))]
+
+
+def lived(database: str) -> list[Transfer]:
+    return asyncio.run(_lived(database))
+
+
+def counts(database: str) -> dict[str, int]:
+    tables = ("transfers", "history", "archived_transfers", "archived_history", "cids")
+    return {table: rows(database, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
+
+
+def apart(database: str) -> list[Any]:
+    """Transfers of which one part is here and another there."""
+    return rows(
+        database,
+        "SELECT transfer_id FROM history WHERE transfer_id IN (SELECT id FROM archived_transfers)"
+        " UNION SELECT transfer_id FROM archived_history"
+        " WHERE transfer_id IN (SELECT id FROM transfers)"
+        " UNION SELECT id FROM transfers JOIN archived_transfers USING (id)",
+    )
+
+
+def test_what_has_ended_is_moved_whole_and_nothing_of_it_changes(database: str) -> None:
+    lived(database)
+    everything = "SELECT * FROM {} ORDER BY 1, 2"
+    before = {v: rows(database, everything.format(v)) for v in ("every_transfer", "every_history")}
+    answers = len(before["every_history"])
+    assert answers == 6 * 2 + 3
+    assert put_away(database) == Batch(transfers=7, answers=answers)
+    assert counts(database) == {
+        "transfers": 0,
+        "history": 0,
+        "archived_transfers": 7,
+        "archived_history": answers,
+        "cids": 7,
+    }
+    for view, said in before.items():
+        assert rows(database, everything.format(view)) == said
+    assert balances(database, 1) == {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
+    with superuser(database) as connection:
+        assert list(broken(connection)) == []
+        connection.execute("UPDATE archived_history SET actor = 'me' WHERE flow = 'deposit'")
+        assert len(list(broken(connection))) == 3
+    assert put_away(database) == Batch()
+
+
+def test_what_is_young_or_has_not_ended_stays(database: str) -> None:
+    async def opened() -> Transfer:
+        async with running(Setting(database, Remote(silent))) as engine:
+            transfer = await started(engine, to_remote(1, 10))
+            tried = partial(rows, database, "SELECT FROM attempts")
+            await asyncio.to_thread(eventually, lambda: bool(tried()), 10)
+            return transfer
+
+    lived(database)
+    waiting = asyncio.run(opened())
+    assert put_away(database, older_s=HOUR_S) == Batch()
+    with superuser(database) as connection:
+        # An end that comes later than the birth by an hour is young for another hour.
+        connection.execute(
+            "UPDATE transfers SET updated_at = now() + interval '1 hour' WHERE owner = 2"
+        )
+    attempts = rows(database, "SELECT * FROM attempts")
+    assert attempts
+    assert put_away(database).transfers == 5
+    left = rows(database, "SELECT id, owner, lane FROM transfers ORDER BY owner, id")
+    assert [(owner, lane) for _, owner, lane in left] == [(1, "remote"), (2, None), (2, None)]
+    assert left[0][0] == waiting.id
+    assert rows(database, "SELECT * FROM attempts") == attempts
+    assert apart(database) == []
+
+
+def test_why_questions_stayed_open_is_dropped_with_the_end(database: str) -> None:
+    patience = iter([silent])
+
+    def hesitant(question: Any) -> Any:
+        return next(patience, refusing)(question)
+
+    async def hesitated() -> None:
+        async with running(Setting(database, Remote(hesitant))) as engine:
+            await moved(engine, deposit(1, 100))
+            await moved(engine, to_remote(1, 10))
+
+    asyncio.run(hesitated())
+    assert put_away(database).attempts == 1
+    assert rows(database, "SELECT * FROM attempts") == []
+
+
+def test_an_archived_cid_is_answered_by_its_transfer_and_makes_no_second(database: str) -> None:
+    first = lived(database)[0]
+    put_away(database)
+    before = balances(database, 1)
+
+    async def replayed() -> list[Receipt | Refusal]:
+        async with running(Setting(database)) as engine:
+            requests = [deposit(1, 100, "cid 1")] * 20 + [deposit(1, 99, "cid 1")]
+            return await asyncio.gather(*(engine.transfer(r) for r in requests))
+
+    *same, other = asyncio.run(replayed())
+    assert other is Refusal.IDEMPOTENCY_MISMATCH
+    for receipt in same:
+        assert isinstance(receipt, Receipt)
+        assert receipt.duplicate
+        assert (receipt.transfer.id, receipt.transfer.state) == (first.id, "COMPLETED")
+    assert balances(database, 1) == before
+    assert counts(database)["transfers"] == 0
+    assert counts(database)["cids"] == 7
+
+
+def test_whoever_reads_finds_the_same_before_and_after(database: str) -> None:
+    transfers = lived(database)
+
+    async def read() -> list[object]:
+        async with PostgresStore(database, SCHEMA) as store:
+            ids = [t.id for t in transfers]
+            found: list[Any] = [await reading.history(store, id_) for id_ in ids]
+            found.append(await _pages(store, 1))
+            found.append(await reading.search(store, reading.Search(), reading.NEWEST, 5))
+            found.append(await reading.search(store, reading.Search(owner=2), ids[4], 5))
+            found.append(sorted(await store.find(ids), key=lambda t: t.id))
+            found.append([k and k.transfer for k in (await store.look([(1, "cid 1")]))[2]])
+            return [_timeless(each) for each in found]
+
+    before = asyncio.run(read())
+    assert len(transfers) == 7
+    put_away(database)
+    assert asyncio.run(read()) == before
+    asyncio.run(_lived_on(database))
+    assert rows(database, "SELECT count(*) FROM transfers_tb") == [(5,)]
+    assert rows(database, "SELECT count(*) FROM trading.transfers") == [(5,)]
+
+
+async def _pages(store: PostgresStore, owner: int) -> list[Transfer]:
+    """An owner's list, page by page of one."""
+    found: list[Transfer] = []
+    while page := await reading.list_of_owner(
+        store, owner, None, found[-1].id if found else None, 1
+    ):
+        found += page
+    return found
+
+
+async def _lived_on(database: str) -> None:
+    """A list goes on from what is new to what is archived."""
+    async with running(Setting(database)) as engine:
+        new = await moved(engine, to_savings(1, 5))
+        listed = await _pages(engine.parts.store, 1)  # type: ignore[arg-type]
+    assert [t.id for t in listed] == sorted((t.id for t in listed), reverse=True)
+    assert listed[0].id == new.id
+    assert len(listed) == 3
+
+
+def _timeless(found: Sequence[Any]) -> list[Any]:
+    """How long ago something was is another each time."""
+    return [
+        (t.id, t.state, t.version, t.cid, t.head_hash, t.updated_us)
+        if isinstance(t, Transfer)
+        else t
+        for t in found
+    ]
+
+
+def test_a_run_that_ends_between_two_batches_leaves_nothing_half_moved(database: str) -> None:
+    lived(database)
+    total = counts(database)
+    run = archive(database, SCHEMA, Ages(0, YEAR_S), limit=2)
+    assert [batch.transfers for batch in islice(run, 2)] == [2, 2]
+    run.close()
+    assert counts(database)["archived_transfers"] == 4
+    assert apart(database) == []
+    with superuser(database) as connection:
+        assert list(broken(connection)) == []
+    assert put_away(database).transfers == 3
+    assert counts(database)["archived_history"] == total["history"]
+
+
+def test_a_run_that_is_killed_inside_a_batch_leaves_nothing_half_moved(database: str) -> None:
+    lived(database)
+    before = counts(database)
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+    with psycopg.connect(database, autocommit=True) as holder, ThreadPoolExecutor(1) as thread:
+        holder.execute(f"SET search_path TO {SCHEMA}")
+        with holder.transaction():
+            # Transfers can be taken and answers cannot: the run stands still in the middle.
+            holder.execute("SELECT FROM history FOR UPDATE")
+            run = thread.submit(put_away, database)
+            name = holder.info.dbname
+            eventually(lambda: bool(rows(database, waits, name)), 5)
+            [(pid,)] = rows(database, waits, name)
+            rows(database, "SELECT pg_terminate_backend(%s)", pid)
+            with pytest.raises(psycopg.OperationalError):
+                run.result()
+    assert counts(database) == before
+    assert put_away(database).transfers == 7
+
+
+def test_what_somebody_holds_is_left_for_the_next_run(database: str) -> None:
+    transfers = lived(database)
+    with superuser(database) as holder, holder.transaction():
+        holder.execute("SELECT FROM transfers WHERE id = %s FOR UPDATE", (transfers[2].id,))
+        assert put_away(database).transfers == 6
+    assert rows(database, "SELECT id FROM transfers") == [(transfers[2].id,)]
+    assert put_away(database).transfers == 1
+
+
+def test_two_runs_at_once_move_everything_once(database: str) -> None:
+    lived(database)
+    before = counts(database)
+    with ThreadPoolExecutor(4) as threads:
+        runs = list(threads.map(lambda _: put_away(database), range(4)))
+    runs.append(put_away(database))
+    assert sum(run.transfers for run in runs) == 7
+    assert counts(database)["archived_history"] == before["history"]
+    assert apart(database) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM history WHERE transfer_id = %s AND version = 1", "its history is not whole"),
+        ("DELETE FROM history WHERE transfer_id = %s", "its history is not whole"),
+        ("DELETE FROM cids WHERE transfer_id = %s", "its key is not whole"),
+    ],
+)
+def test_a_transfer_that_is_not_whole_is_not_put_away(
+    database: str, statement: str, said: str
+) -> None:
+    victim = lived(database)[-1].id
+    with superuser(database) as connection:
+        connection.execute(statement, (victim,))
+    with pytest.raises(ArchiveRefused, match=f"transfer {victim}: {said}"):
+        put_away(database, keep_cids_s=0)
+    assert apart(database) == []
+    where = "archived_transfers" if "cids" in statement else "transfers"
+    assert rows(database, f"SELECT id FROM {where} WHERE id = %s", victim) == [(victim,)]
+
+
+def test_a_cid_is_known_for_the_stated_time_and_then_new_again(database: str) -> None:
+    first = lived(database)[0]
+    assert put_away(database, keep_cids_s=HOUR_S).cids == 0
+    assert counts(database)["cids"] == 7
+    assert put_away(database, keep_cids_s=0) == Batch(cids=7)
+    assert counts(database)["cids"] == 0
+    assert put_away(database, keep_cids_s=0) == Batch()
+
+    async def repeated() -> tuple[Transfer, Known | None]:
+        async with running(Setting(database)) as engine:
+            again = await moved(engine, deposit(1, 100, "cid 1"))
+            [known] = (await engine.parts.store.look([(1, "cid 1")]))[2]
+            return again, known
+
+    again, known = asyncio.run(repeated())
+    assert again.id != first.id
+    assert known is not None
+    assert known.transfer.id == again.id
+    assert balances(database, 1)["OUTSIDE"] == -200
+    assert put_away(database, keep_cids_s=0) == Batch(transfers=1, answers=2, cids=1)
+
+
+def test_the_archive_has_every_column_that_there_is(untouched: str) -> None:
+    """And the view shows them all: a column that is added later must be added there as well."""
+    columns = (
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attname"
+    )
+    names = ("transfers", "archived_transfers", "every_transfer")
+    live, archived, every = (set(rows(untouched, columns, name)) for name in names)
+    assert archived == every == live | {("cid_forgotten_at", "timestamp with time zone")}
+    names = ("history", "archived_history", "every_history")
+    live, archived, every = (set(rows(untouched, columns, name)) for name in names)
+    assert archived == every == live
+
+
+class LongAgo(PostgresStore):
+    """A store whose births take their ids from three days ago."""
+
+    async def look(self, keys: Any) -> Any:
+        at_us, halted, known = await super().look(keys)
+        return at_us - 3 * DAY_US, halted, known
+
+
+def test_the_command_moves_what_is_old_and_says_how_much(database: str) -> None:
+    async def lived_long_ago() -> None:
+        async with running(Setting(database, store=LongAgo)) as engine:
+            for owner in (1, 2):
+                await moved(engine, deposit(owner, 100, "cid"))
+        async with running(Setting(database)) as engine:
+            await moved(engine, deposit(3, 100, "cid"))
+
+    asyncio.run(lived_long_ago())
+    with superuser(database) as connection:
+        connection.execute(
+            "UPDATE transfers SET updated_at = updated_at - interval '2 days 1 minute'"
+            " WHERE owner <> 3"
+        )
+    words = ("archive", "--database", database, "--schema", SCHEMA)
+    assert json.loads(tidegate(*words, "--older-than", "3", "-o", "json").stdout) == {
+        "transfers": 0,
+        "answers": 0,
+        "attempts": 0,
+        "cids": 0,
+    }
+    said = tidegate(*words, "--older-than", "2", "--keep-cids", "2", "--batch", "1")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == ("moved 2 transfers with 4 answers; dropped 0 attempts; forgot 2 cids\n")
+    assert rows(database, "SELECT owner FROM transfers") == [(3,)]
+    assert rows(database, "SELECT owner FROM cids") == [(3,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--older-than", "1"], 2),
+        (["--older-than", "30", "--keep-cids", "29"], 2),
+        (["--older-than", "30", "--batch", "0"], 2),
+        (["--older-than", "30", "--schema", "nowhere"], 1),
+    ],
+)
+def test_what_the_command_will_not_do_is_one_line(
+    untouched: str, words: list[str], code: int
+) -> None:
+    said = tidegate("archive", "--database", untouched, *words)
+    assert said.returncode == code, said
+    assert said.stdout == ""
+    assert len(said.stderr.splitlines()) == 1
+    assert said.stderr.startswith("tidegate: ")
