@@ -334,6 +334,13 @@ def test_the_doctor_finds_a_running_tidegate_well(up: Up) -> None:
 
 
 @slow
+def test_archive_finds_the_tables_of_a_running_tidegate(up: Up) -> None:
+    nothing = {"transfers": 0, "answers": 0, "attempts": 0, "cids": 0}
+    assert up.json("archive", "--older-than", "2") == nothing
+    assert up.json("audit")["ok"]
+
+
+@slow
 def test_audit_prints_the_books_and_exits_by_them(up: Up) -> None:
     report = up.json("audit")
     assert (report["ok"], report["halted"]) == (True, False)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -295,7 +296,14 @@ def test_a_cid_is_known_for_the_stated_time_and_then_new_again(database: str) ->
     first = lived(database)[0]
     assert put_away(database, keep_cids_s=HOUR_S).cids == 0
     assert counts(database)["cids"] == 7
-    assert put_away(database, keep_cids_s=0) == Batch(cids=7)
+    with superuser(database) as connection:
+        # Its time runs from the end, and not from the birth.
+        ended = "UPDATE archived_transfers SET updated_at = now() + %s WHERE owner = 2"
+        connection.execute(ended, (timedelta(hours=1),))
+        assert put_away(database, keep_cids_s=0) == Batch(cids=5)
+        assert rows(database, "SELECT DISTINCT owner FROM cids") == [(2,)]
+        connection.execute(ended, (timedelta(0),))
+    assert put_away(database, keep_cids_s=0) == Batch(cids=2)
     assert counts(database)["cids"] == 0
     assert put_away(database, keep_cids_s=0) == Batch()
 

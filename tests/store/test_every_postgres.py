@@ -29,6 +29,7 @@ from tidegate.core.answers import Answer, Done, Rejected
 from tidegate.core.transfer import Question, Transfer
 from tidegate.flows import FLOWS
 from tidegate.postgres import Binaries, Server, installed_binaries, private_directory
+from tidegate.store.archive import Ages, archive
 from tidegate.store.migrate import migrate
 
 pytestmark = pytest.mark.slow
@@ -102,11 +103,15 @@ def test_money_moves_there_and_back(server: Server) -> None:
         "COMMITTED",
     ]
     assert balances(database, 1) == {"OUTSIDE": -1000, "FUNDING": 857, "SAVINGS": 100}
-    shown = dict(rows(database, "SELECT req_id, state FROM transfers_tb"))
-    assert shown == {
+    expected = {
         str(ULID(transfer.id.bytes)): code
         for transfer, code in zip(transfers[2:], (40, -10, 40, -30, 40), strict=True)
     }
+    assert dict(rows(database, "SELECT req_id, state FROM transfers_tb")) == expected
+    [put_away, forgotten] = archive(database, SCHEMA, Ages(0, 0))
+    assert (put_away.transfers, forgotten.cids) == (6, 6)
+    assert rows(database, "SELECT count(*) FROM transfers") == [(0,)]
+    assert dict(rows(database, "SELECT req_id, state FROM transfers_tb")) == expected
     with superuser(database) as connection:
         assert list(broken(connection)) == []
         connection.execute("SET ROLE tidegate_engine")
