@@ -50,7 +50,8 @@ class Where:
 def archive(old: Old, where: Where, printing: Printing) -> None:
     """Move transfers that ended long ago, with their history, to the archive."""
     if old.keep_cids < old.older_than:
-        raise Complaint("--keep-cids must not be less than --older-than", 2)
+        said = f"--keep-cids ({KEEP_CIDS_DAYS} if not given) must not be less than --older-than"
+        raise Complaint(said, 2)
     database, schema = _store(where)
     moved = Batch()
     try:
