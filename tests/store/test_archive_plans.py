@@ -13,7 +13,7 @@ from tests.conftest import SCHEMA
 from tests.store.plans import Plan, nodes, read_in_full
 from tests.store.scenario import superuser
 from tidegate.core.sql import uuids
-from tidegate.store import archive, auditing, postgres, reading
+from tidegate.store import archive, auditing, reading
 from tidegate.store.migrate import MIGRATOR_ROLE
 from tidegate.store.postgres import ENGINE_ROLE, Bounds, session_options
 
@@ -39,7 +39,7 @@ SELECT n / 10 + 1, 'cid ' || n, '\\x00', lpad(to_hex(n), 32, '0')::uuid
   FROM generate_series({first}, {last}) AS n;
 """
 ASKED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "find": (ENGINE_ROLE, postgres.STATEMENTS["find_archived"], {"ids": PAGE}),
+    "one": (ENGINE_ROLE, reading.STATEMENTS["one"], {"id": HERE}),
     "history": (ENGINE_ROLE, reading.STATEMENTS["history"], {"id": HERE}),
     "search": (ENGINE_ROLE, reading.STATEMENTS["search"], SEARCH),
     "list": (

@@ -34,7 +34,8 @@ async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
         return "this was proposed by you, or is closed already"
     actor = f"{proposal.proposed_by} and {second}"
     for _ in range(TRIES):
-        [transfer] = await gate.store.find([proposal.transfer_id])
+        transfer = await reading.one(gate.store, proposal.transfer_id)
+        assert transfer is not None, "what was proposed is about a transfer that was there"
         if not _is_open(gate, transfer, proposal):
             await resolutions.close(gate.store, resolution.id, MEANWHILE)
             return MEANWHILE

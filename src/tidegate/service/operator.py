@@ -176,10 +176,10 @@ def shown(call: Call, transfer: Transfer) -> dict[str, object]:
 
 async def _found(call: Call) -> Transfer:
     id_: UUID = id_from(call.request.path_params["id"])
-    found = await call.service.gate.store.find([id_])
-    if not found:
+    found = await reading.one(call.service.gate.store, id_)
+    if found is None:
         raise Refused(NOT_FOUND, NO_TRANSFER)
-    return found[0]
+    return found
 
 
 async def history(call: Call) -> Response:
@@ -244,7 +244,8 @@ async def confirm(call: Call) -> Response:
     if found.outcome is not None:
         raise Refused(Refusal.INVALID_REQUEST, f"it is closed already: {found.outcome}")
     outcome = await resolve.confirm(gate, found, call.identity.subject)
-    [transfer] = await gate.store.find([found.proposal.transfer_id])
+    transfer = await reading.one(gate.store, found.proposal.transfer_id)
+    assert transfer is not None, "it was there when it was resolved"
     return reply({"resolution": found.id, "outcome": outcome, "transfer": shown(call, transfer)})
 
 

@@ -212,7 +212,7 @@ def _outcome(said: Receipt) -> dict[str, object]:
 
 async def _own(call: Call) -> Transfer:
     """A stranger's transfer and one that is not there get the same answer."""
-    found = await call.service.gate.store.find([id_from(call.request.path_params["id"])])
-    if not found or found[0].owner != call.owner or found[0].flow != "internal_transfer":
+    found = await reading.one(call.service.gate.store, id_from(call.request.path_params["id"]))
+    if found is None or found.owner != call.owner or found.flow != "internal_transfer":
         raise Refused(NOT_FOUND, NO_TRANSFER)
-    return found[0]
+    return found

@@ -223,11 +223,7 @@ class PostgresStore:
         return rows[0][0], rows[0][1], known
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
-        found = await self._fetch("find", {"ids": uuids(ids)})
-        if missing := set(ids) - {row[0] for row in found}:
-            # Looked for here after there: on its way it is in one of the two, and never back.
-            found += await self._fetch("find_archived", {"ids": uuids(missing)})
-        return [transfer_from(row) for row in found]
+        return [transfer_from(row) for row in await self._fetch("find", {"ids": uuids(ids)})]
 
     async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         return [transfer_from(row) for row in await self._fetch("ended", {"ids": uuids(ids)})]

@@ -168,14 +168,9 @@ SELECT (extract(epoch FROM now()) * 1000000)::bigint,
              JOIN every_transfer AS t ON t.id = c.transfer_id)
     ON true;
 
--- find: transfers as they stand.
+-- find: transfers as they stand, for the engine, which asks about none that ended long ago.
 SELECT {transfer}
   FROM transfers AS t
- WHERE t.id = ANY(%(ids)s::uuid[]);
-
--- find_archived: those that are not where they were, because they ended long ago.
-SELECT {transfer}
-  FROM archived_transfers AS t
  WHERE t.id = ANY(%(ids)s::uuid[]);
 
 -- ended: the few of many that somebody else has brought to an end.

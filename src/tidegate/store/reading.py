@@ -65,6 +65,11 @@ class AssetChange(msgspec.Struct, frozen=True):
     unbounded: bool = False
 
 
+async def one(store: PostgresStore, id_: UUID) -> Transfer | None:
+    found = await store.run(STATEMENTS["one"], {"id": id_})
+    return transfer_from(found[0]) if found else None
+
+
 async def list_of_owner(
     store: PostgresStore, owner: int, state: str | None, before: UUID | None, limit: int
 ) -> Sequence[Transfer]:

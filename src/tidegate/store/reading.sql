@@ -1,3 +1,8 @@
+-- one: a transfer as it stands, or as it was put away.
+SELECT {transfer}
+  FROM every_transfer AS t
+ WHERE t.id = %(id)s;
+
 -- list_of_owner: newest first, from below a cursor, which is the last transfer of the page before.
 SELECT {transfer}
   FROM every_transfer AS t
