@@ -15,7 +15,12 @@ from tidegate.postgres import Server, private_directory
 ADDRESS = "TIDEGATE_TEST_DATABASE"
 
 # Nothing here makes the server less durable than in use: a test that passes says something.
-SETTINGS = {"max_connections": "200", "shared_buffers": "64MB"}
+SETTINGS = {
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    # There are hundreds of databases here, each of them for a moment.
+    "autovacuum_naptime": "10min",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,20 @@ def create_database(url: str, name: str, template: str | None = None) -> str:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(statement)
     return make_conninfo(url, dbname=name)
+
+
+def leave_database(url: str, name: str) -> None:
+    """Be done with a database. On our own server, which is removed as a whole, it stays.
+
+    To drop one is a checkpoint of all of them, which took longer than most tests.
+    """
+    if os.environ.get("DATABASE_URL"):
+        drop_database(url, name)
+        return
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
 
 
 def drop_database(url: str, name: str) -> None:

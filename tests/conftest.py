@@ -10,7 +10,7 @@ from tests.cluster import (
     Cluster,
     cluster_url,
     create_database,
-    drop_database,
+    leave_database,
     start_cluster,
     stop_cluster,
 )
@@ -49,7 +49,7 @@ def template() -> Iterator[str]:
     name = f"template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
     migrate(create_database(cluster_url(), name), SCHEMA, FLOWS.values())
     yield name
-    drop_database(cluster_url(), name)
+    leave_database(cluster_url(), name)
 
 
 @pytest.fixture
@@ -57,4 +57,4 @@ def database(template: str) -> Iterator[str]:
     """The address of a migrated, empty database that no other test sees."""
     name = f"{template}_{next(_numbers)}"
     yield create_database(cluster_url(), name, template)
-    drop_database(cluster_url(), name)
+    leave_database(cluster_url(), name)

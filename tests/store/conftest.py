@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from tests.cluster import cluster_url, create_database, drop_database
+from tests.cluster import cluster_url, create_database, leave_database
 
 _numbers = count()
 
@@ -16,7 +16,7 @@ def untouched(template: str) -> Iterator[str]:
     """A migrated database for the tests of a module that leave nothing behind in it."""
     name = f"{template}_untouched_{next(_numbers)}"
     yield create_database(cluster_url(), name, template)
-    drop_database(cluster_url(), name)
+    leave_database(cluster_url(), name)
 
 
 @pytest.fixture
@@ -24,4 +24,4 @@ def bare() -> Iterator[str]:
     """The address of an empty database in which nothing was migrated yet."""
     name = f"bare_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}_{next(_numbers)}"
     yield create_database(cluster_url(), name)
-    drop_database(cluster_url(), name)
+    leave_database(cluster_url(), name)
