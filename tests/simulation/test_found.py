@@ -45,13 +45,13 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
 
     assert run(3, doubtful(), jumping).fault is None
 
-    async def waiting(self: Lane[Any], loop: int) -> list[Transfer]:
+    async def waiting(self: Lane[Any]) -> list[Transfer]:
         now_s = self.means.clock()
         if now_s < self._next_scan_s:
-            return await self._popped(now_s, loop)
+            return await self._popped(now_s)
         claimed = list(await self.means.store.claim(self.name, 1024))
         self._next_scan_s = self.means.clock() + self.scan_s
-        return claimed or await self._popped(self.means.clock(), loop)
+        return claimed or await self._popped(self.means.clock())
 
     monkeypatch.setattr(Lane, "_batch", waiting)
     assert "not ended" in str(run(3, doubtful(), jumping).fault)

@@ -1,6 +1,7 @@
 """Births: concurrent requests become transfers together, each exactly once."""
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
@@ -14,7 +15,7 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request, recheck, transfer_of
 from tidegate.core.transfer import Move, Transfer
 from tidegate.engine.alerts import Alert
-from tidegate.engine.rings import Sides, Slots
+from tidegate.engine.rings import Slots
 from tidegate.engine.step import Means, announce, pause_s, settle
 
 MAX_WAITING = 10_000
@@ -60,7 +61,7 @@ class Delivery(NamedTuple):
 class Births(Generic[Tx]):
     def __init__(self, means: Means[Tx]) -> None:
         self._means = means
-        self._waiting: Sides[Newborn] = Sides(IN_FLIGHT)
+        self._waiting: deque[Newborn] = deque()
         self._arrived = asyncio.Event()
         self._stopping = False
 
@@ -71,7 +72,7 @@ class Births(Generic[Tx]):
         if veto is not None and request.cid is None:
             return veto
         answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting.add(request.owner, Newborn(request, answer, request.fingerprint(), veto))
+        self._waiting.append(Newborn(request, answer, request.fingerprint(), veto))
         self._arrived.set()
         return await answer
 
@@ -88,16 +89,15 @@ class Births(Generic[Tx]):
             return Refusal.UNSUPPORTED_ACCOUNT_TYPE
         return recheck(request)
 
-    async def run(self, loop: int = 0) -> None:
+    async def run(self) -> None:
         """Take whatever arrived while the batch before was on its way; no timer."""
         while not (self._stopping and not self._waiting):
             if not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            side = self._waiting.next(loop)
-            count = min(len(side), MAX_BATCH)
-            await self._deliver([side.popleft() for _ in range(count)])
+            count = min(len(self._waiting), MAX_BATCH)
+            await self._deliver([self._waiting.popleft() for _ in range(count)])
 
     def stop(self) -> None:
         """Accept no more; what was accepted is still brought into the world."""

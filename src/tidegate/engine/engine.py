@@ -67,9 +67,7 @@ class Engine(Generic[Tx]):
             alert=parts.alert,
             ended=self._ended,
             woken=self._woken,
-            rings={
-                name: Ring(parts.ring_size, parts.loops_per_lane) for name in (*outside, *local)
-            },
+            rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
             irreversible=frozenset(
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
@@ -84,9 +82,9 @@ class Engine(Generic[Tx]):
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        loops = [self.births.run(number) for number in range(IN_FLIGHT)]
+        loops = [self.births.run() for _ in range(IN_FLIGHT)]
         for lane in self.lanes.values():
-            loops += [lane.run(number) for number in range(self.parts.loops_per_lane)]
+            loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._polling = asyncio.create_task(self._poll())
         for task in (*self._tasks, self._polling):

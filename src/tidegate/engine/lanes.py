@@ -42,12 +42,12 @@ class Lane(Generic[Tx]):
         self._stopping = True
         self._work.set()
 
-    async def run(self, loop: int = 0) -> None:
+    async def run(self) -> None:
         """For ever: take a batch, step. A crash at any point leaves rows that are simply due."""
         tries = 0
         while not self._stopping:
             try:
-                await self._turn(loop)
+                await self._turn()
                 tries = 0
             except StoreUnavailable as fault:
                 self.means.alert(Alert(Alarm.NONE, f"store unavailable: {fault}", self.name))
@@ -64,32 +64,32 @@ class Lane(Generic[Tx]):
         with contextlib.suppress(StoreUnavailable):
             await self.means.store.release(batch)
 
-    async def _turn(self, loop: int) -> None:
+    async def _turn(self) -> None:
         # Cleared before looking: whoever adds work after the look sets it again.
         self._work.clear()
         if self.closed:
             await self._probe()
             return
-        batch = await self._batch(loop)
+        batch = await self._batch()
         if batch:
             await self._step(batch)
         else:
             until_scan_s = self._next_scan_s - self.means.clock()
             await self._rest(min(max(until_scan_s, 0.0), self.scan_s))
 
-    async def _batch(self, loop: int) -> list[Transfer]:
+    async def _batch(self) -> list[Transfer]:
         """From the ring, and from the table at least once per scan interval."""
         now_s = self.means.clock()
         # A clock that was set back must not put the next scan off for as long.
         if 0 < self._next_scan_s - now_s <= 2 * self.scan_s:
-            return await self._popped(now_s, loop)
+            return await self._popped(now_s)
         claimed = list(await self.means.store.claim(self.name, MAX_BATCH))
         if len(claimed) < MAX_BATCH:
             self._next_scan_s = self.means.clock() + self.scan_s
-        return claimed or await self._popped(self.means.clock(), loop)
+        return claimed or await self._popped(self.means.clock())
 
-    async def _popped(self, now_s: float, loop: int) -> list[Transfer]:
-        batch = self.ring.pop(MAX_BATCH, now_s, loop)
+    async def _popped(self, now_s: float) -> list[Transfer]:
+        batch = self.ring.pop(MAX_BATCH, now_s)
         if batch and await self.means.store.halted():
             await self._release(batch)
             return []

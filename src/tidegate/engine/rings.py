@@ -2,47 +2,21 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
 from uuid import UUID
 
 from tidegate.core.transfer import Move, Transfer
 
 RING_SIZE = 10_000
 
-T = TypeVar("T")
-
-
-class Sides(Generic[T]):
-    """Work of several owners, kept apart by owner, for as many loops.
-
-    Two batches in flight that touch the same accounts wait for each other's commit. Each loop
-    takes from its own side as long as there is anything, so that at full load none waits.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._sides: list[deque[T]] = [deque() for _ in range(count)]
-
-    def __len__(self) -> int:
-        return sum(map(len, self._sides))
-
-    def add(self, owner: int, item: T) -> None:
-        self._sides[owner % len(self._sides)].append(item)
-
-    def next(self, mine: int = 0) -> deque[T]:
-        """The side to take from: one's own, or if there is nothing another's."""
-        count = len(self._sides)
-        order = (self._sides[(mine + step) % count] for step in range(count))
-        return next((side for side in order if side), self._sides[mine % count])
-
 
 class Ring:
     """Leased transfers on their way into one lane, at most RING_SIZE with what is reserved."""
 
-    def __init__(self, size: int = RING_SIZE, loops: int = 1) -> None:
+    def __init__(self, size: int = RING_SIZE) -> None:
         self.size = size
         self.open = True
         self.reserved = 0
-        self._entries: Sides[tuple[float, Transfer]] = Sides(loops)
+        self._entries: deque[tuple[float, Transfer]] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,16 +34,15 @@ class Ring:
 
     def put(self, transfer: Transfer, expires_s: float) -> None:
         self.free()
-        self._entries.add(transfer.owner, (expires_s, transfer))
+        self._entries.append((expires_s, transfer))
 
-    def pop(self, limit: int, now_s: float, loop: int = 0) -> list[Transfer]:
+    def pop(self, limit: int, now_s: float) -> list[Transfer]:
         """The oldest entries whose lease still holds; the others belong to whoever claims them."""
         popped: list[Transfer] = []
-        while not popped and (side := self._entries.next(loop)):
-            while side and len(popped) < limit:
-                expires_s, transfer = side.popleft()
-                if expires_s > now_s:
-                    popped.append(transfer)
+        while self._entries and len(popped) < limit:
+            expires_s, transfer = self._entries.popleft()
+            if expires_s > now_s:
+                popped.append(transfer)
         return popped
 
 

@@ -191,8 +191,8 @@ def unordered_locks(patch: Patch) -> None:
 def ring_ignores_the_brake(patch: Patch) -> None:
     """What was handed over inside the process is asked although all is halted."""
 
-    async def popped(self: Lane[Any], now_s: float, loop: int) -> list[Transfer]:
-        return self.ring.pop(MAX_BATCH, now_s, loop)
+    async def popped(self: Lane[Any], now_s: float) -> list[Transfer]:
+        return self.ring.pop(MAX_BATCH, now_s)
 
     patch.setattr(Lane, "_popped", popped)
 
@@ -200,9 +200,9 @@ def ring_ignores_the_brake(patch: Patch) -> None:
 def never_scans(patch: Patch) -> None:
     """Only what was handed over is asked about: what a dead worker held is forgotten."""
 
-    async def batch(self: Lane[Any], loop: int) -> list[Transfer]:
+    async def batch(self: Lane[Any]) -> list[Transfer]:
         self._next_scan_s = self.means.clock() + self.scan_s
-        return await self._popped(self.means.clock(), loop)
+        return await self._popped(self.means.clock())
 
     patch.setattr(Lane, "_batch", batch)
 
