@@ -81,6 +81,15 @@ class CoreDesk:
         assert self.line.lost.is_set(), f"{what} were not lost"
         self.line.losing = Losing.NOTHING
 
+    async def restart(self) -> None:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def killed_after(self) -> AsyncIterator[None]:
+        async with self._lost(Losing.ANSWERS):
+            yield
+        await self.restart()
+
 
 class CoreInMemory(CoreDesk):
     """The core's own code in this process, without sockets: as a simulator runs it."""
@@ -107,12 +116,6 @@ class CoreInMemory(CoreDesk):
     @asynccontextmanager
     async def killed_before(self) -> AsyncIterator[None]:
         async with self._lost(Losing.QUESTIONS):
-            yield
-        await self.restart()
-
-    @asynccontextmanager
-    async def killed_after(self) -> AsyncIterator[None]:
-        async with self._lost(Losing.ANSWERS):
             yield
         await self.restart()
 
@@ -160,12 +163,6 @@ class CoreProcess(CoreDesk):
     async def _kill_soon(self) -> None:
         await asyncio.sleep(0.1)
         self.kill()
-
-    @asynccontextmanager
-    async def killed_after(self) -> AsyncIterator[None]:
-        async with self._lost(Losing.ANSWERS):
-            yield
-        await self.restart()
 
     @asynccontextmanager
     async def unreachable(self) -> AsyncIterator[None]:
