@@ -301,6 +301,32 @@ def test_a_row_under_a_deadline_is_due_at_it_and_then_expired(play: Play) -> Non
     play(scene)
 
 
+def test_the_life_of_a_transfer_takes_the_place_of_its_deadlines(play: Play) -> None:
+    async def scene(store: AnyStore) -> None:
+        transfer = newborn()
+        async with store.transaction() as tx:
+            move = Move(transfer, transfer, deadline_s=60.0)
+            await store.insert(tx, [birth(transfer)._replace(move=move, lives_s=0.5)], NONE)
+        [asked] = await store.claim("venue", 1)
+        assert not asked.expired
+        onward = decide(FLOW, asked, Done(), Terms())
+        onward = replace(onward, delay_s=60.0, deadline_s=3600.0)
+        async with store.transaction() as tx:
+            await store.lock(tx, [asked])
+            await store.record(tx, [onward], NONE)
+        assert await store.claim("other", 1) == []
+        await asyncio.sleep(0.6)
+        [late] = await store.claim("other", 1)
+        assert (late.version, late.expired) == (1, True)
+        free = replace(decide(FLOW, late, Rejected("no"), Terms()), deadline_s=None)
+        async with store.transaction() as tx:
+            await store.lock(tx, [late])
+            await store.record(tx, [free], NONE)
+        assert not (await one(store, asked.id)).expired
+
+    play(scene)
+
+
 def test_a_refused_refund_is_a_new_question_that_waits(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
         await insert(store, newborn())

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
+import msgspec
 import pytest
 
 from tests.core.samples import ALL_FLOWS, ASKING, REVIEWED, Step
@@ -19,6 +20,7 @@ from tidegate.core.flow import (
     End,
     Flow,
     Pass,
+    Patience,
     Place,
     Row,
     Verb,
@@ -184,6 +186,14 @@ def test_what_moves_money_has_no_deadline(state: State, row: Ask) -> None:
 def test_a_deadline_needs_somewhere_to_go() -> None:
     nowhere = Ask(Place.SOURCE, "policy", Verb.CHECK, done=Step.HOLDING, deadline_s=1, rests=True)
     assert f"CHECKING: {DEADLINE}" in faults({Step.CHECKING: nowhere}, base=REVIEWED)
+
+
+def test_only_what_moves_nothing_and_has_somewhere_to_go_is_given_up() -> None:
+    weary, no = Patience(most=3), "to give up needs a verb that moves nothing and a state for its"
+    debit = msgspec.structs.replace(DEBIT, patience=weary)
+    assert faults({State.SOURCE_PENDING: debit}) == [f"SOURCE_PENDING: {no} «no»"]
+    lost = Ask(Place.SOURCE, "policy", Verb.CHECK, Step.HOLDING, patience=weary, rests=True)
+    assert f"CHECKING: {no} «no»" in faults({Step.CHECKING: lost}, base=REVIEWED)
 
 
 def test_a_cycle_without_rest_could_turn_for_ever() -> None:

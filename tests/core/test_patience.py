@@ -157,3 +157,25 @@ def test_there_is_no_attempt_before_the_first() -> None:
 
 def test_an_answer_found_in_the_birth_transaction_waits_as_after_a_first_attempt() -> None:
     assert stays(resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=0)).delay_s == 0.75
+
+
+# Told when to come back, or giving up.
+
+
+@pytest.mark.parametrize(
+    ("wished_s", "pause_s"), [(42.5, 42.5), (0.0, 0.001), (-3.0, 0.001), (1e9, 604_800.0)]
+)
+def test_a_system_may_say_when_to_ask_again_within_bounds(wished_s: float, pause_s: float) -> None:
+    fresh = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=5, retries=3)
+    move = stays(fresh, Unknown("busy until then", retry_s=wished_s))
+    assert (move.delay_s, move.after.retries, move.entries) == (pause_s, 3, ())
+
+
+def test_who_waits_for_a_known_time_is_paged_all_the_same() -> None:
+    late = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING", attempts=1, waited_s=301.0)
+    assert stays(late, Unknown("later", retry_s=60.0)).alarm is Alarm.PAGE
+
+
+def test_a_pause_without_chance_is_always_the_same() -> None:
+    exact = Patience(chance=0.0)
+    assert {backoff(exact, 3, jitter) for jitter in (0.0, 0.3, 0.99)} == {4.0}

@@ -223,6 +223,7 @@ TWICE = {"source": Party("ledger", "FUNDING", 7), "target": Party("ledger", "FUN
 
 def test_what_the_checks_accept_passes_the_second_look() -> None:
     assert recheck(request()) is None
+    assert recheck(request(lives_s=3600.0)) is None
     assert recheck(request(cid=None, owner=MAX_OWNER, amount=MAX_AMOUNT)) is None
 
 
@@ -238,6 +239,8 @@ def test_what_the_checks_accept_passes_the_second_look() -> None:
         ({"asset_id": 0}, Refusal.INVALID_ASSET),
         ({"asset_id": -1}, Refusal.INVALID_ASSET),
         ({"cid": ""}, Refusal.INVALID_REQUEST),
+        ({"lives_s": 0.0}, Refusal.INVALID_REQUEST),
+        ({"lives_s": 1e9}, Refusal.INVALID_REQUEST),
         ({"parties": TWICE}, Refusal.SAME_ACCOUNT),
         ({"owner": 0, "amount": 0, "asset_id": 0}, Refusal.INVALID_REQUEST),
         ({"amount": 0, "asset_id": 0, "cid": ""}, Refusal.INVALID_AMOUNT),
@@ -271,6 +274,7 @@ def test_the_same_wish_in_other_words_has_the_same_fingerprint() -> None:
         {"flow": "deposit"},
         {"detail": {"memo": "m"}},
         {"parties": TWICE},
+        {"lives_s": 60.0},
     ],
     ids=str,
 )

@@ -60,6 +60,8 @@ class Unknown(msgspec.Struct, frozen=True):
 
     reason: str
     alarm: Alarm = Alarm.NONE
+    # What the system knows of when to ask again: a cooldown ends, a day begins. None: back off.
+    retry_s: float | None = None
 
 
 Answer: TypeAlias = Done | Rejected | Unknown

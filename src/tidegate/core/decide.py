@@ -18,6 +18,8 @@ from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience, Verb
 from tidegate.core.transfer import SUSPENSE, Entry, Move, Party, Transfer, lane_of
 
 EXPIRED = "EXPIRED"
+EXHAUSTED = "EXHAUSTED"
+SOONEST_S, LATEST_S = 0.001, 7 * 24 * 3600.0  # When a system may wish to be asked again.
 DOUBLINGS = 20  # 2**20 seconds is past every cap; beyond it a float would only grow.
 
 
@@ -40,12 +42,20 @@ def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move
             # The verb moves nothing, so that a late yes has nothing to lose.
             move = decide(flow, transfer, Rejected(EXPIRED), terms)
             return replace(move, alarm=max(move.alarm, answer.alarm))
+        case Unknown() if _exhausted(ask, transfer, answer):
+            return decide(flow, transfer, Rejected(EXHAUSTED, {"last": answer.reason}), terms)
         case Rejected() if ask.rejected is not None and _undoable(flow, transfer, ask, terms):
             return _go(flow, transfer, answer, ask.rejected, terms)
         case Rejected():
             return _insist(flow, transfer, answer, terms)
         case _:
             return _stay(ask, transfer, answer, terms)
+
+
+def _exhausted(ask: Ask, transfer: Transfer, answer: Unknown) -> bool:
+    """Whether it has backed off as often as it may. To wait for a known time is no such thing."""
+    most = ask.patience.most
+    return most is not None and answer.retry_s is None and transfer.retries >= most
 
 
 def _undoable(flow: Flow, transfer: Transfer, ask: Ask, terms: Terms) -> bool:
@@ -126,17 +136,26 @@ def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
     alarm = max(answer.alarm, patience.alarm if late or often else Alarm.NONE)
     waiting = replace(
         transfer,
-        retries=transfer.retries + 1,
+        # Who waits for a time that is known has not tried in vain.
+        retries=transfer.retries + (answer.retry_s is None),
         paged=transfer.paged or alarm > Alarm.NONE,
     )
     return Move(
         transfer,
         waiting,
-        delay_s=backoff(patience, max(transfer.attempts, 1), terms.jitter),
+        delay_s=_pause(patience, transfer, answer, terms),
         attempt=bounded(answer.reason),
         alarm=alarm,
         rests=True,
     )
+
+
+def _pause(patience: Patience, transfer: Transfer, answer: Unknown, terms: Terms) -> float:
+    if answer.retry_s is not None:
+        return min(max(answer.retry_s, SOONEST_S), LATEST_S)
+    # Where pauses are counted, they grow with the count; else with the attempts at this question.
+    counted = transfer.retries + 1 if patience.most is not None else transfer.attempts
+    return backoff(patience, max(counted, 1), terms.jitter)
 
 
 def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: Terms) -> Entry:
@@ -154,7 +173,7 @@ def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, ter
 
 
 def backoff(patience: Patience, attempt: int, jitter: float) -> float:
-    """Seconds until the next attempt: doubling up to a cap, the last quarter left to chance."""
+    """Seconds until the next attempt: doubling up to a cap, a part of it left to chance."""
     assert attempt >= 1, "the first attempt is number one"
     full: float = min(patience.first_s * 2 ** min(attempt - 1, DOUBLINGS), patience.cap_s)
-    return full * (0.75 + 0.25 * jitter)
+    return full * (1 - patience.chance + patience.chance * jitter)

@@ -65,6 +65,9 @@ class Patience(msgspec.Struct, frozen=True):
     page_attempts: int | None = 10
     page_after_s: float | None = 300.0
     alarm: Alarm = Alarm.PAGE
+    chance: float = 0.25  # The part of a pause that is left to chance.
+    # Pauses by backoff in the life of a transfer, after which Unknown becomes Rejected(EXHAUSTED).
+    most: int | None = None
 
 
 ACCOUNTS = Patience()
@@ -249,6 +252,8 @@ def _ask_faults(state: StrEnum, row: Ask, place: Mapping[StrEnum, Place]) -> Ite
     if row.deadline_s is not None and (action is not None or row.rejected is None):
         # After a deadline nobody listens any more: a late effect would be nobody's money.
         yield f"{state}: a deadline needs a verb that moves nothing and a state for its «no»"
+    if row.patience.most is not None and (action is not None or row.rejected is None):
+        yield f"{state}: to give up needs a verb that moves nothing and a state for its «no»"
 
 
 def _cycle_faults(flow: Flow, edges: list[tuple[StrEnum, StrEnum]]) -> Iterator[str]:

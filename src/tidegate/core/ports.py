@@ -32,6 +32,7 @@ class Birth(NamedTuple):
     move: Move
     cid: str
     fingerprint: bytes
+    lives_s: float | None = None
 
 
 class StoreFault(Exception):
@@ -165,6 +166,17 @@ class Remembering(Protocol[Tx_contra]):
     """A system of which the store remembers something in the transaction that records answers."""
 
     async def remember(self, tx: Tx_contra) -> None: ...
+
+
+@runtime_checkable
+class Witness(Protocol[Tx_contra]):
+    """A system that keeps a record of its own of the transfers in which it plays a role.
+
+    It is told of every move of them in the transaction that records it, so that the two records
+    never differ.
+    """
+
+    async def witness(self, tx: Tx_contra, moves: Sequence[Move], *, born: bool) -> None: ...
 
 
 class Admission(Protocol[Tx_contra]):

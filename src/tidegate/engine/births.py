@@ -16,7 +16,7 @@ from tidegate.core.request import Request, recheck, transfer_of
 from tidegate.core.transfer import Move, Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.rings import Slots
-from tidegate.engine.step import Means, announce, pause_s, settle
+from tidegate.engine.step import Means, announce, be_witnessed, pause_s, settle
 
 MAX_WAITING = 10_000
 MAX_BATCH = 1024
@@ -191,11 +191,12 @@ class Births(Generic[Tx]):
             moves = await settle(means, tx, [self._first_move(newborn) for newborn in admitted])
             slots.reserve(() if (await tx.begun()).halted else moves)
             births = [
-                Birth(move, n.key[1], n.fingerprint)
+                Birth(move, n.key[1], n.fingerprint, n.request.lives_s)
                 for n, move in zip(admitted, moves, strict=True)
             ]
             if births:
                 rows = await means.store.insert(tx, births, slots.leased)
+                await be_witnessed(means, tx, moves, born=True)
         return Delivery(admitted, refused, moves, rows)
 
     async def _admit(

@@ -17,6 +17,7 @@ from tidegate.core.ports import (
     StoreUnavailable,
     System,
     Tx,
+    Witness,
 )
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
@@ -72,6 +73,7 @@ class Engine(Generic[Tx]):
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
             ),
+            witnesses={name: s for name, s in local.items() if isinstance(s, Witness)},
             admission=parts.admission,
         )
         self.births = Births(self.means)
@@ -175,6 +177,11 @@ class Engine(Generic[Tx]):
         for end in self._watched.get(transfer.id, ()):
             if not end.done():
                 end.set_result(transfer)
+
+    def hint(self, lanes: Iterable[str]) -> None:
+        """Somebody says that something is due: look now. Whoever says nothing is found later."""
+        for name in lanes:
+            self.lanes[name].look()
 
     def _woken(self, lanes: Iterable[str]) -> None:
         for name in lanes:

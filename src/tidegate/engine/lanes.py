@@ -38,6 +38,11 @@ class Lane(Generic[Tx]):
     def wake(self) -> None:
         self._work.set()
 
+    def look(self) -> None:
+        """Look for what is due now, and not at the next scan."""
+        self._next_scan_s = 0.0
+        self._work.set()
+
     def stop(self) -> None:
         self._stopping = True
         self._work.set()

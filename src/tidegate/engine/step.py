@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from tidegate.core.ports import (
     StoreFault,
     System,
     Tx,
+    Witness,
 )
 from tidegate.core.transfer import Move, Question, Transfer, question_of
 from tidegate.engine.alerts import Alert
@@ -48,6 +49,7 @@ class Means(Generic[Tx]):
     rings: Mapping[str, Ring]
     irreversible: frozenset[str]
     admission: Admission[Tx] | None = None
+    witnesses: Mapping[str, Witness[Tx]] = field(default_factory=dict)
 
     def terms(self) -> Terms:
         return Terms(self.dice.random(), self.irreversible)
@@ -181,6 +183,7 @@ async def _transact(
             moves = await settle(means, tx, [_first_move(means, t, work) for t in fresh])
             slots.reserve(() if (await tx.begun()).halted else moves)
             rows = await means.store.record(tx, moves, slots.leased)
+            await be_witnessed(means, tx, moves, born=False)
         if lane in means.remembering:
             await means.remembering[lane].remember(tx)
     return moves, rows
@@ -227,6 +230,19 @@ async def _ask_locally(
     except Exception as fault:
         raise StoreFault(f"{system.name} raised {fault!r}") from fault
     return answers
+
+
+async def be_witnessed(means: Means[Tx], tx: Tx, moves: Sequence[Move], *, born: bool) -> None:
+    """Tell each system that keeps a record of its own what becomes of its transfers."""
+    for name in sorted(means.witnesses):
+        seen = [m for m in moves if any(p.system == name for p in m.after.parties.values())]
+        try:
+            if seen:
+                await means.witnesses[name].witness(tx, seen, born=born)
+        except StoreFault:
+            raise
+        except Exception as fault:
+            raise StoreFault(f"{name} raised {fault!r}") from fault
 
 
 def _asks_locally(means: Means[Tx], move: Move) -> bool:

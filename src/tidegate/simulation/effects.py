@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from tidegate.core.flow import UNDOES, Ask, Edge, Flow, Pass
+from tidegate.core.flow import ACTIONS, UNDOES, Ask, Edge, Flow, Pass
 
 # The effects that a transfer has had, sorted, each named as the table names it: "source.debit".
 Effects: TypeAlias = tuple[str, ...]
@@ -44,6 +44,8 @@ def allowed(flow: Flow) -> Mapping[str, frozenset[Effects]]:
 
 
 def _with(effects: Effects, ask: Ask) -> Effects:
+    if ask.verb not in ACTIONS:
+        return effects  # It moves nothing, so that there is nothing to see.
     return tuple(sorted((*effects, label(ask.role, ask.verb))))
 
 

@@ -22,6 +22,7 @@ class Row(NamedTuple):
     transfer: Transfer
     due_s: float
     deadline_s: float | None
+    expires_s: float | None = None  # Of the transfer: takes the place of its states' deadlines.
 
 
 class Answered(NamedTuple):
@@ -174,7 +175,7 @@ class MemoryStore:
             row = rows[key]
             counted = replace(row.transfer, attempts=row.transfer.attempts + 1)
             leased_until_s = _after(self._now_us(), self.lease_s)
-            rows[key] = Row(counted, leased_until_s, row.deadline_s)
+            rows[key] = row._replace(transfer=counted, due_s=leased_until_s)
             claimed.append(self._given(rows[key]))
         return claimed
 
@@ -193,8 +194,10 @@ class MemoryStore:
             if row is None or row.transfer.version != move.before.version:
                 raise StoreFault(f"{move.before.id} was locked and has moved")
             after, hashes = written(move, leased, tx.at_us, move.before.created_us)
-            deadline_s = _deadline(tx, move) if move.entries else row.deadline_s
-            self._write(tx, move, hashes, Row(after, *self._due(tx, move, leased, deadline_s)))
+            kept_s = row.deadline_s
+            deadline_s = _deadline(tx, move, row.expires_s) if move.entries else kept_s
+            due = self._due(tx, move, leased, deadline_s)
+            self._write(tx, move, hashes, Row(after, *due, row.expires_s))
             rows.append(after)
         return rows
 
@@ -202,15 +205,16 @@ class MemoryStore:
         self, tx: Twin, births: Sequence[Birth], leased: frozenset[UUID]
     ) -> Sequence[Transfer]:
         await tx.pause()
-        for move, cid, fingerprint in sorted(births, key=lambda b: (b.move.after.owner, b.cid)):
+        for move, cid, fingerprint, _ in sorted(births, key=lambda b: (b.move.after.owner, b.cid)):
             known = (fingerprint, move.after.id)
             if not await tx.insert(CIDS, (move.after.owner, cid), known):
                 raise CidTaken("one of these requests is already known")
         rows = []
-        for move, _, _ in births:
+        for move, _, _, lives_s in births:
             after, hashes = written(move, leased, tx.at_us, tx.at_us)
-            due = self._due(tx, move, leased, _deadline(tx, move))
-            self._write(tx, move, hashes, Row(after, *due))
+            expires_s = None if lives_s is None else _after(tx.at_us, lives_s)
+            due = self._due(tx, move, leased, _deadline(tx, move, expires_s))
+            self._write(tx, move, hashes, Row(after, *due, expires_s))
             rows.append(after)
         return rows
 
@@ -290,8 +294,10 @@ class MemoryStore:
         return replace(row.transfer, waited_s=waited_us / 1_000_000, expired=expired)
 
 
-def _deadline(tx: Twin, move: Move) -> float | None:
-    return None if move.deadline_s is None else _after(tx.at_us, move.deadline_s)
+def _deadline(tx: Twin, move: Move, expires_s: float | None) -> float | None:
+    if move.deadline_s is None or expires_s is not None:
+        return None if move.deadline_s is None else expires_s
+    return _after(tx.at_us, move.deadline_s)
 
 
 def _after(at_us: int, seconds: float) -> float:

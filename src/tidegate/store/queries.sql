@@ -94,7 +94,8 @@ moved AS (
            due_at = least(
                now() + coalesce(m.delay_s, 0) * interval '1 second',
                CASE WHEN m.new_version = m.version THEN t.deadline_at
-                    ELSE now() + m.deadline_s * interval '1 second' END),
+                    WHEN m.deadline_s IS NOT NULL
+                    THEN coalesce(t.expires_at, now() + m.deadline_s * interval '1 second') END),
            version = m.new_version,
            attempts = coalesce(m.attempts, 0),
            retries = coalesce(m.retries, 0),
@@ -103,8 +104,11 @@ moved AS (
            parties = coalesce(m.parties::jsonb, t.parties),
            error = m.error,
            head_hash = m.hash,
+           -- A transfer that has an end of its own goes by that.
            deadline_at = CASE WHEN m.new_version = m.version THEN t.deadline_at
-                              ELSE now() + m.deadline_s * interval '1 second' END,
+                              WHEN m.deadline_s IS NOT NULL
+                              THEN coalesce(t.expires_at,
+                                            now() + m.deadline_s * interval '1 second') END,
            updated_at = CASE WHEN m.new_version = m.version THEN t.updated_at ELSE now() END
       FROM locked AS m
      WHERE t.id = m.id
@@ -119,7 +123,11 @@ SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
 -- insert: births, which are moves, too. In the order of their keys, because two batches with the
 -- same keys in another order would deadlock. A key that exists fails the whole statement (23505).
 WITH moved AS MATERIALIZED (
-    SELECT *
+    SELECT *,
+           now() + b.lives_s * interval '1 second' AS expires_at,
+           CASE WHEN b.deadline_s IS NOT NULL
+                THEN now() + coalesce(b.lives_s, b.deadline_s) * interval '1 second'
+           END AS deadline_at
       FROM unnest(
                %(ids)s::uuid[], %(owners)s::bigint[], %(flows)s::text[], %(states)s::text[],
                %(lanes)s::text[], %(delays)s::float8[], %(new_versions)s::integer[],
@@ -128,10 +136,10 @@ WITH moved AS MATERIALIZED (
                %(undoes)s::integer[], %(parents)s::uuid[], %(details)s::text[],
                %(hashes)s::bytea[], %(errors)s::text[], %(traces)s::text[],
                %(deadlines)s::float8[], %(cids)s::text[], %(keys)s::text[],
-               %(fingerprints)s::bytea[]
+               %(fingerprints)s::bytea[], %(lives)s::float8[]
            ) AS b (id, owner, flow, state, lane, delay_s, version, attempts, retries, paged,
                    parties, asset_id, amount, undoes, parent, detail, hash, error, trace,
-                   deadline_s, cid, key, fingerprint)
+                   deadline_s, cid, key, fingerprint, lives_s)
 ),
 keyed AS (
     INSERT INTO cids (owner, cid, fingerprint, transfer_id)
@@ -143,14 +151,12 @@ kept AS ({tried}),
 answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
                        parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
-                       trace, deadline_at, created_at, updated_at)
+                       trace, deadline_at, expires_at, created_at, updated_at)
 SELECT id, owner, flow, state, lane,
-       least(now() + coalesce(delay_s, 0) * interval '1 second',
-             now() + deadline_s * interval '1 second'),
+       least(now() + coalesce(delay_s, 0) * interval '1 second', deadline_at),
        version, coalesce(attempts, 0), coalesce(retries, 0), coalesce(paged, false),
-       parties::jsonb, asset_id, amount, undoes, parent, detail::jsonb, cid, hash, error,
-       trace, now() + deadline_s * interval '1 second',
-       now(), now()
+       parties::jsonb, asset_id, amount, undoes, parent, detail::jsonb, cid, hash, error, trace,
+       deadline_at, expires_at, now(), now()
   FROM moved;
 
 -- look: what is known under which of the keys, and the time from which ids are made. One row at

@@ -136,4 +136,5 @@ def birth_columns(births: Sequence[Birth]) -> dict[str, object]:
         "cids": texts(t.cid for t in newborn),
         "keys": texts(b.cid for b in births),
         "fingerprints": blobs(b.fingerprint for b in births),
+        "lives": numbers(b.lives_s for b in births),
     }
