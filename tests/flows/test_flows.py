@@ -4,7 +4,8 @@ from tidegate.flows import FLOWS
 
 
 def test_every_flow_is_found_under_its_name() -> None:
-    assert list(FLOWS) == ["internal_transfer", "deposit", "external_withdrawal"]
+    names = "internal_transfer deposit external_withdrawal pool_transfer member_transfer"
+    assert list(FLOWS) == names.split()
     assert all(flow.name == name for name, flow in FLOWS.items())
 
 

@@ -6,7 +6,16 @@ from tidegate.core.flow import Flow
 from tidegate.flows.deposit import DEPOSIT
 from tidegate.flows.external_withdrawal import EXTERNAL_WITHDRAWAL
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
+from tidegate.flows.member_transfer import MEMBER_TRANSFER
+from tidegate.flows.pool_transfer import POOL_TRANSFER
 
 FLOWS: Mapping[str, Flow] = {
-    flow.name: flow for flow in (INTERNAL_TRANSFER, DEPOSIT, EXTERNAL_WITHDRAWAL)
+    flow.name: flow
+    for flow in (
+        INTERNAL_TRANSFER,
+        DEPOSIT,
+        EXTERNAL_WITHDRAWAL,
+        POOL_TRANSFER,
+        MEMBER_TRANSFER,
+    )
 }

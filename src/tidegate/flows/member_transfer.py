@@ -1,0 +1,47 @@
+"""Member transfer: a member of a guild pays another at once, or is told at once why not.
+
+All its systems are in our own database, so that it is born, judged and ended in one transaction.
+"""
+
+from enum import StrEnum
+
+from tidegate.core.flow import URGENT, Ask, End, Flow, Pass, Place, Verb
+
+
+class State(StrEnum):
+    REQUESTED = "REQUESTED"
+    ALLOWING = "ALLOWING"
+    DEBITING = "DEBITING"
+    CREDITING = "CREDITING"
+    RETURNING = "RETURNING"
+    COMPLETED = "COMPLETED"
+    REFUSED = "REFUSED"
+
+
+MEMBER_TRANSFER = Flow(
+    "member_transfer",
+    first=State.REQUESTED,
+    rows={
+        State.REQUESTED: Pass(Place.SOURCE, to=State.ALLOWING),
+        State.ALLOWING: Ask(
+            Place.SOURCE, "allowance", Verb.CHECK, done=State.DEBITING, rejected=State.REFUSED
+        ),
+        State.DEBITING: Ask(
+            Place.SOURCE, "source", Verb.DEBIT, done=State.CREDITING, rejected=State.REFUSED
+        ),
+        State.CREDITING: Ask(
+            Place.IN_FLIGHT,
+            "target",
+            Verb.CREDIT,
+            done=State.COMPLETED,
+            rejected=State.RETURNING,
+            patience=URGENT,
+            opens=True,
+        ),
+        State.RETURNING: Ask(
+            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.REFUSED, patience=URGENT
+        ),
+        State.COMPLETED: End(Place.TARGET),
+        State.REFUSED: End(Place.SOURCE),
+    },
+)
