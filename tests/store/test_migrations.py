@@ -34,6 +34,9 @@ EVERYTHING = [
     "store_one: 0003_reading",
     "store_one: 0004_resolutions",
     "store_one: 0005_archive",
+    "store_one: 0006_expiry",
+    "economy: 0001_begin",
+    "economy: 0002_doors",
     "store_one: flow internal_transfer",
     "store_one: flow deposit",
     "store_one: flow external_withdrawal",
@@ -70,7 +73,7 @@ def test_a_second_run_applies_nothing(bare: str) -> None:
 
 
 def test_numbers_are_unique_and_start_at_one() -> None:
-    for folder in ("shared", "store"):
+    for folder in ("shared", "store", "economy"):
         found = migrations(folder)
         assert [m.number for m in found] == list(range(1, len(found) + 1))
         assert all(m.name.startswith(f"{m.number:04d}_") for m in found)
@@ -105,7 +108,7 @@ def test_a_failing_migration_leaves_nothing_behind(database: str) -> None:
     before = tables(database, SCHEMA)
     with psycopg.connect(database, autocommit=True) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            module._apply(connection, SCHEMA, broken)
+            module._apply(connection, (SCHEMA, "tidegate"), broken)
         assert tables(database, SCHEMA) == before
         assert 99 not in [number for number, _ in applied(database)]
 

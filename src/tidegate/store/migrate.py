@@ -1,7 +1,7 @@
 """Migrations: numbered files, each applied once, in a transaction of its own."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import NamedTuple
@@ -14,7 +14,10 @@ from tidegate.store.flow_checks import checksum, history_check, state_check
 from tidegate.store.postgres import ENGINE_ROLE, SHARED_SCHEMA
 
 MIGRATOR_ROLE = "tidegate_migrator"
-ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE)
+ECONOMY = "economy"
+# Who may use the guild economy from SQL; everything else is the engine's.
+ECONOMY_ROLE = "tidegate_economy"
+ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE, ECONOMY_ROLE)
 LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
 MAX_IDENTIFIER_BYTES = 63
 # An archived transfer is judged by its flow for ever, and so holds a change of it up as well.
@@ -67,15 +70,26 @@ def migrate(
         connection.execute("SET lock_timeout = '10s'")
         _create_roles(connection)
         _become_migrator(connection)
-        for folder, name in (("shared", SHARED_SCHEMA), ("store", schema)):
-            for done in _migrate_schema(connection, folder, name):
-                note(f"{name}: {done}")
+        for folder, *path in _wanted(connection, schema):
+            for done in _migrate_schema(connection, folder, path):
+                note(f"{path[0]}: {done}")
         with connection.transaction():
-            _set_path(connection, schema)
+            _set_path(connection, (schema, SHARED_SCHEMA))
             for flow in flows:
                 if _install(connection, flow):
                     note(f"{schema}: flow {flow.name}")
     return applied
+
+
+def _wanted(connection: psycopg.Connection, schema: str) -> Iterator[tuple[str, ...]]:
+    """Which folder is for which schema, and which others its statements may name."""
+    yield "shared", SHARED_SCHEMA
+    yield "store", schema, SHARED_SCHEMA
+    [(there,)] = connection.execute("SELECT to_regclass('economy.home') IS NOT NULL").fetchall()
+    home = connection.execute("SELECT store FROM economy.home").fetchone() if there else None
+    # The first store of a database has the guild economy; a second does not take it over.
+    if home in (None, (schema,)):
+        yield ECONOMY, ECONOMY, schema, SHARED_SCHEMA, "pg_temp"
 
 
 def _create_roles(connection: psycopg.Connection) -> None:
@@ -103,11 +117,13 @@ def _become_migrator(connection: psycopg.Connection) -> None:
     connection.execute(sql.SQL("SET ROLE {}").format(role))
 
 
-def _migrate_schema(connection: psycopg.Connection, folder: str, schema: str) -> Iterator[str]:
-    name = _identifier(schema)
+def _migrate_schema(
+    connection: psycopg.Connection, folder: str, path: Sequence[str]
+) -> Iterator[str]:
+    schema, name = path[0], _identifier(path[0])
     with connection.transaction():
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
-        _set_path(connection, schema)
+        _set_path(connection, path)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
             " checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now())"
@@ -122,16 +138,16 @@ def _migrate_schema(connection: psycopg.Connection, folder: str, schema: str) ->
         )
     for migration in ours:
         if migration.number not in known:
-            _apply(connection, schema, migration)
+            _apply(connection, path, migration)
             yield migration.name
         elif known[migration.number] != migration.checksum:
             raise MigrationRefused(f"migration {migration.name} was changed after it was applied")
 
 
-def _apply(connection: psycopg.Connection, schema: str, migration: Migration) -> None:
-    name = sql.Identifier(schema)
+def _apply(connection: psycopg.Connection, path: Sequence[str], migration: Migration) -> None:
+    name = sql.Identifier(path[0])
     with connection.transaction():
-        _set_path(connection, schema)
+        _set_path(connection, path)
         connection.execute(migration.statements)
         readers = sql.SQL("tidegate_engine, tidegate_auditor")
         for grant in (
@@ -152,9 +168,9 @@ def _identifier(name: str) -> sql.Identifier:
     return sql.Identifier(name)
 
 
-def _set_path(connection: psycopg.Connection, schema: str) -> None:
-    path = sql.SQL("SET LOCAL search_path TO {}, {}")
-    connection.execute(path.format(sql.Identifier(schema), sql.Identifier(SHARED_SCHEMA)))
+def _set_path(connection: psycopg.Connection, path: Sequence[str]) -> None:
+    names = sql.SQL(", ").join(map(sql.Identifier, path))
+    connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(names))
 
 
 def _check(connection: psycopg.Connection, flow: Flow, table: str, name: sql.Identifier) -> None:

@@ -1,0 +1,183 @@
+-- The ways in: a plain INSERT is enough to have a transfer checked and made. The triggers stand on
+-- the pool's own table; the engine's tables have none.
+
+CREATE FUNCTION _prepare_transfer() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    IF NEW.status <> 'pending' OR NEW.checks <> '{}' OR NEW.retry_count <> 0 OR NEW.round <> 1 THEN
+        RAISE EXCEPTION 'a transfer begins as pending, unchecked' USING ERRCODE = 'check_violation';
+    END IF;
+    NEW.status := 'checking';
+    NEW.created_at := now();
+    NEW.updated_at := now();
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER prepare BEFORE INSERT ON pending_transfers
+    FOR EACH ROW EXECUTE FUNCTION _prepare_transfer();
+
+-- What must be equal for the same cid to mean the same wish.
+CREATE FUNCTION _fingerprint(p pending_transfers) RETURNS bytea
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT substr(sha256(convert_to(jsonb_build_array(
+               p.guild_id, p.initiator_id, p.target_id, p.amount, p.metadata)::text, 'UTF8')), 1, 16)
+$$;
+
+-- A cid is its initiator's, and the guild's other members cannot meet it.
+CREATE FUNCTION _key(p_initiator_id bigint, p_cid text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_initiator_id || ':' || p_cid
+$$;
+
+-- The engine's row, in the transaction of the pool's own: from here on the engine has it.
+CREATE FUNCTION _begin_transfer() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF EXISTS (SELECT FROM transfers WHERE id = NEW.transfer_id) THEN
+        RETURN NULL;  -- Born by the engine, whose record this is: at the end both must agree.
+    END IF;
+    INSERT INTO cids (owner, cid, fingerprint, transfer_id)
+    VALUES (NEW.guild_id,
+            coalesce(_key(NEW.initiator_id, NEW.cid), NEW.transfer_id::text),
+            _fingerprint(NEW), NEW.transfer_id);
+    INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
+                           parties, asset_id, amount, cid, head_hash, deadline_at, expires_at,
+                           created_at, updated_at)
+    VALUES (NEW.transfer_id, NEW.guild_id, 'pool_transfer', 'CHECKING', 'checks', now(), 0, 0, 0,
+            false,
+            jsonb_build_object(
+                'checks', jsonb_build_array('checks', _book(NEW.initiator_id), NEW.guild_id),
+                'allowance', jsonb_build_array('allowance', _book(NEW.initiator_id), NEW.guild_id),
+                'source', jsonb_build_array('ledger', _book(NEW.initiator_id), NEW.guild_id),
+                'target', jsonb_build_array('ledger', _book(NEW.target_id), NEW.guild_id)),
+            _point(), NEW.amount, _key(NEW.initiator_id, NEW.cid), decode(repeat('00', 32), 'hex'),
+            NEW.expires_at, NEW.expires_at, now(), now());
+    PERFORM pg_notify('tidegate_due', 'checks');
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER begin_checks AFTER INSERT ON pending_transfers
+    FOR EACH ROW EXECUTE FUNCTION _begin_transfer();
+
+-- Looked at when all is written: whoever changes one of the two records alone cannot commit.
+CREATE FUNCTION _agree() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    met uuid := coalesce(NEW.transfer_id, OLD.transfer_id);
+BEGIN
+    IF NOT EXISTS (
+        SELECT
+          FROM pending_transfers AS p
+          JOIN transfers AS t ON t.id = p.transfer_id
+         WHERE p.transfer_id = met
+           AND t.flow = 'pool_transfer'
+           AND _status(t.state) = p.status
+           AND (t.owner, t.asset_id, t.amount) = (p.guild_id, _point(), p.amount)
+           AND t.parties -> 'source' = jsonb_build_array('ledger', _book(p.initiator_id), t.owner)
+           AND t.parties -> 'target' = jsonb_build_array('ledger', _book(p.target_id), t.owner)
+           AND t.retries = p.retry_count
+           AND t.expires_at = p.expires_at)
+    THEN
+        RAISE EXCEPTION 'transfer % would differ from the engine''s record of it', met
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER agree
+    AFTER INSERT OR DELETE OR UPDATE OF transfer_id, guild_id, initiator_id, target_id, amount,
+          status, retry_count, expires_at, cid
+    ON pending_transfers DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION _agree();
+
+-- Once per cid: the same wish again gets the transfer that it became; another wish is refused.
+CREATE FUNCTION fn_create_pending_transfer(
+    p_guild_id bigint, p_initiator_id bigint, p_target_id bigint, p_amount bigint,
+    p_metadata jsonb DEFAULT '{}', p_expires_at timestamptz DEFAULT NULL, p_cid text DEFAULT NULL)
+RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    p pending_transfers;
+    known cids;
+BEGIN
+    p.guild_id := p_guild_id;
+    p.initiator_id := p_initiator_id;
+    p.target_id := p_target_id;
+    p.amount := p_amount;
+    p.metadata := coalesce(p_metadata, '{}');
+    FOR look IN 1 .. 3 LOOP
+        SELECT * INTO known
+          FROM cids
+         WHERE owner = p_guild_id AND cid = _key(p_initiator_id, p_cid);
+        IF FOUND AND known.fingerprint = _fingerprint(p) THEN
+            RETURN known.transfer_id;
+        ELSIF FOUND THEN
+            RAISE EXCEPTION 'IDEMPOTENCY_MISMATCH: this cid stands for another transfer'
+                USING ERRCODE = 'TG422';
+        END IF;
+        BEGIN
+            INSERT INTO pending_transfers (guild_id, initiator_id, target_id, amount, metadata,
+                                           expires_at, cid)
+            VALUES (p.guild_id, p.initiator_id, p.target_id, p.amount, p.metadata,
+                    coalesce(p_expires_at, now() + interval '24 hours'), p_cid)
+            RETURNING transfer_id INTO p.transfer_id;
+            RETURN p.transfer_id;
+        EXCEPTION WHEN unique_violation THEN
+            -- Another session was first with this cid: it is found now, unless our snapshot is old.
+            IF p_cid IS NULL OR look = 3 THEN
+                RAISE;
+            END IF;
+        END;
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION fn_get_pending_transfer(p_transfer_id uuid) RETURNS SETOF pending_transfers
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT * FROM pending_transfers WHERE transfer_id = p_transfer_id
+$$;
+
+CREATE FUNCTION fn_list_pending_transfers(
+    p_guild_id bigint, p_status text DEFAULT NULL, p_limit integer DEFAULT 100,
+    p_offset integer DEFAULT 0)
+RETURNS SETOF pending_transfers
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT *
+      FROM pending_transfers
+     WHERE guild_id = p_guild_id
+       AND (p_status IS NULL OR status = p_status)
+     ORDER BY created_at DESC, transfer_id DESC
+     LIMIT least(greatest(p_limit, 0), 1000)
+    OFFSET greatest(p_offset, 0)
+$$;
+
+-- What a user may change: words about a transfer. Its state is the engine's to say.
+CREATE FUNCTION fn_update_pending_transfer(p_transfer_id uuid, p_metadata jsonb) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    UPDATE pending_transfers
+       SET metadata = metadata || p_metadata,
+           updated_at = now()
+     WHERE transfer_id = p_transfer_id;
+    RETURN FOUND;
+END
+$$;
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA economy FROM PUBLIC;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA economy TO tidegate_engine;
+GRANT INSERT, UPDATE ON throttles TO tidegate_engine;
+GRANT INSERT ON pending_transfers TO tidegate_engine;
+
+GRANT USAGE ON SCHEMA economy TO tidegate_economy;
+GRANT SELECT, INSERT ON pending_transfers TO tidegate_economy;
+GRANT SELECT ON throttles TO tidegate_economy;
+GRANT SELECT, INSERT, UPDATE, DELETE ON guild_settings, government_accounts TO tidegate_economy;
+GRANT EXECUTE ON FUNCTION
+    _new_id(),
+    fn_check_transfer_balance(uuid),
+    fn_check_transfer_cooldown(uuid),
+    fn_check_transfer_daily_limit(uuid),
+    fn_create_pending_transfer(bigint, bigint, bigint, bigint, jsonb, timestamptz, text),
+    fn_get_pending_transfer(uuid),
+    fn_list_pending_transfers(bigint, text, integer, integer),
+    fn_update_pending_transfer(uuid, jsonb)
+TO tidegate_economy;

@@ -1,0 +1,173 @@
+"""The guild's rules for simulation: the same over tables in memory."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidegate.core.answers import Alarm, Answer, Rejected, Unknown
+from tidegate.core.ports import Account, MemoryTransaction
+from tidegate.core.refusals import Reason
+from tidegate.core.transfer import Move, Party, Question
+from tidegate.systems.guild.judge import (
+    ALLOWANCE,
+    CHECKS,
+    Judgement,
+    Standing,
+    check,
+    fits,
+    member_of,
+    paid,
+    results,
+    rounds,
+)
+
+THROTTLES, PENDING = "throttles", "pending_transfers"
+SETTINGS, GOVERNMENT = "guild_settings", "government_accounts"
+# Tables of others, which the real ones read in SQL.
+ACCOUNTS, TRANSFERS = "ledger_accounts", "transfers"
+SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+MOVING = ("DEBITING", "CREDITING", "RETURNING")
+
+
+class Throttle(NamedTuple):
+    until_us: int | None = None
+    day: int = -1
+    sent: int = 0
+
+
+class Rules(NamedTuple):
+    """A guild's settings."""
+
+    limit: int = 500
+    cooldown_s: int = 300
+    every_transfer: bool = False
+
+
+class Pending(NamedTuple):
+    """The pool's own record of a transfer."""
+
+    status: str
+    round: int = 1
+    checks: tuple[tuple[str, int], ...] = ()
+    retry_count: int = 0
+
+
+def status_of(state: str) -> str:
+    return "approved" if state in MOVING else state.lower()
+
+
+def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) -> Standing:
+    member = party.owner, member_of(party.book)
+    throttle = tx.get(THROTTLES, member) or Throttle()
+    rules = tx.get(SETTINGS, party.owner) or Rules()
+    balance = tx.get(ACCOUNTS, Account(party.owner, party.book, asset_id))
+    throttled_us = 0 if throttle.until_us is None else throttle.until_us - at_us
+    return Standing(
+        None if balance is None else balance.available,
+        None if balance is None else str(balance.status),
+        throttled_us / SECOND_US if throttled_us > 0 else None,
+        throttle.sent if throttle.day == at_us // DAY_US else 0,
+        rules.limit,
+        rules.cooldown_s,
+        rules.every_transfer,
+        tx.get(GOVERNMENT, member) is not None,
+    )
+
+
+def cool_down(tx: MemoryTransaction, member: tuple[int, int], until_us: int) -> None:
+    throttle = tx.get(THROTTLES, member) or Throttle()
+    latest_us = max(until_us, throttle.until_us or 0)
+    tx.put(THROTTLES, member, throttle._replace(until_us=latest_us))
+
+
+class MemoryAllowance:
+    reversible = True
+
+    def __init__(self, name: str = ALLOWANCE) -> None:
+        self.name = name
+
+    async def lock(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+        members = [(account.owner, member_of(account.book)) for account in accounts]
+        await tx.pause()
+        for member in sorted(members):
+            await tx.insert(THROTTLES, member, Throttle())
+        await tx.lock(THROTTLES, sorted(members))
+
+    async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+        at_us, _ = await tx.begun()
+        await tx.pause()
+        judgement = Judgement(
+            {q.party: standing_of(tx, q.party, q.asset_id, at_us) for q in questions}
+        )
+        answers = [judgement.judge(question) for question in questions]
+        for guild, member, cooldown_s in judgement.refused:
+            cool_down(tx, (guild, member), at_us + cooldown_s * SECOND_US)
+        return answers
+
+    async def witness(
+        self,
+        tx: MemoryTransaction,
+        moves: Sequence[Move],
+        *,
+        born: bool,  # noqa: ARG002  A birth counts as any other move.
+    ) -> None:
+        at_us, _ = await tx.begun()
+        for move, guild, initiator, _ in paid(moves):
+            member, today = (guild, initiator), at_us // DAY_US
+            throttle = tx.get(THROTTLES, member) or Throttle()
+            sent = throttle.sent if throttle.day == today else 0
+            amount = move.after.amount
+            tx.put(THROTTLES, member, throttle._replace(day=today, sent=sent + amount))
+            rules = tx.get(SETTINGS, guild) or Rules()
+            if rules.every_transfer:
+                cool_down(tx, member, at_us + rules.cooldown_s * SECOND_US)
+
+
+class MemoryChecks:
+    reversible = True
+
+    def __init__(self, name: str = CHECKS) -> None:
+        self.name = name
+
+    async def lock(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+        """Nothing: the same members are locked by the allowance, whose name comes before ours."""
+
+    async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+        await tx.pause()
+        at_us, _ = await tx.begun()
+        return [self._answer(tx, question, at_us) for question in questions]
+
+    def _answer(self, tx: MemoryTransaction, question: Question, at_us: int) -> Answer:
+        if question.void:
+            return Rejected(Reason.UNDONE)
+        pending = tx.get(PENDING, question.transfer_id)
+        if pending is None or pending.status != "checking":
+            return Unknown(f"the pool has it as {pending}", Alarm.HALT)
+        expires_s = tx.get(TRANSFERS, question.transfer_id).expires_s
+        if expires_s is not None and expires_s * SECOND_US <= at_us:
+            return Unknown("expired", retry_s=1.0)
+        party, amount = question.party, question.amount
+        standing = standing_of(tx, party, question.asset_id, at_us)
+        found = tuple(results(standing, amount).items())
+        tx.put(PENDING, question.transfer_id, pending._replace(checks=found))
+        if not fits(standing, amount) and not standing.every_transfer:
+            member = party.owner, member_of(party.book)
+            cool_down(tx, member, at_us + standing.cooldown_s * SECOND_US)
+        to_midnight_us = DAY_US - at_us % DAY_US
+        return check(standing, amount, to_midnight_us / SECOND_US)
+
+    async def witness(self, tx: MemoryTransaction, moves: Sequence[Move], *, born: bool) -> None:
+        await tx.pause()
+        for move in moves:
+            after = move.after
+            pending = Pending("checking") if born else tx.get(PENDING, after.id)
+            begun = rounds(move)
+            tx.put(
+                PENDING,
+                after.id,
+                Pending(
+                    status_of(after.state),
+                    pending.round + begun,
+                    () if begun else pending.checks,
+                    after.retries,
+                ),
+            )

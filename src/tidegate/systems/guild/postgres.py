@@ -1,0 +1,131 @@
+"""The guild's rules on PostgreSQL: the checks are functions of the database, as is their record."""
+
+from collections.abc import Mapping, Sequence
+
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.ports import Account, SqlTransaction
+from tidegate.core.refusals import Reason
+from tidegate.core.sql import load, names, numbers, uuids
+from tidegate.core.transfer import Move, Question
+from tidegate.systems.guild.judge import (
+    ALLOWANCE,
+    CHECKS,
+    Judgement,
+    Payment,
+    Standing,
+    member_of,
+    paid,
+    rounds,
+)
+
+STATEMENTS = load("tidegate.systems.guild", "guild.sql")
+
+
+class Allowance:
+    """Whether a member may pay now, said under the member's lock, in the paying transaction."""
+
+    reversible = True
+
+    def __init__(self, name: str = ALLOWANCE) -> None:
+        self.name = name
+
+    async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
+        members = _members([(account.owner, account.book) for account in accounts])
+        await tx.post(STATEMENTS["open_members"], members)
+        await tx.fetch(STATEMENTS["lock_members"], members)
+
+    async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+        parties = list(dict.fromkeys(question.party for question in questions))
+        known = _members([(party.owner, party.book) for party in parties])
+        rows = await tx.fetch(STATEMENTS["standings"], known)
+        standings = {p: Standing(*row) for p, row in zip(parties, rows, strict=True)}
+        judgement = Judgement(standings)
+        answers = [judgement.judge(question) for question in questions]
+        if refused := judgement.refused:
+            values = {
+                "guilds": numbers(r.guild for r in refused),
+                "members": numbers(r.member for r in refused),
+                "cooldowns": numbers(r.cooldown_s for r in refused),
+            }
+            await tx.post(STATEMENTS["throttle"], values)
+        return answers
+
+    async def witness(
+        self,
+        tx: SqlTransaction,
+        moves: Sequence[Move],
+        *,
+        born: bool,  # noqa: ARG002  A birth counts as any other move.
+    ) -> None:
+        """Count what was paid."""
+        if made := paid(moves):
+            await tx.post(STATEMENTS["pay"], _payments(made))
+
+
+class Checks:
+    """The checks of a pool transfer, in rounds; and the pool's own record of its transfers."""
+
+    reversible = True
+
+    def __init__(self, name: str = CHECKS) -> None:
+        self.name = name
+
+    async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
+        """Nothing: the same members are locked by the allowance, whose name comes before ours."""
+
+    async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
+        asked = [q for q in questions if not q.void]
+        rows = await tx.fetch(STATEMENTS["check"], {"ids": uuids(q.transfer_id for q in asked)})
+        said = {q.transfer_id: _answer(*row) for q, row in zip(asked, rows, strict=True)}
+        return [said.get(q.transfer_id, Rejected(Reason.UNDONE)) for q in questions]
+
+    async def witness(self, tx: SqlTransaction, moves: Sequence[Move], *, born: bool) -> None:
+        if born:
+            await tx.post(STATEMENTS["begin"], _births(moves))
+        values = {
+            "ids": uuids(m.after.id for m in moves),
+            "states": names(m.after.state for m in moves),
+            "retries": numbers(m.after.retries for m in moves),
+            "rounds": numbers(rounds(m) for m in moves),
+            "reasons": names(m.after.error or "" for m in moves),
+        }
+        await tx.post(STATEMENTS["record"], values)
+
+
+def _answer(verdict: str, reason: str, retry_s: float | None) -> Answer:
+    match verdict:
+        case "done":
+            return Done()
+        case "rejected":
+            return Rejected(reason)
+        case "unknown":
+            return Unknown(reason, retry_s=retry_s)
+        case _:
+            # The two records differ, which no transaction of ours can have brought about.
+            return Unknown(reason, Alarm.HALT)
+
+
+def _members(keys: Sequence[tuple[int, str]]) -> Mapping[str, object]:
+    return {
+        "guilds": numbers(guild for guild, _ in keys),
+        "members": numbers(member_of(book) for _, book in keys),
+    }
+
+
+def _payments(made: Sequence[Payment]) -> Mapping[str, object]:
+    return {
+        "ids": uuids(p.move.after.id for p in made),
+        "guilds": numbers(p.guild for p in made),
+        "members": numbers(p.initiator for p in made),
+        "targets": numbers(p.target for p in made),
+        "amounts": numbers(p.move.after.amount for p in made),
+    }
+
+
+def _births(moves: Sequence[Move]) -> Mapping[str, object]:
+    parties = [move.after.parties for move in moves]
+    return {
+        "ids": uuids(move.after.id for move in moves),
+        "members": numbers(member_of(p["checks"].book) for p in parties),
+        "targets": numbers(member_of(p["target"].book) for p in parties),
+    }

@@ -1,0 +1,160 @@
+"""A guild with members who have money, on PostgreSQL, and an engine that makes their transfers."""
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from tests.conftest import SCHEMA
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party
+from tidegate.engine.alerts import Alert
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.systems.guild import POINT, Allowance, Checks, book_of
+from tidegate.systems.ledger import OUTSIDE, SUSPENSE, Ledger
+
+GUILD, ANNA, BEN, CARA = 10, 1, 2, 3
+WAIT_S = 20.0
+_seeds = itertools.count(1)
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass
+class Rig:
+    """What a test of the pool has at hand: the database, and engines on it."""
+
+    database: str
+    store: PostgresStore
+    sql: psycopg.Connection[Row]
+    alerts: list[Alert] = field(default_factory=list)
+
+    def engine(self, scan_s: float = 0.05) -> Engine[Any]:
+        return Engine(
+            Parts(
+                store=self.store,
+                flows=FLOWS,
+                outside=[],
+                local=[Ledger(), Allowance(), Checks()],
+                clock=time.monotonic,
+                dice=random.Random(next(_seeds)),
+                alert=self.alerts.append,
+                scan_s=scan_s,
+            )
+        )
+
+    async def endow(self, amount: int, *members: int, guild: int = GUILD) -> None:
+        """Points come into being by a deposit."""
+        async with self.engine() as engine:
+            for member in members:
+                parties = {
+                    "source": Party("ledger", OUTSIDE, guild),
+                    "target": Party("ledger", book_of(member), guild),
+                    "suspense": Party("ledger", SUSPENSE, guild),
+                }
+                said = await engine.transfer(Request(guild, "deposit", parties, POINT, amount))
+                assert isinstance(said, Receipt)
+                assert said.transfer.state == "COMPLETED"
+
+    def insert(self, amount: int, initiator: int = ANNA, target: int = BEN, **more: Any) -> UUID:
+        """As a user of plain SQL does."""
+        row = {"guild_id": GUILD, "initiator_id": initiator, "target_id": target, **more}
+        columns = ", ".join((*row, "amount"))
+        values = ", ".join(f"%({name})s" for name in (*row, "amount"))
+        found = self.sql.execute(
+            f"INSERT INTO economy.pending_transfers ({columns}) VALUES ({values})"  # type: ignore[arg-type]
+            " RETURNING transfer_id",
+            {**row, "amount": amount},
+        ).fetchone()
+        assert found is not None
+        id_: UUID = found["transfer_id"]
+        return id_
+
+    def rows(self, statement: str, *values: object) -> list[Row]:
+        return self.sql.execute(statement, values).fetchall()  # type: ignore[arg-type]
+
+    def run(self, statement: str, *values: object) -> None:
+        self.sql.execute(statement, values)  # type: ignore[arg-type]
+
+    def pending(self, id_: UUID) -> Row:
+        [row] = self.rows("SELECT * FROM economy.pending_transfers WHERE transfer_id = %s", id_)
+        return row
+
+    def balance(self, member: int, guild: int = GUILD) -> int:
+        found = self.rows(
+            "SELECT available FROM ledger_accounts WHERE owner = %s AND book = %s AND asset_id = 6",
+            guild,
+            book_of(member),
+        )
+        return int(found[0]["available"]) if found else 0
+
+    async def until(self, id_: UUID, *statuses: str) -> Row:
+        """Its row as soon as it is so, within a bound."""
+        return await self.when(id_, lambda row: row["status"] in statuses)
+
+    async def when(self, id_: UUID, holds: Callable[[Row], bool]) -> Row:
+        until_s = time.monotonic() + WAIT_S
+        while not holds(row := self.pending(id_)):
+            assert time.monotonic() < until_s, f"still {row}; {self.alerts}"
+            await asyncio.sleep(0.02)
+        return row
+
+    def due_in_s(self, id_: UUID) -> float:
+        [row] = self.rows(
+            "SELECT extract(epoch FROM due_at - now())::float8 AS s FROM transfers WHERE id = %s",
+            id_,
+        )
+        return float(row["s"])
+
+    @contextmanager
+    def listening(self) -> Iterator["Ears"]:
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            connection.execute("LISTEN economy_events")
+            yield Ears(connection)
+
+
+@dataclass
+class Ears:
+    """All that is said on the channel, in order."""
+
+    connection: psycopg.Connection[Any]
+    heard: list[Row] = field(default_factory=list)
+
+    def events(self, kind: str | None = None) -> list[Row]:
+        for notice in self.connection.notifies(timeout=0.3):
+            self.heard.append(json.loads(notice.payload))
+        return [event for event in self.heard if kind in (None, event["event_type"])]
+
+
+@asynccontextmanager
+async def rigged(database: str, lease_s: float = 1.0) -> AsyncIterator[Rig]:
+    bounds = Bounds(lease_s=lease_s, lock_s=5.0)
+    with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
+        connection.execute(f"SET search_path TO {SCHEMA}, tidegate")
+        async with PostgresStore(database, SCHEMA, bounds) as store:
+            yield Rig(database, store, connection)
+
+
+Scene: TypeAlias = Callable[[Rig], Awaitable[None]]
+Play: TypeAlias = Callable[[Scene], None]
+
+
+def player(database: str) -> Play:
+    async def whole(scene: Scene) -> None:
+        async with rigged(database) as rig:
+            await rig.endow(1_000, ANNA, BEN)
+            await scene(rig)
+
+    return lambda scene: asyncio.run(whole(scene))

@@ -1,0 +1,261 @@
+"""From an INSERT to the end: states, checks, retries and expiry, on PostgreSQL."""
+
+import psycopg
+import pytest
+
+from tests.economy.rig import ANNA, BEN, CARA, GUILD, Play, Rig
+
+PASSED = {"balance": 1, "cooldown": 1, "daily_limit": 1}
+
+
+def test_an_insert_is_enough_to_have_a_transfer_checked_and_made(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine():
+            row = await rig.until(rig.insert(100), "completed")
+        assert row["checks"] == PASSED
+        assert (row["retry_count"], row["round"], row["metadata"]) == (0, 1, {})
+        assert (rig.balance(ANNA), rig.balance(BEN)) == (900, 1_100)
+        assert (row["expires_at"] - row["created_at"]).total_seconds() == 24 * 3600
+
+    play(scene)
+
+
+def test_a_member_without_an_account_can_be_paid(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine():
+            await rig.until(rig.insert(100, target=CARA), "completed")
+        assert rig.balance(CARA) == 100
+
+    play(scene)
+
+
+def test_money_that_is_not_there_is_waited_for(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
+        async with rig.engine():
+            id_ = rig.insert(1_500)
+            row = await rig.when(id_, lambda r: r["retry_count"] == 2)
+            assert row["status"] == "checking"
+            assert row["checks"] == {**PASSED, "balance": 0}
+            assert 1.0 < rig.due_in_s(id_) <= 2.0
+            await rig.endow(600, ANNA)
+            row = await rig.until(id_, "completed")
+        assert row["checks"] == PASSED
+        assert (rig.balance(ANNA), rig.balance(BEN)) == (100, 2_500)
+
+    play(scene)
+
+
+def test_the_daily_limit_is_waited_for_until_the_next_utc_day(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine():
+            await rig.until(rig.insert(300), "completed")
+            id_ = rig.insert(201)
+            row = await rig.when(id_, lambda r: "daily_limit" in r["checks"])
+            assert row["checks"] == {**PASSED, "daily_limit": 0}
+            assert (row["status"], row["retry_count"]) == ("checking", 0)
+            [(midnight)] = rig.rows(
+                "SELECT extract(epoch FROM (date_trunc('day', now() AT TIME ZONE 'UTC')"
+                " + interval '1 day') AT TIME ZONE 'UTC' - now())::float8 AS s"
+            )
+            assert abs(rig.due_in_s(id_) - max(midnight["s"], 300.0)) < 2.0
+            # The day is over.
+            rig.run("UPDATE economy.throttles SET utc_day = utc_day - 1, throttled_until = NULL")
+            rig.run("UPDATE transfers SET due_at = now() WHERE id = %s", id_)
+            row = await rig.until(id_, "completed")
+        assert row["checks"] == PASSED
+        assert rig.balance(BEN) == 1_501
+
+    play(scene)
+
+
+def test_a_refusal_for_the_limit_starts_a_cooldown(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine():
+            await rig.when(rig.insert(501), lambda r: "daily_limit" in r["checks"])
+            id_ = rig.insert(10)
+            row = await rig.when(id_, lambda r: "daily_limit" in r["checks"])
+            assert row["checks"] == {**PASSED, "cooldown": 0}
+            assert 290 < rig.due_in_s(id_) <= 300
+            assert (row["status"], row["retry_count"]) == ("checking", 0)
+            rig.run("UPDATE economy.throttles SET throttled_until = now()")
+            rig.run("UPDATE transfers SET due_at = now() WHERE id = %s", id_)
+            await rig.until(id_, "completed")
+
+    play(scene)
+
+
+def test_a_cooldown_may_stand_between_any_two_transfers(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("UPDATE economy.guild_settings SET cooldown_after = 'every_transfer'")
+        async with rig.engine():
+            await rig.until(rig.insert(10), "completed")
+            id_ = rig.insert(10)
+            row = await rig.when(id_, lambda r: "daily_limit" in r["checks"])
+            assert row["checks"] == {**PASSED, "cooldown": 0}
+        assert rig.balance(BEN) == 1_010
+
+    play(scene)
+
+
+def test_the_government_is_exempt_from_cooldown_and_limit_but_not_from_balance(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("INSERT INTO economy.government_accounts VALUES (%s, %s)", GUILD, ANNA)
+        async with rig.engine():
+            await rig.until(rig.insert(600), "completed")
+            row = await rig.when(rig.insert(600), lambda r: r["retry_count"] > 0)
+        assert row["checks"] == {**PASSED, "balance": 0}
+        assert rig.balance(ANNA) == 400
+
+    play(scene)
+
+
+def test_a_guild_may_have_rules_of_its_own(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("INSERT INTO economy.guild_settings (guild_id, daily_limit) VALUES (%s, 0)", GUILD)
+        async with rig.engine():
+            await rig.until(rig.insert(1_000), "completed")
+
+    play(scene)
+
+
+def test_who_has_no_account_is_rejected_at_once(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with rig.engine():
+            row = await rig.until(rig.insert(1, initiator=CARA), "rejected")
+            assert row["retry_count"] == 0
+            rig.run("UPDATE ledger_accounts SET status = 'DISABLED' WHERE book = 'member:1'")
+            await rig.until(rig.insert(1), "rejected")
+
+    play(scene)
+
+
+def test_a_target_that_takes_nothing_gets_nothing_and_nobody_loses(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("UPDATE ledger_accounts SET status = 'DISABLED' WHERE book = 'member:2'")
+        async with rig.engine():
+            await rig.until(rig.insert(100), "rejected")
+        assert (rig.balance(ANNA), rig.balance(BEN)) == (1_000, 1_000)
+        assert rig.rows("SELECT sent FROM economy.throttles WHERE member_id = 1")[0]["sent"] == 0
+
+    play(scene)
+
+
+def test_after_ten_retries_it_is_rejected(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
+        id_ = rig.insert(5_000)
+        waits = []
+        async with rig.engine():
+            for count in range(1, 11):
+                await rig.when(id_, lambda r, n=count: r["retry_count"] == n)  # type: ignore[misc]
+                waits.append(rig.due_in_s(id_))
+                rig.run("UPDATE transfers SET due_at = now() WHERE id = %s", id_)
+            row = await rig.until(id_, "rejected")
+        assert row["retry_count"] == 10
+        for wait, exact in zip(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300], strict=True):
+            assert exact - 1.0 < wait <= exact
+
+    play(scene)
+
+
+def test_what_has_expired_is_rejected_although_it_could_be_paid_now(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        id_ = rig.insert(10, expires_at="2020-01-01")
+        async with rig.engine():
+            await rig.until(id_, "rejected")
+        assert rig.balance(ANNA) == 1_000
+        [row] = rig.rows("SELECT error FROM transfers WHERE id = %s", id_)
+        assert row["error"] == "EXPIRED"
+
+    play(scene)
+
+
+def test_what_waits_is_rejected_when_it_expires(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        [soon] = rig.rows("SELECT now() + interval '1500 milliseconds' AS at")
+        id_ = rig.insert(501, expires_at=soon["at"])
+        async with rig.engine():
+            await rig.when(id_, lambda r: "daily_limit" in r["checks"])
+            row = await rig.until(id_, "rejected")
+        assert 0 <= (row["updated_at"] - soon["at"]).total_seconds() < 2.0
+
+    play(scene)
+
+
+def test_what_is_approved_does_not_expire(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        [soon] = rig.rows("SELECT now() + interval '1500 milliseconds' AS at")
+        id_ = rig.insert(100, expires_at=soon["at"])
+        engine = rig.engine()
+        engine.lanes["allowance"].stop()
+        async with engine:
+            await rig.until(id_, "approved")
+        [late] = rig.rows("SELECT pg_sleep(1.6), now() > %s AS late", soon["at"])
+        assert late
+        async with rig.engine():
+            await rig.until(id_, "completed")
+
+    play(scene)
+
+
+def test_two_approved_transfers_cannot_pass_the_limit_together(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        ids = [rig.insert(300), rig.insert(300)]
+        engine = rig.engine()
+        engine.lanes["allowance"].stop()
+        async with engine:
+            for id_ in ids:
+                await rig.until(id_, "approved")
+        async with rig.engine():
+            for id_ in ids:
+                await rig.when(id_, lambda r: r["status"] == "completed" or r["round"] > 1)
+            [late] = [r for r in map(rig.pending, ids) if r["status"] != "completed"]
+            late = await rig.when(late["transfer_id"], lambda r: "daily_limit" in r["checks"])
+        assert (late["status"], late["round"]) == ("checking", 2)
+        assert late["checks"]["daily_limit"] == 0
+        assert rig.balance(ANNA) == 700
+
+    play(scene)
+
+
+def test_two_approved_transfers_cannot_overdraw_together(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
+        ids = [rig.insert(600), rig.insert(600)]
+        engine = rig.engine()
+        engine.lanes["allowance"].stop()
+        async with engine:
+            for id_ in ids:
+                await rig.until(id_, "approved")
+        async with rig.engine():
+            for id_ in ids:
+                await rig.when(id_, lambda r: r["status"] == "completed" or r["retry_count"] > 0)
+        assert sorted(rig.pending(id_)["status"] for id_ in ids) == ["checking", "completed"]
+        assert (rig.balance(ANNA), rig.balance(BEN)) == (400, 1_600)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE economy.pending_transfers SET status = 'completed'",
+        "UPDATE economy.pending_transfers SET amount = 1",
+        "UPDATE economy.pending_transfers SET expires_at = now()",
+        "DELETE FROM economy.pending_transfers",
+        "SELECT economy._check_and_approve_transfer(transfer_id) FROM economy.pending_transfers",
+    ],
+)
+def test_the_two_records_cannot_be_made_to_differ(play: Play, statement: str) -> None:
+    async def scene(rig: Rig) -> None:
+        id_ = rig.insert(10)
+        rig.run(
+            "UPDATE economy.pending_transfers SET checks ="
+            """ '{"balance": 1, "cooldown": 1, "daily_limit": 1}'"""
+        )
+        with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="would differ"):
+            rig.run(statement)
+        assert rig.pending(id_)["status"] == "checking"
+
+    play(scene)
