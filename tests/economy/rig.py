@@ -74,7 +74,7 @@ class Rig:
         columns = ", ".join((*row, "amount"))
         values = ", ".join(f"%({name})s" for name in (*row, "amount"))
         found = self.sql.execute(
-            f"INSERT INTO economy.pending_transfers ({columns}) VALUES ({values})"  # type: ignore[arg-type]
+            f"INSERT INTO economy.pending_transfers ({columns}) VALUES ({values})"
             " RETURNING transfer_id",
             {**row, "amount": amount},
         ).fetchone()
@@ -83,10 +83,10 @@ class Rig:
         return id_
 
     def rows(self, statement: str, *values: object) -> list[Row]:
-        return self.sql.execute(statement, values).fetchall()  # type: ignore[arg-type]
+        return self.sql.execute(statement, values).fetchall()
 
     def run(self, statement: str, *values: object) -> None:
-        self.sql.execute(statement, values)  # type: ignore[arg-type]
+        self.sql.execute(statement, values)
 
     def pending(self, id_: UUID) -> Row:
         [row] = self.rows("SELECT * FROM economy.pending_transfers WHERE transfer_id = %s", id_)

@@ -113,7 +113,7 @@ def test_a_failing_migration_leaves_nothing_behind(database: str) -> None:
         assert 99 not in [number for number, _ in applied(database)]
 
         mended = broken._replace(statements="CREATE TABLE whole (n integer);")
-        module._apply(connection, SCHEMA, mended)
+        module._apply(connection, (SCHEMA, "tidegate"), mended)
     assert tables(database, SCHEMA) == before | {"whole"}
     assert applied(database)[-1] == (99, "0099_broken")
 
@@ -121,7 +121,7 @@ def test_a_failing_migration_leaves_nothing_behind(database: str) -> None:
 def test_a_table_of_a_later_migration_can_be_read_by_those_who_may_read(database: str) -> None:
     later = Migration(99, "0099_later", "CREATE TABLE later (n integer);")
     with psycopg.connect(database, autocommit=True) as connection:
-        module._apply(connection, SCHEMA, later)
+        module._apply(connection, (SCHEMA, "tidegate"), later)
     for role in ("tidegate_engine", "tidegate_auditor"):
         asked = "SELECT has_table_privilege(%s, 'later', 'SELECT')"
         assert rows(database, asked, role) == [(True,)]

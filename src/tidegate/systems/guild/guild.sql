@@ -5,7 +5,7 @@ SELECT k.guild_id, k.member_id
  ORDER BY k.guild_id, k.member_id
 ON CONFLICT DO NOTHING;
 
--- lock_members: a statement of its own, in one order; what is read after it is not changed by others.
+-- lock_members: a statement of its own, in one order: what is read after it, nobody else changes.
 SELECT t.member_id
   FROM economy.throttles AS t
   JOIN unnest(%(guilds)s::bigint[], %(members)s::bigint[]) AS k (guild_id, member_id)

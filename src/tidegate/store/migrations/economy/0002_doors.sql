@@ -20,7 +20,8 @@ CREATE TRIGGER prepare BEFORE INSERT ON pending_transfers
 CREATE FUNCTION _fingerprint(p pending_transfers) RETURNS bytea
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT substr(sha256(convert_to(jsonb_build_array(
-               p.guild_id, p.initiator_id, p.target_id, p.amount, p.metadata)::text, 'UTF8')), 1, 16)
+               p.guild_id, p.initiator_id, p.target_id, p.amount, p.metadata)::text,
+               'UTF8')), 1, 16)
 $$;
 
 -- A cid is its initiator's, and the guild's other members cannot meet it.
