@@ -83,6 +83,6 @@ def test_to_wait_for_a_known_time_is_not_counted() -> None:
 
 def test_what_a_round_has_counted_the_next_round_knows() -> None:
     approved = resting(POOL_TRANSFER, "APPROVED", version=1, retries=7)
-    again = decide(POOL_TRANSFER, approved, Rejected("DAILY_LIMIT_EXCEEDED"), TERMS).after
-    assert (again.state, again.retries) == ("CHECKING", 7)
-    assert decide(POOL_TRANSFER, again, NO_MONEY, TERMS).delay_s == 128
+    back = decide(POOL_TRANSFER, approved, Rejected("DAILY_LIMIT_EXCEEDED"), TERMS)
+    assert (back.after.state, back.after.retries, back.delay_s) == ("CHECKING", 8, 128)
+    assert decide(POOL_TRANSFER, back.after, NO_MONEY, TERMS).delay_s == 256

@@ -16,14 +16,17 @@ from tidegate.core.wire import Verb
 from tidegate.simulation.auditor import CORE, LEDGER, Life
 from tidegate.simulation.effects import plain, reachable
 from tidegate.simulation.fate import Plan
-from tidegate.simulation.people import ASSET, SPOT, Mood
+from tidegate.simulation.people import ASSET, MEMBERS, POOL_S, SPOT, Mood
 from tidegate.simulation.scenario import BRIMFUL, Scenario, run
 from tidegate.simulation.world import Terms, World, until
+from tidegate.systems.guild import payment
+from tidegate.systems.guild.memory import THROTTLES, Throttle
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 OWNER, AMOUNT = 1, 10
-LOOK_S = 0.05
+GUILD_FLOWS = ("pool_transfer", "member_transfer")
+LOOK_S, COOLING_S = 0.05, 3.0
 # Seldom: a fault while a worker looks for what is due and finds nothing teaches little.
 SCAN_S = 5.0
 
@@ -44,6 +47,9 @@ class Path:
     flooded: bool = False  # The source fills up after its debit, and takes nothing back.
     refusals: int = 0  # «No»s that nobody accepts, after which people open what is shut.
     reversible: bool = True  # Whether the core is said to be able to undo a debit.
+    amount: int = AMOUNT
+    cools: bool = False  # The payer has to cool down, from the first approval on, for a while.
+    rounds: int = 0  # Rounds of checks that begin anew, after which people open what is shut.
 
     @property
     def workers(self) -> int:
@@ -56,7 +62,12 @@ class Path:
     def prepare(self, scene: Scenario) -> None:
         """To be the only thing that happens in a scene."""
         parties = {role: party(book) for role, book in self.roles.items()}
-        scene.wishes = [Request(OWNER, self.flow, parties, ASSET, AMOUNT, "cid")]
+        if self.flow in GUILD_FLOWS:
+            needed = {"allowance", *(("checks",) if self.flow == "pool_transfer" else ())}
+            parties |= {role: p for role, p in payment(OWNER, 1, 2).items() if role in needed}
+        lives_s = POOL_S if self.flow == "pool_transfer" else None
+        wish = Request(OWNER, self.flow, parties, ASSET, self.amount, "cid", lives_s=lives_s)
+        scene.wishes = [wish]
         scene.nodes = self.workers
         scene.world.terms = Terms(scan_s=SCAN_S, reversible=self.reversible)
         scene.mood = Mood(flooded=frozenset({OWNER} if self.flooded else ()))
@@ -71,7 +82,9 @@ class Keeper:
     scene: Scenario
     world: World = field(init=False)
     stays: set[int] = field(default_factory=set)  # The versions that were refused, and stayed.
+    again: set[int] = field(default_factory=set)  # The versions at which checks began anew.
     opening: bool = False
+    cooled: bool = False
 
     def __post_init__(self) -> None:
         self.world = self.scene.world
@@ -87,14 +100,25 @@ class Keeper:
         self, written: Mapping[tuple[str, Any], Any], leased: frozenset[UUID], by: object
     ) -> None:
         self.committed(written, leased, by)
+        if self.path.cools and not self.cooled:
+            self.cool_down()
         if not self.opening and any(map(self.enough, self.world.auditor.lives.values())):
             self.opening = True
             self.world.later(self.open())
 
+    def cool_down(self) -> None:
+        if any(map(approved, self.world.auditor.lives.values())):
+            self.cooled = True
+            until_us = round((self.world.loop.now_s + COOLING_S) * 1_000_000)
+            self.world.tables.rows[THROTTLES][OWNER, 1] = Throttle(until_us)
+
     def enough(self, life: Life) -> bool:
         if life.refused:
             self.stays.add(life.version)
-        return life.transfer.lane is None or len(self.stays) >= self.path.refusals > 0
+        if life.transfer.state == "CHECKING" and life.version > 0:
+            self.again.add(life.version)
+        often = len(self.stays) >= self.path.refusals > 0
+        return life.transfer.lane is None or often or len(self.again) >= self.path.rounds > 0
 
     async def open(self) -> None:
         self.scene.mood.flooded = frozenset()
@@ -122,6 +146,10 @@ class Keeper:
     def is_marked(self, status: Status) -> bool:
         core, spot = self.world.host.core, wire.account(wire.Book.SPOT, ASSET, OWNER)
         return core is not None and core.book.status(spot) == wire.Status[status]
+
+
+def approved(life: Life) -> bool:
+    return life.transfer.state == "APPROVED"
 
 
 def party(book: str) -> Party:
@@ -170,6 +198,20 @@ def withdrawals(source: str) -> Iterator[Path]:
         yield path("no refund, so target insisted on", "COMPLETED", reversible=False, **refused)
 
 
+def payments(flow: str, no: str) -> Iterator[Path]:
+    """Between members; and out of the core, which may refuse what the ledger would not."""
+    member, other = MEMBERS
+    path = between(flow, member, other)
+    yield path("done", "COMPLETED")
+    yield path("over the limit", no, amount=501)
+    yield path("target refuses", no, shut=(other,))
+    path = between(flow, SPOT, other)
+    yield path("done", "COMPLETED")
+    refused = {"shut": (other,), "refusals": 1}
+    yield path("refund refused at first", no, flooded=True, **refused)
+    yield path("no refund, so target insisted on", "COMPLETED", reversible=False, **refused)
+
+
 PATHS = (
     *internal(FUNDING, SPOT),
     *internal(SPOT, FUNDING),
@@ -180,6 +222,21 @@ PATHS = (
     ),
     *withdrawals(FUNDING),
     *withdrawals(SPOT),
+    *payments("pool_transfer", "REJECTED"),
+    *payments("member_transfer", "REFUSED"),
+    between("pool_transfer", MEMBERS[0], MEMBERS[1])(
+        "source refuses", "REJECTED", shut=MEMBERS[:1]
+    ),
+    between("pool_transfer", SPOT, MEMBERS[1])(
+        "source refuses at first", "COMPLETED", shut=(SPOT,), rounds=1
+    ),
+    between("pool_transfer", SPOT, MEMBERS[1])("source refuses for good", "REJECTED", shut=(SPOT,)),
+    between("pool_transfer", MEMBERS[0], MEMBERS[1])(
+        "cooling down when it was approved", "COMPLETED", cools=True
+    ),
+    between("member_transfer", MEMBERS[0], MEMBERS[1])(
+        "source refuses", "REFUSED", shut=MEMBERS[:1]
+    ),
 )
 
 

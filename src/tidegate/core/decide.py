@@ -73,12 +73,14 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
     rest = flow.arrive(to)[-1]
     after = flow.ask(rest)
     done = isinstance(answer, Done)
+    again = ask.backs_off and not done
     moved = replace(
         transfer,
         state=rest,
         lane=lane_of(flow, transfer.parties, rest),
         version=transfer.version + 1,
         attempts=0,
+        retries=transfer.retries + again,
         paged=False,  # Somebody was called about the question that is answered now.
         undoes=transfer.version if done and ask.verb in TAKES else transfer.undoes,
         error=transfer.error if isinstance(answer, Done) else bounded(answer.reason),
@@ -89,6 +91,7 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
         transfer,
         moved,
         (_entry(flow, transfer, answer, to, terms),),
+        delay_s=_pause(ask if after is None else after, transfer, None, terms) if again else 0.0,
         rests=after is None or after.rests,
         deadline_s=None if after is None else after.deadline_s,
     )
@@ -143,16 +146,17 @@ def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
     return Move(
         transfer,
         waiting,
-        delay_s=_pause(patience, transfer, answer, terms),
+        delay_s=_pause(ask, transfer, answer.retry_s, terms),
         attempt=bounded(answer.reason),
         alarm=alarm,
         rests=True,
     )
 
 
-def _pause(patience: Patience, transfer: Transfer, answer: Unknown, terms: Terms) -> float:
-    if answer.retry_s is not None:
-        return min(max(answer.retry_s, SOONEST_S), LATEST_S)
+def _pause(ask: Ask, transfer: Transfer, wished_s: float | None, terms: Terms) -> float:
+    if wished_s is not None:
+        return min(max(wished_s, SOONEST_S), LATEST_S)
+    patience = ask.patience
     # Where pauses are counted, they grow with the count; else with the attempts at this question.
     counted = transfer.retries + 1 if patience.most is not None else transfer.attempts
     return backoff(patience, max(counted, 1), terms.jitter)

@@ -86,6 +86,7 @@ class Ask(msgspec.Struct, frozen=True):
     patience: Patience = ACCOUNTS
     deadline_s: float | None = None  # Past it, Unknown becomes Rejected(EXPIRED).
     opens: bool = False  # The account asked for is opened if it does not exist.
+    backs_off: bool = False  # A «no» leads back: it counts as a retry, and waits like one.
     rests: bool = False  # Never asked in the transaction that arrives here: breaks a cycle.
 
 

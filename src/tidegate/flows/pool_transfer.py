@@ -50,10 +50,16 @@ POOL_TRANSFER = Flow(
             Verb.CHECK,
             done=State.DEBITING,
             rejected=State.CHECKING,
+            backs_off=True,
             rests=True,
         ),
         State.DEBITING: Ask(
-            Place.SOURCE, "source", Verb.DEBIT, done=State.CREDITING, rejected=State.CHECKING
+            Place.SOURCE,
+            "source",
+            Verb.DEBIT,
+            done=State.CREDITING,
+            rejected=State.CHECKING,
+            backs_off=True,
         ),
         State.CREDITING: Ask(
             Place.IN_FLIGHT,

@@ -20,7 +20,9 @@ from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, B
 from tidegate.engine.alerts import Alert
 from tidegate.simulation.disk import Inode
 from tidegate.simulation.effects import Effects, label, laws_of
+from tidegate.simulation.pool import differing
 from tidegate.store.memory import HISTORY, TRANSFERS
+from tidegate.systems.guild.memory import PENDING, Pending
 from tidegate.systems.ledger import OUTSIDE
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 from tidegate.trading_core import wal
@@ -57,6 +59,7 @@ class Life:
     told: bool = False  # People know that it is stuck where it is.
     overdue: bool = False  # They should.
     owing: list[object] = field(default_factory=list)  # Who has written down that it is stuck.
+    pooled: Pending | None = None  # The transfer pool's own record of it.
 
 
 class Eyes(NamedTuple):
@@ -118,6 +121,9 @@ class Auditor:
                 self.blame(f"{account} holds {row.available}, and its operations make {kept}")
         for life in touched:
             self._judge(life)
+            life.pooled = written.get((PENDING, life.transfer.id), life.pooled)
+            if problem := differing(life.transfer, life.pooled, self.books):
+                self.blame(problem)
 
     def _stored(
         self, after: Transfer, history: tuple[Any, ...] | None, lease: bool, by: object

@@ -54,16 +54,17 @@ def reachable(flow: Flow) -> Iterator[Edge]:
 
     A «no» stays where it is only if the table has no column for it, or if the column leads to an
     undo that its system cannot make. The first question is asked again under another version only
-    after such a «no».
+    after such a «no», or where the table leads back to it.
     """
     opening = flow.arrive(flow.first)[-1]
+    returns = any(to == opening for _, why, to in flow.edges() if why)
     for edge in flow.answers():
         state = edge.path[-1]
         asked = edge.path[len(flow.arrive(flow.first)) - 1] if edge.first else edge.path[0]
         stays = edge.answer == "rejected" and state == asked
         if stays and not insists(flow, asked):
             continue
-        if asked == opening and not edge.first and not insists(flow, opening):
+        if asked == opening and not edge.first and not (insists(flow, opening) or returns):
             continue
         yield edge
 

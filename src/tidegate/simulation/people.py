@@ -9,11 +9,15 @@ import msgspec
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.simulation.auditor import CORE, LEDGER
+from tidegate.systems.guild import book_of, payment
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 
 ASSET, START, SPOT = 3, 1_000, "SPOT"
 OWNERS = (1, 2, 3, 4)
-BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE)
+# An owner is a guild, too, and these are its members' books.
+MEMBERS = (book_of(1), book_of(2))
+BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE, *MEMBERS)
+POOL_S = 20.0  # Within which a pool transfer passes its checks or expires.
 TRANSFERS = 20
 AMOUNTS = (1, 10, 100, 400, 900, 2_500)
 
@@ -47,6 +51,7 @@ class Mood:
     from_core: float = 0.5  # How much of what is moved begins in the core.
     deposits: float = 0.2
     withdrawals: float = 0.2
+    members: float = 0.3  # How much of what is moved is between members of a guild.
 
     @classmethod
     def thrown(cls, dice: random.Random) -> "Mood":
@@ -84,7 +89,10 @@ def wishes(dice: random.Random, mood: Mood, count: int = TRANSFERS) -> list[Requ
     for number in range(count):
         owner = dice.choice(OWNERS)
         flow, parties = _movement(dice, mood, owner)
-        made.append(Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}"))
+        wish = Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}")
+        if flow == "pool_transfer":
+            wish = msgspec.structs.replace(wish, lives_s=POOL_S)
+        made.append(wish)
         if dice.random() < 0.1:
             again = dice.choice(made)
             amount = again.amount + (dice.random() < 0.3)
@@ -96,9 +104,23 @@ def _movement(dice: random.Random, mood: Mood, owner: int) -> tuple[str, dict[st
     funding, spot = Party(LEDGER, FUNDING, owner), Party(CORE, SPOT, owner)
     outside, suspense = Party(LEDGER, OUTSIDE, owner), Party(LEDGER, SUSPENSE, owner)
     one, other = (spot, funding) if dice.random() < mood.from_core else (funding, spot)
+    if dice.random() < mood.members:
+        return _payment(dice, owner, spot if one is spot and dice.random() < 0.5 else None)
     chance = dice.random()
     if chance < mood.deposits:
         return "deposit", {"source": outside, "target": one, "suspense": suspense}
     if chance < mood.deposits + mood.withdrawals:
         return "external_withdrawal", {"source": one, "target": outside}
     return "internal_transfer", {"source": one, "target": other}
+
+
+def _payment(dice: random.Random, guild: int, spot: Party | None) -> tuple[str, dict[str, Party]]:
+    """From one member to another; or out of the core, where the debit is between two commits."""
+    one, other = dice.choice(((1, 2), (2, 1)))
+    parties = dict(payment(guild, one, other))
+    if spot is not None:
+        parties["source"] = spot
+    flow = dice.choice(("pool_transfer", "pool_transfer", "member_transfer"))
+    if flow == "member_transfer":
+        del parties["checks"]
+    return flow, parties

@@ -33,6 +33,7 @@ from tidegate.simulation.loop import SimLoop, simulate
 from tidegate.simulation.people import (
     ASSET,
     BOOKS,
+    MEMBERS,
     OWNERS,
     SPOT,
     START,
@@ -42,6 +43,7 @@ from tidegate.simulation.people import (
 )
 from tidegate.simulation.store import MARKS
 from tidegate.simulation.world import Node, Terms, World, until
+from tidegate.systems.guild.memory import SETTINGS, Rules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
 from tidegate.systems.ledger.memory import ACCOUNTS
@@ -52,6 +54,8 @@ SIEGE_S = (75.0, 110.0)  # Longer than the patience of any question.
 HOUR_S = 3600.0
 BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
 CLIENT_S = 5.0
+# Some owners' guilds have rules of their own.
+GUILDS = {3: Rules(limit=0), 4: Rules(limit=0, cooldown_s=2, every_transfer=True)}
 
 Meddling: TypeAlias = Counter[str]
 # What people and machines do besides, which every long run must contain often enough.
@@ -122,8 +126,12 @@ class Scenario:
     async def _begin(self) -> None:
         world, rows = self.world, self.world.tables.rows[ACCOUNTS]
         world.host.start()
+        for guild, rules in GUILDS.items():
+            world.tables.rows[SETTINGS][guild] = rules
         for owner in OWNERS:
-            for book, amount in ((FUNDING, START), (OUTSIDE, -2 * START), (SUSPENSE, 0)):
+            members = [(book, START) for book in MEMBERS]
+            outside = -START * (2 + len(members))
+            for book, amount in ((FUNDING, START), (OUTSIDE, outside), (SUSPENSE, 0), *members):
                 rows[Account(owner, book, ASSET)] = Balance(amount, 0, Status.ACTIVE)
                 world.auditor.endow((LEDGER, owner, book, ASSET), amount)
         while (
@@ -247,7 +255,7 @@ class Scenario:
         """Until it is done: whoever is to do it may be starting just now."""
         world = self.world
         for owner in OWNERS:
-            for book in (FUNDING, OUTSIDE, SUSPENSE):
+            for book in (FUNDING, OUTSIDE, SUSPENSE, *MEMBERS):
                 key = Account(owner, book, ASSET)
                 await until(partial(self._free, key), 0.01)
                 rows = world.tables.rows[ACCOUNTS]

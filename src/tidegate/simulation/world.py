@@ -22,6 +22,7 @@ from tidegate.simulation.loop import SimLoop
 from tidegate.simulation.network import Network, Wires
 from tidegate.simulation.store import NodeStore, SimTwin
 from tidegate.store.memory import Tables
+from tidegate.systems.guild import MemoryAllowance, MemoryChecks
 from tidegate.systems.ledger import MemoryLedger
 from tidegate.systems.ledger.memory import ACCOUNTS
 from tidegate.systems.trading import Caller, Trading, recall
@@ -92,7 +93,7 @@ class Node:
                 store=self.store,
                 flows=world.flows,
                 outside=[SimTrading(self)],
-                local=[MemoryLedger(LEDGER)],
+                local=[MemoryLedger(LEDGER), MemoryAllowance(), MemoryChecks()],
                 clock=self.clock,
                 dice=random.Random(world.dice.random()),  # noqa: S311  To be thrown again.
                 alert=self.alert,
