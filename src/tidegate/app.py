@@ -31,6 +31,7 @@ from tidegate.engine.rings import RING_SIZE
 from tidegate.flows import FLOWS
 from tidegate.store.daily import DailyLimits
 from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import Caller, Trading, dial, recall
 
@@ -94,7 +95,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             store=store,
             flows={flow.name: flow for flow in flows},
             outside=[*([core] if core else []), *setup.systems],
-            local=[ledger],
+            local=[ledger, Allowance(), Checks()],
             clock=time.monotonic,
             dice=random.Random(os.urandom(16)),  # noqa: S311  It spreads retries; it hides nothing.
             alert=alert,

@@ -51,6 +51,7 @@ class Mood:
     from_core: float = 0.5  # How much of what is moved begins in the core.
     deposits: float = 0.2
     withdrawals: float = 0.2
+    from_spot: float = 0.5  # How many of these that begin in the core are paid out of it.
     members: float = 0.3  # How much of what is moved is between members of a guild.
 
     @classmethod
@@ -72,14 +73,16 @@ class Mood:
         if chance < 0.14:
             # Money that left the core, cannot arrive, and does not fit where it came from.
             self.flooded, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
-            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE), 0.8
+            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
+            self.members, self.from_spot, self.worse = 0.5, 0.9, (Status.DISABLED,)
         elif chance < 0.22:
             # Money that came in, is not taken, and not even by the suspense book.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
             self.worse, self.deposits = (Status.DISABLED,), 0.6
         elif chance < 0.32:
             # Money that cannot arrive. Where the core cannot undo, it must wait.
-            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE), 0.7
+            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
+            self.members, self.from_spot = 0.5, 0.9
             self.worse, self.from_core, self.withdrawals = (Status.DISABLED,), 0.8, 0.4
 
 
@@ -105,7 +108,9 @@ def _movement(dice: random.Random, mood: Mood, owner: int) -> tuple[str, dict[st
     outside, suspense = Party(LEDGER, OUTSIDE, owner), Party(LEDGER, SUSPENSE, owner)
     one, other = (spot, funding) if dice.random() < mood.from_core else (funding, spot)
     if dice.random() < mood.members:
-        return _payment(dice, owner, spot if one is spot and dice.random() < 0.5 else None)
+        return _payment(
+            dice, owner, spot if one is spot and dice.random() < mood.from_spot else None
+        )
     chance = dice.random()
     if chance < mood.deposits:
         return "deposit", {"source": outside, "target": one, "suspense": suspense}
@@ -120,7 +125,7 @@ def _payment(dice: random.Random, guild: int, spot: Party | None) -> tuple[str, 
     parties = dict(payment(guild, one, other))
     if spot is not None:
         parties["source"] = spot
-    flow = dice.choice(("pool_transfer", "pool_transfer", "member_transfer"))
+    flow = dice.choice(("pool_transfer", "member_transfer"))
     if flow == "member_transfer":
         del parties["checks"]
     return flow, parties

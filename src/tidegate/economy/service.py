@@ -1,0 +1,141 @@
+"""Members pay each other: at once, or through the pool as soon as they may."""
+
+import asyncio
+import json
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self, Unpack
+from uuid import UUID
+
+from psycopg_pool import AsyncConnectionPool
+
+from tidegate.app import open_gate
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Transfer
+from tidegate.economy.errors import InvalidTransfer, TransferUnavailable, error_of
+from tidegate.economy.gateway import (
+    STATEMENTS,
+    PendingTransfer,
+    PendingTransferGateway,
+    Wish,
+    words_of,
+)
+from tidegate.economy.places import setup_of
+from tidegate.engine.gate import Gate
+from tidegate.systems.guild import CHECKS, POINT, payment
+
+ENABLED = "TRANSFER_EVENT_POOL_ENABLED"
+YES = ("1", "true", "yes", "on")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """A transfer that was made."""
+
+    transfer_id: UUID
+    guild_id: int
+    initiator_id: int
+    target_id: int
+    amount: int
+    initiator_balance: int
+    target_balance: int
+    metadata: dict[str, object] = field(default_factory=dict)
+
+
+class TransferService:
+    """Synchronous by default; with the pool, `transfer_currency` gives an id and returns.
+
+    In synchronous mode the first call starts an engine, which `close` ends.
+    """
+
+    def __init__(
+        self, pool: AsyncConnectionPool[Any], *, event_pool_enabled: bool | None = None
+    ) -> None:
+        if event_pool_enabled is None:
+            event_pool_enabled = os.environ.get(ENABLED, "").lower() in YES
+        self.pool = pool
+        self.event_pool_enabled = event_pool_enabled
+        self.gateway = PendingTransferGateway()
+        self._opening = asyncio.Lock()
+        self._gate: Gate | None = None
+        self._running = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self._gate = None
+        await self._running.aclose()
+
+    async def transfer_currency(self, **wish: Unpack[Wish]) -> UUID | TransferResult:
+        """The transfer's id in the pool; or, at once, what came of it, or a TransferError."""
+        _check(wish)
+        if self.event_pool_enabled:
+            async with self.pool.connection() as connection:
+                return await self.gateway.create_pending_transfer(connection, **wish)
+        return await self._pay(wish)
+
+    async def get_transfer_status(self, transfer_id: UUID) -> PendingTransfer | None:
+        async with self.pool.connection() as connection:
+            return await self.gateway.get_pending_transfer(connection, transfer_id)
+
+    async def _pay(self, wish: Wish) -> TransferResult:
+        gate = await self._open()
+        guild, initiator, target = wish["guild_id"], wish["initiator_id"], wish["target_id"]
+        parties = {r: p for r, p in payment(guild, initiator, target).items() if r != CHECKS}
+        words, cid = words_of(wish), wish.get("cid")
+        request = Request(
+            guild,
+            "member_transfer",
+            parties,
+            POINT,
+            wish["amount"],
+            None if cid is None else f"{initiator}:{cid}",
+            detail={"metadata": json.dumps(words, sort_keys=True)} if words else {},
+        )
+        said = await gate.engine.transfer(request)
+        if isinstance(said, Refusal):
+            raise error_of(said)
+        transfer = said.transfer
+        if transfer.lane is not None:
+            raise TransferUnavailable("it is on its way; ask again with its cid", transfer.id)
+        if transfer.state != "COMPLETED":
+            raise error_of(transfer.error or "", transfer.id)
+        return await _result(gate, transfer, wish)
+
+    async def _open(self) -> Gate:
+        async with self._opening:
+            if self._gate is None:
+                setup = await setup_of(self.pool)
+                self._gate = await self._running.enter_async_context(open_gate(setup))
+            return self._gate
+
+
+def _check(wish: Wish) -> None:
+    """What can be refused without asking anybody."""
+    for name in ("guild_id", "initiator_id", "target_id", "amount"):
+        value = wish[name]
+        if type(value) is not int or not 0 < value < 2**63:
+            raise InvalidTransfer(f"{name} must be a whole number from 1 on, not {value!r}")
+    if wish["initiator_id"] == wish["target_id"]:
+        raise InvalidTransfer("nobody pays themselves")
+
+
+async def _result(gate: Gate, transfer: Transfer, wish: Wish) -> TransferResult:
+    rows = await gate.store.run(STATEMENTS["balances_after"], {"transfer_id": transfer.id})
+    after = dict(rows)
+    return TransferResult(
+        transfer.id,
+        wish["guild_id"],
+        wish["initiator_id"],
+        wish["target_id"],
+        transfer.amount,
+        after["debit"],
+        after["credit"],
+        words_of(wish),
+    )

@@ -1,0 +1,231 @@
+"""The library over a psycopg pool: both modes, the gateway, and what is raised."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg_pool import AsyncConnectionPool
+
+from tests.economy.rig import ANNA, BEN, CARA, GUILD, Play, Rig
+from tidegate.economy import (
+    AccountDisabled,
+    AccountFrozen,
+    AccountNotFound,
+    DailyLimitExceeded,
+    DifferentTransfer,
+    InsufficientBalance,
+    InvalidTransfer,
+    PendingTransfer,
+    PendingTransferGateway,
+    TransferError,
+    TransferEventPoolCoordinator,
+    TransferResult,
+    TransferService,
+    TransferThrottled,
+    TransferUnavailable,
+)
+
+Pool: TypeAlias = AsyncConnectionPool[Any]
+Scene: TypeAlias = Callable[[Rig, Pool], Awaitable[None]]
+PAY: dict[str, Any] = {"guild_id": GUILD, "initiator_id": ANNA, "target_id": BEN, "amount": 100}
+
+
+@pytest.fixture
+def pooled(play: Play) -> Callable[[Scene], None]:
+    async def whole(rig: Rig, scene: Scene) -> None:
+        async with AsyncConnectionPool(rig.database, min_size=1, max_size=4) as pool:
+            await scene(rig, pool)
+
+    return lambda scene: play(lambda rig: whole(rig, scene))
+
+
+Pooled: TypeAlias = Callable[[Scene], None]
+
+
+def test_in_pool_mode_a_transfer_is_an_id_and_goes_its_way(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = TransferService(pool, event_pool_enabled=True)
+        async with TransferEventPoolCoordinator(pool):
+            id_ = await service.transfer_currency(**PAY, reason="lunch", metadata={"table": 4})
+            assert isinstance(id_, UUID)
+            await rig.until(id_, "completed")
+        status = await service.get_transfer_status(transfer_id=id_)
+        assert isinstance(status, PendingTransfer)
+        assert status.status == "completed"
+        assert status.checks == {"balance": 1, "cooldown": 1, "daily_limit": 1}
+        assert status.metadata == {"reason": "lunch", "table": 4}
+        assert await service.get_transfer_status(uuid4()) is None
+
+    pooled(scene)
+
+
+def test_a_hint_is_enough_although_the_next_scan_is_far(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = TransferService(pool, event_pool_enabled=True)
+        async with TransferEventPoolCoordinator(pool, scan_s=3600.0):
+            await asyncio.sleep(0.5)
+            for _ in range(3):
+                id_ = await service.transfer_currency(**PAY)
+                assert isinstance(id_, UUID)
+                await rig.until(id_, "completed")
+
+    pooled(scene)
+
+
+def test_at_once_a_transfer_has_its_result(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        async with TransferService(pool) as service:
+            made = await service.transfer_currency(**PAY, reason="lunch")
+            assert isinstance(made, TransferResult)
+            assert (made.initiator_balance, made.target_balance) == (900, 1_100)
+            assert (made.amount, made.metadata) == (100, {"reason": "lunch"})
+        assert (rig.balance(ANNA), rig.balance(BEN)) == (900, 1_100)
+        assert rig.rows("SELECT * FROM economy.pending_transfers") == []
+
+    pooled(scene)
+
+
+REFUSED: list[tuple[type[TransferError], dict[str, Any], str]] = [
+    (InsufficientBalance, {"amount": 1_001}, ""),
+    (DailyLimitExceeded, {"amount": 501}, ""),
+    (
+        TransferThrottled,
+        {},
+        "INSERT INTO economy.throttles VALUES (10, 1, now() + interval '9 s')",
+    ),
+    (AccountNotFound, {"initiator_id": CARA}, ""),
+    (AccountFrozen, {}, "UPDATE ledger_accounts SET status = 'FROZEN' WHERE book = 'member:1'"),
+    (AccountDisabled, {}, "UPDATE ledger_accounts SET status = 'DISABLED' WHERE book = 'member:1'"),
+    (AccountDisabled, {}, "UPDATE ledger_accounts SET status = 'DISABLED' WHERE book = 'member:2'"),
+    (TransferUnavailable, {}, "INSERT INTO halts (reason, actor) VALUES ('a drill', 'us')"),
+    (InvalidTransfer, {"amount": 0}, ""),
+    (InvalidTransfer, {"amount": -5}, ""),
+    (InvalidTransfer, {"amount": 1.5}, ""),
+    (InvalidTransfer, {"amount": True}, ""),
+    (InvalidTransfer, {"target_id": ANNA}, ""),
+    (InvalidTransfer, {"guild_id": 2**63}, ""),
+]
+
+
+@pytest.mark.parametrize(("error", "fields", "before"), REFUSED)
+def test_at_once_a_refusal_is_raised_by_its_name(
+    pooled: Pooled, error: type[TransferError], fields: dict[str, Any], before: str
+) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        if before:
+            rig.run(before)
+        async with TransferService(pool) as service:
+            with pytest.raises(error):
+                await service.transfer_currency(**(PAY | fields))
+        assert (rig.balance(ANNA), rig.balance(BEN)) == (1_000, 1_000)
+
+    pooled(scene)
+
+
+def test_a_cooldown_persists_although_the_attempt_failed(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        async with TransferService(pool) as service:
+            with pytest.raises(DailyLimitExceeded):
+                await service.transfer_currency(**(PAY | {"amount": 501}))
+            with pytest.raises(TransferThrottled):
+                await service.transfer_currency(**PAY)
+            rig.run("UPDATE economy.throttles SET throttled_until = now()")
+            await service.transfer_currency(**PAY)
+
+    pooled(scene)
+
+
+def test_both_modes_count_for_one_limit(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        async with TransferService(pool) as service:
+            await service.transfer_currency(**(PAY | {"amount": 400}))
+            id_ = rig.insert(101)
+            row = await rig.when(id_, lambda r: "daily_limit" in r["checks"])
+            assert row["checks"]["daily_limit"] == 0
+
+    pooled(scene)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_same_cid_is_the_same_transfer(pooled: Pooled, enabled: bool) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        async with TransferService(pool, event_pool_enabled=enabled) as service:
+            wish = PAY | {"cid": "lunch-1", "metadata": {"a": 1, "b": [2]}}
+            said = await asyncio.gather(*(service.transfer_currency(**wish) for _ in range(8)))
+            assert len({str(s) for s in said}) == 1
+            with pytest.raises(DifferentTransfer):
+                await service.transfer_currency(**(wish | {"amount": 99}))
+            with pytest.raises(DifferentTransfer):
+                await service.transfer_currency(**(wish | {"metadata": {}}))
+            other = await service.transfer_currency(
+                **(wish | {"initiator_id": BEN, "target_id": ANNA})
+            )
+            assert other != said[0]
+        kept = rig.rows("SELECT FROM transfers WHERE flow <> 'deposit'")
+        assert len(kept) == 2
+
+    pooled(scene)
+
+
+@pytest.mark.parametrize(
+    ("said", "enabled"), [(None, False), ("", False), ("false", False), ("true", True), ("1", True)]
+)
+def test_the_environment_chooses_the_mode(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch, said: str | None, enabled: bool
+) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        if said is None:
+            monkeypatch.delenv("TRANSFER_EVENT_POOL_ENABLED", raising=False)
+        else:
+            monkeypatch.setenv("TRANSFER_EVENT_POOL_ENABLED", said)
+        assert TransferService(pool).event_pool_enabled is enabled
+        assert TransferService(pool, event_pool_enabled=True).event_pool_enabled
+
+    pooled(scene)
+
+
+def test_a_transfer_lives_as_long_as_it_is_given(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = TransferService(pool, event_pool_enabled=True)
+        for hours, wish in ((24.0, {}), (0.5, {"expires_hours": 0.5})):
+            id_ = await service.transfer_currency(**(PAY | wish))
+            assert isinstance(id_, UUID)
+            row = rig.pending(id_)
+            assert (row["expires_at"] - row["created_at"]).total_seconds() == hours * 3600
+
+    pooled(scene)
+
+
+def test_lists_are_by_guild_and_status_in_pages(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        gateway = PendingTransferGateway()
+        done = [rig.insert(n) for n in (1, 2)]
+        async with rig.engine():
+            for id_ in done:
+                await rig.until(id_, "completed")
+        waiting = [rig.insert(n) for n in (3, 4, 5)]
+        elsewhere = rig.insert(6, guild_id=11)
+        async with pool.connection() as connection:
+
+            async def ids(guild: int = GUILD, **how: Any) -> list[UUID]:
+                found = await gateway.list_pending_transfers(connection, guild, **how)
+                return [transfer.transfer_id for transfer in found]
+
+            assert await ids() == [*reversed(waiting), *reversed(done)]
+            assert await ids(status="checking") == waiting[::-1]
+            assert await ids(status="completed") == done[::-1]
+            assert await ids(status="rejected") == []
+            assert await ids(limit=2) == waiting[:0:-1]
+            assert await ids(limit=2, offset=2) == [waiting[0], done[1]]
+            assert await ids(11) == [elsewhere]
+            with pytest.raises(ValueError, match="a status is one of"):
+                await ids(status="lost")
+            assert await gateway.update_pending_transfer(connection, done[0], {"seen": True})
+            assert not await gateway.update_pending_transfer(connection, uuid4(), {})
+            found = await gateway.get_pending_transfer(connection, done[0])
+            assert found is not None
+            assert found.metadata == {"seen": True}
+
+    pooled(scene)
