@@ -139,11 +139,12 @@ class Ears:
 
 
 @asynccontextmanager
-async def rigged(database: str, lease_s: float = 1.0) -> AsyncIterator[Rig]:
-    bounds = Bounds(lease_s=lease_s, lock_s=5.0)
+async def rigged(database: str, address: str | None = None) -> AsyncIterator[Rig]:
+    """`address` is another way to the same database, for the engine alone."""
+    bounds = Bounds(lease_s=1.0, lock_s=5.0)
     with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
         connection.execute(f"SET search_path TO {SCHEMA}, tidegate")
-        async with PostgresStore(database, SCHEMA, bounds) as store:
+        async with PostgresStore(address or database, SCHEMA, bounds) as store:
             yield Rig(database, store, connection)
 
 

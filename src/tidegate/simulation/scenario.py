@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core import wire
-from tidegate.core.flow import URGENT, Edge, Flow
+from tidegate.core.flow import Edge, Flow
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account, StoreFault
 from tidegate.core.refusals import Refusal
@@ -248,8 +248,10 @@ class Scenario:
         world.later(self._thaw())
 
     def _waits(self, life: Life) -> bool:
-        patience_s = URGENT.page_after_s or 0.0
-        return life.transfer.lane == CORE and self.world.loop.now_s - life.since_s > patience_s
+        ask = self.world.flows[life.transfer.flow].ask(life.transfer.state)
+        if ask is None or ask.patience.page_after_s is None or life.transfer.lane != CORE:
+            return False
+        return self.world.loop.now_s - life.since_s > ask.patience.page_after_s
 
     async def _thaw(self) -> None:
         """Until it is done: whoever is to do it may be starting just now."""

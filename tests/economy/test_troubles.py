@@ -1,0 +1,200 @@
+"""Whoever dies and whatever is lost: every transfer comes to its end, and is made once."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg_pool import AsyncConnectionPool
+
+from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig, rigged
+from tests.engine.proxy import proxied
+from tidegate.economy import TransferEventPoolCoordinator
+
+pytestmark = pytest.mark.slow
+
+MEMBERS, CROWD, START, LIMIT = 50, 2_000, 400, 500
+KILLS = 12
+
+
+def truth(rig: Rig, issued: int) -> None:
+    """Nothing was lost or made, nobody is overdrawn, and each end is what the ledger did."""
+    [books] = rig.rows("SELECT sum(available + held) AS total FROM ledger_accounts")
+    assert books["total"] == 0
+    [held] = rig.rows(
+        "SELECT sum(available) AS held, min(available) AS least FROM ledger_accounts"
+        " WHERE book LIKE 'member:%%'"
+    )
+    assert (held["held"], held["least"] >= 0) == (issued, True)
+    off = rig.rows(
+        "SELECT p.transfer_id, p.status, coalesce(o.debits, 0) AS debits,"
+        " coalesce(o.credits, 0) AS credits FROM economy.pending_transfers AS p LEFT JOIN ("
+        " SELECT transfer_id, -sum(delta) FILTER (WHERE verb = 'debit') AS debits,"
+        " sum(delta) FILTER (WHERE verb = 'credit') AS credits"
+        " FROM ledger_operations GROUP BY transfer_id) AS o USING (transfer_id)"
+        " WHERE (coalesce(o.debits, 0), coalesce(o.credits, 0)) <>"
+        " (CASE p.status WHEN 'completed' THEN p.amount ELSE 0 END,"
+        "  CASE p.status WHEN 'completed' THEN p.amount ELSE 0 END)"
+    )
+    assert off == []
+    differing = rig.rows(
+        "SELECT FROM economy.pending_transfers AS p FULL JOIN transfers AS t"
+        " ON t.id = p.transfer_id WHERE coalesce(t.flow, 'pool_transfer') = 'pool_transfer'"
+        " AND (economy._status(t.state), t.retries) IS DISTINCT FROM"
+        " (p.status::text, p.retry_count)"
+    )
+    assert differing == []
+
+
+def limits_held(rig: Rig) -> None:
+    over = rig.rows(
+        "SELECT initiator_id, sum(amount) FROM economy.pending_transfers"
+        " WHERE status = 'completed' GROUP BY initiator_id HAVING sum(amount) > %s",
+        LIMIT,
+    )
+    assert over == []
+
+
+async def quiet(rig: Rig, within_s: float = 60.0) -> None:
+    """Until nothing is approved and nothing is due for a while."""
+    until_s = time.monotonic() + within_s
+    while rig.rows(
+        "SELECT FROM transfers WHERE lane IS NOT NULL"
+        " AND (state <> 'CHECKING' OR due_at < now() + interval '30 s') LIMIT 1"
+    ):
+        assert time.monotonic() < until_s, "still at work"
+        await asyncio.sleep(0.1)
+
+
+def crowd(database: str, count: int, seed: int) -> None:
+    dice = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        one, other = dice.sample(range(1, MEMBERS + 1), 2)
+        rows.append((GUILD, one, other, dice.choice((1, 20, 90, 240, 380))))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.cursor().executemany(
+            "INSERT INTO economy.pending_transfers (guild_id, initiator_id, target_id, amount)"
+            " VALUES (%s, %s, %s, %s)",
+            rows,
+        )
+
+
+@pytest.mark.parametrize("deafened", [False, True], ids=["undisturbed", "listener dies"])
+def test_a_crowd_passes_no_limit_and_overdraws_nobody(database: str, deafened: bool) -> None:
+    async def whole() -> None:
+        async with rigged(database) as rig, AsyncConnectionPool(database, min_size=1) as pool:
+            await rig.endow(START, *range(1, MEMBERS + 1))
+            async with TransferEventPoolCoordinator(pool), TransferEventPoolCoordinator(pool):
+                pest = asyncio.create_task(deafen(rig) if deafened else asyncio.sleep(0))
+                await asyncio.to_thread(crowd, database, CROWD, 7)
+                await quiet(rig)
+                pest.cancel()
+            truth(rig, MEMBERS * START)
+            limits_held(rig)
+            ended = rig.rows(
+                "SELECT status, count(*) FROM economy.pending_transfers GROUP BY status"
+            )
+            counts = {row["status"]: row["count"] for row in ended}
+            assert sum(counts.values()) == CROWD
+            assert counts["completed"] > MEMBERS
+            assert counts["checking"] > MEMBERS
+
+    asyncio.run(whole())
+
+
+async def deafen(rig: Rig) -> None:
+    """Every second, whoever listens loses the connection."""
+    while True:
+        await asyncio.sleep(1.0)
+        rig.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+        )
+
+
+@contextmanager
+def bot(database: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.economy.bot", database]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_program_that_is_killed_again_and_again_makes_each_transfer_once(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
+        ids = [rig.insert(1, *((ANNA, BEN) if n % 2 else (BEN, ANNA))) for n in range(200)]
+        dice, kills = random.Random(3), 0
+        while kills < KILLS:
+            with bot(rig.database) as child:
+                await asyncio.sleep(dice.random() * 0.08)
+                child.kill()
+            kills += 1
+            ids += [rig.insert(1) for _ in range(20)]
+        with bot(rig.database):
+            for id_ in ids:
+                await rig.until(id_, "completed")
+        truth(rig, 2_000)
+        assert len(ids) == 200 + 20 * KILLS
+
+    play(scene)
+
+
+def test_a_commit_whose_reply_is_swallowed_has_happened_once(database: str) -> None:
+    """Each time on new sessions: the proxy knows a COMMIT by its text, which is sent once."""
+
+    async def whole(directory: Path) -> None:
+        async with rigged(database) as rig:
+            await rig.endow(1_000, ANNA, BEN)
+            async with proxied(database, directory) as (address, proxy):
+                for number in range(4):
+                    before, proxy.swallow = proxy.swallowed, 1 + number % 2
+                    async with rigged(database, address) as other, other.engine():
+                        await rig.until(rig.insert(10), "completed")
+                    assert proxy.swallowed > before
+            truth(rig, 2_000)
+            assert (rig.balance(ANNA), rig.balance(BEN)) == (960, 1_040)
+
+    with tempfile.TemporaryDirectory(prefix="tg") as name:
+        asyncio.run(whole(Path(name)))
+
+
+def test_without_any_notice_every_transfer_ends(play: Play) -> None:
+    """Nobody listens, and nobody is told: what is due is found by looking."""
+
+    async def scene(rig: Rig) -> None:
+        ids = [rig.insert(1) for _ in range(20)]
+        async with rig.engine(scan_s=0.3):
+            for id_ in ids:
+                await rig.until(id_, "completed")
+        truth(rig, 2_000)
+
+    play(scene)
+
+
+def test_a_cut_connection_is_made_anew(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        async with (
+            AsyncConnectionPool(rig.database, min_size=1) as pool,
+            TransferEventPoolCoordinator(pool, scan_s=0.3),
+        ):
+            for _ in range(5):
+                rig.run(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'tidegate' AND pid <> pg_backend_pid()"
+                )
+                await rig.until(rig.insert(10), "completed")
+        truth(rig, 2_000)
+
+    play(scene)
