@@ -15,6 +15,21 @@ SAID = {
         40,
         ["60.5 USDT FUNDING → SPOT: COMMITTED", "20 USDT SPOT → FUNDING: COMMITTED"],
     ),
+    "guild_pool": (
+        40,
+        ["completed {'balance': 1, 'cooldown': 1, 'daily_limit': 1}"],
+    ),
+    "guild_bot": (
+        90,
+        [
+            "anna: noted",
+            "ben: noted",
+            "cara: amount must be a whole number from 1 on, not -5",
+            "anna: noted",
+            "anna paid ben 100",
+            "ben paid cara 30",
+        ],
+    ),
     "own_flow": (80, ["player 7: PAID after 1 retries", "player 13: RETURNED after 1 retries"]),
 }
 # Certified in tests/certify/test_adapters_page.py, or shown not to be.

@@ -21,6 +21,7 @@ from tidegate.economy import (
     PendingTransferGateway,
     TransferError,
     TransferEventPoolCoordinator,
+    TransferNotFound,
     TransferResult,
     TransferService,
     TransferThrottled,
@@ -56,7 +57,8 @@ def test_in_pool_mode_a_transfer_is_an_id_and_goes_its_way(pooled: Pooled) -> No
         assert status.status == "completed"
         assert status.checks == {"balance": 1, "cooldown": 1, "daily_limit": 1}
         assert status.metadata == {"reason": "lunch", "table": 4}
-        assert await service.get_transfer_status(uuid4()) is None
+        with pytest.raises(TransferNotFound):
+            await service.get_transfer_status(uuid4())
 
     pooled(scene)
 
@@ -83,6 +85,20 @@ def test_at_once_a_transfer_has_its_result(pooled: Pooled) -> None:
             assert (made.amount, made.metadata) == (100, {"reason": "lunch"})
         assert (rig.balance(ANNA), rig.balance(BEN)) == (900, 1_100)
         assert rig.rows("SELECT * FROM economy.pending_transfers") == []
+
+    pooled(scene)
+
+
+def test_points_come_into_being_once_per_cid(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        async with TransferService(pool) as service:
+            for _ in range(3):
+                await service.issue_currency(GUILD, CARA, 50, cid="welcome")
+            with pytest.raises(DifferentTransfer):
+                await service.issue_currency(GUILD, CARA, 51, cid="welcome")
+            with pytest.raises(InvalidTransfer):
+                await service.issue_currency(GUILD, CARA, 0)
+        assert rig.balance(CARA) == 50
 
     pooled(scene)
 

@@ -17,6 +17,7 @@ from tidegate.economy.errors import (
     InsufficientBalance,
     InvalidTransfer,
     TransferError,
+    TransferNotFound,
     TransferThrottled,
     TransferUnavailable,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "TelemetryListener",
     "TransferError",
     "TransferEventPoolCoordinator",
+    "TransferNotFound",
     "TransferResult",
     "TransferService",
     "TransferThrottled",

@@ -9,6 +9,7 @@ TransferError
 ├── AccountNotFound
 ├── AccountFrozen
 ├── AccountDisabled
+├── TransferNotFound       the pool never had it
 └── TransferUnavailable    it cannot be said now; the same cid may be tried again
 """
 
@@ -52,6 +53,10 @@ class AccountFrozen(TransferError):
 
 
 class AccountDisabled(TransferError):
+    pass
+
+
+class TransferNotFound(TransferError):
     pass
 
 

@@ -13,8 +13,8 @@ from psycopg_pool import AsyncConnectionPool
 from tidegate.app import open_gate
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Transfer
-from tidegate.economy.errors import InvalidTransfer, TransferUnavailable, error_of
+from tidegate.core.transfer import Party, Transfer
+from tidegate.economy.errors import InvalidTransfer, TransferNotFound, TransferUnavailable, error_of
 from tidegate.economy.gateway import (
     STATEMENTS,
     PendingTransfer,
@@ -23,11 +23,13 @@ from tidegate.economy.gateway import (
     words_of,
 )
 from tidegate.economy.places import setup_of
-from tidegate.engine.gate import Gate
-from tidegate.systems.guild import CHECKS, POINT, payment
+from tidegate.engine.gate import LEDGER, Gate
+from tidegate.systems.guild import CHECKS, POINT, book_of, payment
+from tidegate.systems.ledger import OUTSIDE, SUSPENSE
 
 ENABLED = "TRANSFER_EVENT_POOL_ENABLED"
 YES = ("1", "true", "yes", "on")
+MAX_ID = 2**63  # What a bigint holds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,33 @@ class TransferService:
                 return await self.gateway.create_pending_transfer(connection, **wish)
         return await self._pay(wish)
 
-    async def get_transfer_status(self, transfer_id: UUID) -> PendingTransfer | None:
+    async def issue_currency(
+        self, guild_id: int, member_id: int, amount: int, cid: str | None = None
+    ) -> None:
+        """Points come into being, once per cid, and the guild's books say how many there are."""
+        for name, value in (("guild_id", guild_id), ("member_id", member_id), ("amount", amount)):
+            _whole(name, value)
+        parties = {
+            "source": Party(LEDGER, OUTSIDE, guild_id),
+            "target": Party(LEDGER, book_of(member_id), guild_id),
+            "suspense": Party(LEDGER, SUSPENSE, guild_id),
+        }
+        gate = await self._open()
+        said = await gate.engine.transfer(
+            Request(guild_id, "deposit", parties, POINT, amount, cid and f"issue:{cid}")
+        )
+        if isinstance(said, Refusal):
+            raise error_of(said)
+        if said.transfer.state != "COMPLETED":
+            raise error_of(said.transfer.error or "", said.transfer.id)
+
+    async def get_transfer_status(self, transfer_id: UUID) -> PendingTransfer:
+        """As it stands in the pool; TransferNotFound if the pool never had it."""
         async with self.pool.connection() as connection:
-            return await self.gateway.get_pending_transfer(connection, transfer_id)
+            found = await self.gateway.get_pending_transfer(connection, transfer_id)
+        if found is None:
+            raise TransferNotFound("the pool has no such transfer", transfer_id)
+        return found
 
     async def _pay(self, wish: Wish) -> TransferResult:
         gate = await self._open()
@@ -119,11 +145,14 @@ class TransferService:
 def _check(wish: Wish) -> None:
     """What can be refused without asking anybody."""
     for name in ("guild_id", "initiator_id", "target_id", "amount"):
-        value = wish[name]
-        if type(value) is not int or not 0 < value < 2**63:
-            raise InvalidTransfer(f"{name} must be a whole number from 1 on, not {value!r}")
+        _whole(name, wish[name])
     if wish["initiator_id"] == wish["target_id"]:
         raise InvalidTransfer("nobody pays themselves")
+
+
+def _whole(name: str, value: object) -> None:
+    if type(value) is not int or not 0 < value < MAX_ID:
+        raise InvalidTransfer(f"{name} must be a whole number from 1 on, not {value!r}")
 
 
 async def _result(gate: Gate, transfer: Transfer, wish: Wish) -> TransferResult:

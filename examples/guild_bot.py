@@ -1,0 +1,78 @@
+"""A bot's loop without a platform: messages come in, payments go out, events are told."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from psycopg_pool import AsyncConnectionPool
+
+import tidegate as tg
+from tidegate.economy import (
+    TelemetryListener,
+    TransferError,
+    TransferEventPoolCoordinator,
+    TransferService,
+)
+
+GUILD = 1
+MEMBERS = {"anna": 11, "ben": 22, "cara": 33}
+NAMES = {number: name for name, number in MEMBERS.items()}
+MESSAGES = [
+    "anna pays ben 100 for lunch",
+    "ben pays cara 30 for stamps",
+    "cara pays anna -5 for fun",
+    "anna pays ben 450 for rent",  # Over the day's limit: the pool keeps it until tomorrow.
+]
+
+
+class Bot:
+    """What a platform would call."""
+
+    def __init__(self, service: TransferService) -> None:
+        self.service = service
+        self.told = asyncio.Queue[str]()
+
+    async def message(self, number: int, text: str) -> str:
+        payer, _, payee, amount, _, *reason = text.split()
+        try:
+            await self.service.transfer_currency(
+                guild_id=GUILD,
+                initiator_id=MEMBERS[payer],
+                target_id=MEMBERS[payee],
+                amount=int(amount),
+                reason=" ".join(reason),
+                cid=f"message-{number}",  # A platform may deliver a message twice.
+            )
+        except TransferError as refused:
+            return f"{payer}: {refused}"
+        return f"{payer}: noted"
+
+    def heard(self, event: Mapping[str, object]) -> None:
+        """A hint, for people; who must not miss anything reads the table."""
+        if event["event_type"] == "transaction_success":
+            payer, payee = (NAMES[int(str(event[k]))] for k in ("initiator_id", "target_id"))
+            self.told.put_nowait(f"{payer} paid {payee} {event['amount']}")
+
+
+async def run(address: str) -> None:
+    async with AsyncConnectionPool(address, min_size=1) as pool, TransferService(pool) as bank:
+        for name, member in MEMBERS.items():
+            await bank.issue_currency(GUILD, member, 1_000, cid=f"welcome-{name}")
+        bot = Bot(TransferService(pool, event_pool_enabled=True))
+        listening = asyncio.Event()
+        ears = TelemetryListener(heard=bot.heard, begun=listening.set)
+        async with ears.on(pool), TransferEventPoolCoordinator(pool):
+            await listening.wait()
+            for number, text in enumerate(MESSAGES):
+                for _ in range(2):
+                    answer = await bot.message(number, text)
+                print(answer)
+            for line in sorted([await bot.told.get() for _ in range(2)]):
+                print(line)
+
+
+if __name__ == "__main__":
+    with tg.EmbeddedPostgres(Path(sys.argv[1]) / "postgres") as server:
+        tg.migrate(server.url(), "tidegate_store", tg.all_flows())
+        asyncio.run(run(server.url()))
