@@ -1,0 +1,156 @@
+"""The contract in SQL: who may do what, what is refused, and where the guilds live."""
+
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig
+from tidegate.flows import FLOWS
+from tidegate.store.migrate import migrate
+
+CREATE = "SELECT economy.fn_create_pending_transfer(%s, %s, %s, %s) AS id"
+
+
+def test_whoever_has_the_role_may_use_the_pool_and_nothing_else(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.run("SET ROLE tidegate_economy")
+        id_ = rig.insert(100)
+        [made] = rig.rows(CREATE, GUILD, ANNA, BEN, 5)
+        assert rig.rows("SELECT * FROM economy.fn_get_pending_transfer(%s)", id_)
+        found = rig.rows("SELECT transfer_id FROM economy.fn_list_pending_transfers(%s)", GUILD)
+        assert [row["transfer_id"] for row in found] == [made["id"], id_]
+        assert rig.rows("SELECT economy.fn_check_transfer_balance(%s) AS n", id_) == [{"n": 1}]
+        rig.run("SELECT economy.fn_update_pending_transfer(%s, %s)", id_, '{"a": 1}')
+        for statement in (
+            "UPDATE economy.pending_transfers SET status = 'approved'",
+            "DELETE FROM economy.pending_transfers",
+            "UPDATE economy.throttles SET sent = 0",
+            f"SELECT economy._check_and_approve_transfer('{id_}')",
+            "SELECT economy._record_transfers('{}', '{}', '{}', '{}', '{}')",
+            f"SELECT economy._pay('{id_}', 1, 1, 2, 5)",
+            "SELECT economy._throttle(1, 1, 1)",
+            f"SELECT * FROM {SCHEMA}.transfers",
+            f"UPDATE {SCHEMA}.ledger_accounts SET available = 10",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                rig.run(statement)
+        rig.run("RESET ROLE")
+        async with rig.engine():
+            await rig.until(id_, "completed")
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"amount": 0},
+        {"amount": -1},
+        {"initiator_id": 0},
+        {"target_id": ANNA},
+        {"guild_id": -5},
+        {"status": "completed"},
+        {"status": "approved"},
+        {"checks": '{"balance": 1}'},
+        {"retry_count": 3},
+        {"round": 2},
+        {"metadata": "[]"},
+        {"cid": ""},
+        {"cid": "\u96ea"},
+    ],
+    ids=str,
+)
+def test_what_is_no_new_transfer_is_refused(play: Play, fields: dict[str, object]) -> None:
+    async def scene(rig: Rig) -> None:
+        row = {"guild_id": GUILD, "initiator_id": ANNA, "target_id": BEN, "amount": 10} | fields
+        names, marks = ", ".join(row), ", ".join(["%s"] * len(row))
+        with pytest.raises(psycopg.errors.CheckViolation):
+            rig.run(
+                f"INSERT INTO economy.pending_transfers ({names}) VALUES ({marks})", *row.values()
+            )
+        assert rig.rows("SELECT FROM transfers WHERE flow = 'pool_transfer'") == []
+
+    play(scene)
+
+
+def test_a_conflict_leaves_no_half_behind(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        id_ = rig.insert(10)
+        rig.run(
+            "INSERT INTO economy.pending_transfers"
+            " (transfer_id, guild_id, initiator_id, target_id, amount) VALUES (%s, 10, 1, 2, 99)"
+            " ON CONFLICT DO NOTHING",
+            id_,
+        )
+        [kept] = rig.rows("SELECT amount FROM transfers WHERE flow = 'pool_transfer'")
+        assert kept["amount"] == 10
+
+    play(scene)
+
+
+def test_another_flows_transfer_cannot_be_adopted(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        [other] = rig.rows("SELECT id FROM transfers WHERE flow = 'deposit' LIMIT 1")
+        with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="would differ"):
+            rig.insert(10, transfer_id=other["id"])
+
+    play(scene)
+
+
+def test_an_insert_that_is_rolled_back_has_not_happened(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        with rig.sql.transaction(force_rollback=True):
+            rig.insert(10)
+        assert rig.rows("SELECT FROM transfers WHERE flow = 'pool_transfer'") == []
+        assert rig.rows("SELECT FROM economy.pending_transfers") == []
+
+    play(scene)
+
+
+def test_a_second_store_does_not_take_the_guilds_over(database: str) -> None:
+    assert "economy: 0001_begin" not in migrate(database, "store_two", FLOWS.values())
+    with psycopg.connect(database) as connection:
+        assert connection.execute("SELECT * FROM economy.home").fetchall() == [(SCHEMA,)]
+
+
+def test_the_three_indexes_serve_what_they_are_for(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        found = rig.rows("SELECT indexdef FROM pg_indexes WHERE tablename = 'pending_transfers'")
+        columns = {row["indexdef"].partition("USING btree ")[2] for row in found}
+        assert columns == {
+            "(transfer_id)",
+            "(guild_id, status)",
+            "(expires_at)",
+            "(status, updated_at)",
+        }
+
+    play(scene)
+
+
+def test_the_columns_are_those_of_the_specification(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        found = rig.rows(
+            "SELECT column_name AS name, data_type AS kind FROM information_schema.columns"
+            " WHERE table_schema = 'economy' AND table_name = 'pending_transfers'"
+            " ORDER BY ordinal_position"
+        )
+        kinds = {row["name"]: row["kind"] for row in found}
+        assert list(kinds)[:12] == [
+            "transfer_id",
+            "guild_id",
+            "initiator_id",
+            "target_id",
+            "amount",
+            "status",
+            "checks",
+            "retry_count",
+            "expires_at",
+            "metadata",
+            "created_at",
+            "updated_at",
+        ]
+        assert kinds["status"] == "character varying"
+        assert {kinds[n] for n in ("guild_id", "initiator_id", "target_id", "amount")} == {"bigint"}
+        assert (kinds["checks"], kinds["metadata"]) == ("jsonb", "jsonb")
+
+    play(scene)
