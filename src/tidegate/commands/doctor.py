@@ -15,6 +15,7 @@ from tidegate.commands.access import HERE, Complaint, Printing, endpoints, print
 from tidegate.commands.programs import ConfigFile
 from tidegate.postgres import PostgresError, find_binaries
 from tidegate.settings import Settings, WrongSetting, read_settings
+from tidegate.store.pool import ailments
 from tidegate.supervisor import Refused, free_port
 
 LEAST_BYTES = 2**30
@@ -58,7 +59,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
         yield wrong(f"settings: {fault}")
         return
     yield well("settings: all are known and allowed")
-    yield _programs(settings)
+    yield from _programs(settings)
     yield _room(patient.directory)
     if not patient.directory.exists():
         yield _port(settings)
@@ -67,25 +68,28 @@ def examine(patient: Patient) -> Iterator[Finding]:
     yield from _running(patient.directory, settings)
 
 
-def _programs(settings: Settings) -> Finding:
+def _programs(settings: Settings) -> Iterator[Finding]:
     if settings.database is not None:
-        return _database(settings.database)
+        yield from _database(settings.database)
+        return
     try:
         found = find_binaries()
     except PostgresError as fault:
-        return wrong(str(fault))
+        yield wrong(str(fault))
+        return
     version = ".".join(map(str, found.version))
-    return well(f"PostgreSQL: {version} in {found.directory}")
+    yield well(f"PostgreSQL: {version} in {found.directory}")
 
 
-def _database(database: str) -> Finding:
+def _database(database: str) -> Iterator[Finding]:
     try:
         with psycopg.connect(database, connect_timeout=5) as connection:
             version = connection.info.server_version // 10_000
+            yield well(f"database: PostgreSQL {version} answers")
+            yield from map(wrong, ailments(connection))
     except psycopg.Error as fault:
         words = " ".join(str(fault).split())
-        return wrong(f"database: {words}; check DATABASE_URL, or unset it")
-    return well(f"database: PostgreSQL {version} answers")
+        yield wrong(f"database: {words}; check DATABASE_URL, or unset it")
 
 
 def _room(directory: Path) -> Finding:
@@ -126,6 +130,8 @@ def _running(directory: Path, settings: Settings) -> Iterator[Finding]:
         return
     for path in sorted((directory / "run").glob("*.pid")):
         yield _alive(path)
+    if settings.database is None and found.get("postgres"):
+        yield from _database(found["postgres"])
     with Client(found["api"], timeout_s=5.0) as client:
         said = client.readiness()
     if said is None:
