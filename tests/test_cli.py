@@ -327,6 +327,19 @@ def test_tail_shows_a_transfer_as_it_is_made(up: Up) -> None:
 
 
 @slow
+def test_a_member_pays_through_the_pool(up: Up) -> None:
+    """Nobody has issued points here: what nobody has cannot be paid."""
+    words = ("pool", "pay", "7", "4002", "100", "--user", "4001", "--reason", "lunch")
+    made = up.json(*words, "--cid", "first")
+    assert up.json(*words, "--cid", "first")["transfer_id"] == made["transfer_id"]
+    shown = [up.json("pool", "show", made["transfer_id"], "--user", "4001") for _ in range(10)]
+    assert shown[-1]["status"] == "rejected"
+    assert shown[-1]["checks"]["balance"] == 0
+    assert made["transfer_id"] in up.tidegate("pool", "list", "--user", "4001", "--guild", "7")
+    assert up.json("pool", "list", "--user", "4002")["transfers"] == []
+
+
+@slow
 def test_the_doctor_finds_a_running_tidegate_well(up: Up) -> None:
     said = up.tidegate("doctor")
     assert f"api: {up.url} serves" in said

@@ -9,7 +9,17 @@ import typer
 from typer.exceptions import TyperException
 
 from tidegate.client import ApiProblem, NoAnswer, NoKeys
-from tidegate.commands import archive, certify, demo, desk, doctor, money, programs, simulate
+from tidegate.commands import (
+    archive,
+    certify,
+    demo,
+    desk,
+    doctor,
+    money,
+    pool,
+    programs,
+    simulate,
+)
 from tidegate.commands.access import Complaint
 from tidegate.commands.typed import typed
 from tidegate.settings import WrongSetting
@@ -66,6 +76,12 @@ for command in (
     certify.certify,
 ):
     cli.command()(typed(command))
+
+
+members = typer.Typer(help="Pay members of a guild, through the transfer pool.")
+for name, spoken in (("pay", pool.pay), ("show", pool.show), ("list", pool.list_)):
+    members.command(name)(typed(spoken))
+cli.add_typer(members, name="pool")
 
 
 def main() -> None:

@@ -88,6 +88,17 @@ class Client:
     def assets(self) -> Answer:
         return self._ask("GET", f"{V1}/assets")
 
+    def pool_transfer(self, wish: Mapping[str, object]) -> Answer:
+        """`wish` is {guild_id, target_id, amount}, and perhaps reason, cid, expires_hours."""
+        return self._ask("POST", f"{V1}/pool_transfers", wish)
+
+    def pool_show(self, id_: str) -> Answer:
+        return self._ask("GET", f"{V1}/pool_transfers/{id_}")
+
+    def pool_list(self, **query: str | int | None) -> Answer:
+        """By `guild_id`, `status`, `limit` and `offset`."""
+        return self._ask("GET", f"{V1}/pool_transfers", query=query)
+
     # Those of who answers for the money.
 
     def deposit(self, crossing: Mapping[str, object]) -> Answer:

@@ -14,6 +14,7 @@ from tidegate.engine.engine import Engine, Parts
 from tidegate.engine.gate import CORE, LEDGER, Gate
 from tidegate.flows import FLOWS
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
+from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import Caller, Trading, recall
 from tidegate.trading_core.core import Core
@@ -42,7 +43,7 @@ async def open_gate(
             store=store,
             flows=FLOWS,
             outside=[trading],
-            local=[Ledger(LEDGER)],
+            local=[Ledger(LEDGER), Allowance(), Checks()],
             clock=time.monotonic,
             dice=random.Random(5),
             alert=alert,

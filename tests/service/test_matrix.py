@@ -15,6 +15,7 @@ from tidegate.service.keys import FixedKeys, issue, new_keypair
 from tidegate.service.meters import Meters
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
+POOLED = {"guild_id": 1, "target_id": 99, "amount": "5"}
 OLDER = IN | {"from": "funding", "to": "trading"}
 CROSSING = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "amount": "1", "cid": "x"}
 STATUS = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "status": "ACTIVE"}
@@ -33,6 +34,7 @@ SAMPLES: Mapping[tuple[str, str], Sample] = {
     ("POST", "/api/v1/internal_transfer"): Sample(IN, 201),
     ("POST", "/api/v1/internal_transfers"): Sample({"transfers": [IN]}),
     ("POST", "/api/v1/transfer"): Sample(OLDER),
+    ("POST", "/api/v1/pool_transfers"): Sample(POOLED, 202),
     ("POST", "/api/v1/operator/deposit"): Sample(CROSSING, 201),
     ("POST", "/api/v1/operator/external_withdrawal"): Sample(CROSSING, 201),
     ("POST", "/api/v1/operator/account_status"): Sample(STATUS),
@@ -87,7 +89,8 @@ def expected(rule: Rule, caller: Caller) -> int:
         return 404
     if rule.method == "POST" and "user" in rule.roles and caller.owner == BOB:
         # Bob has no money and no account: what he makes is his own, and is refused.
-        return {"/api/v1/internal_transfer": 422}.get(rule.path, 200)
+        others = {"/api/v1/internal_transfer": 422, "/api/v1/pool_transfers": 202}
+        return others.get(rule.path, 200)
     return SAMPLES.get((rule.method, rule.path), Sample()).status
 
 
@@ -105,10 +108,13 @@ def test_every_role_on_every_route_gets_what_its_rule_says(play: Play) -> None:
     async def scene(front: Front) -> None:
         await front.fund("FUNDING", "1000")
         made = await front.transfer(IN)
+        alice = token(str(ALICE), "user")
+        pooled = await front.call("POST", "/api/v1/pool_transfers", POOLED, alice)
         wrong = []
         for rule in RULES:
+            kind = ("transfer_id", pooled) if "pool" in rule.path else ("req_id", made)
             for name, caller in CALLERS.items():
-                said = await ask(front, rule, caller, made.body["req_id"])
+                said = await ask(front, rule, caller, kind[1].body[kind[0]])
                 if rule.path.endswith("/halt"):
                     await front.desk("POST", "/resume", {"reason": "the next one's turn"})
                 if said.status != expected(rule, caller):

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.service import health, openapi, operator, transfers
+from tidegate.service import health, openapi, operator, pool, transfers
 from tidegate.service.connections import Uncrowded
 from tidegate.service.front import (
     ANYBODY,
@@ -43,6 +43,9 @@ RULES: Sequence[Rule] = (
     Rule("POST", f"{V1}/internal_transfers", transfers.create_batch, USER, "Make many transfers"),
     Rule("POST", f"{V1}/transfer", transfers.create_first, USER, "Make a transfer (older shape)"),
     Rule("GET", f"{V1}/transfer/{{id}}", transfers.show_first, USER, "Show it (older shape)"),
+    Rule("POST", f"{V1}/pool_transfers", pool.create, USER, "Pay through the pool"),
+    Rule("GET", f"{V1}/pool_transfers", pool.list_own, USER, "List own pool transfers"),
+    Rule("GET", f"{V1}/pool_transfers/{{id}}", pool.show, USER, "Show a pool transfer"),
     Rule("GET", f"{V1}/balances", transfers.balances, USER, "Own balances"),
     Rule("GET", f"{V1}/assets", transfers.assets, USER | STAFF, "Assets and their limits"),
     Rule("POST", f"{DESK}/deposit", operator.deposit, OPERATOR, "Money comes in"),

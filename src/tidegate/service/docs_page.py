@@ -46,6 +46,14 @@ FIELDS: Mapping[str, Json] = {
     "StatusBody.status": {"enum": ["ACTIVE", "FROZEN", "DISABLED"], "examples": ["FROZEN"]},
     "AssetBody.status": {"enum": ["ACTIVE", "SUSPENDED", None], "examples": ["SUSPENDED"]},
     "AssetBody.max_transfer_amount": {"description": "An empty string means no maximum."},
+    "PoolBody.amount": {
+        "pattern": "^[1-9][0-9]*$",
+        "description": "Whole points, more than zero.",
+        "examples": ["100"],
+    },
+    "PoolBody.guild_id": {"minimum": 1, "maximum": MAX_OWNER, "examples": [1]},
+    "PoolBody.target_id": {"minimum": 1, "maximum": MAX_OWNER, "examples": [4002]},
+    "PoolBody.expires_hours": {"minimum": 1, "maximum": 8784, "examples": [24]},
     "BatchBody.transfers": {"minItems": 1, "maxItems": 1000},
 }
 
@@ -62,6 +70,21 @@ PARAMETERS: Mapping[str, tuple[str, Json, str]] = {
         "The next_cursor of the page before: what is older than that transfer is listed.",
     ),
     "state": ("query", {"type": "string", "examples": ["COMMITTED"]}, "Only those in this state."),
+    "offset": (
+        "query",
+        {"type": "integer", "minimum": 0, "maximum": 10**6, "default": 0},
+        "How many to leave out: the next_offset of the page before.",
+    ),
+    "guild_id": ("query", WHOLE, "Only those in this guild."),
+    "status": (
+        "query",
+        {
+            "type": "string",
+            "enum": ["pending", "checking", "approved", "completed", "rejected"],
+            "examples": ["checking"],
+        },
+        "Only those with this status.",
+    ),
     "owner": ("query", WHOLE, "Only those of this user."),
     "flow": ("query", {"type": "string", "examples": ["deposit"]}, "Only those of this flow."),
     "stuck_s": (

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from tidegate.engine.verdicts import Report
-from tidegate.service import replies, shapes
+from tidegate.service import pool, replies, shapes
 from tidegate.service.docs_page import (
     FIELDS,
     HEADERS,
@@ -56,6 +56,13 @@ ROUTES: Mapping[tuple[str, str], Words] = {
         {200: replies.FirstMade, 202: replies.FirstMade}, shapes.FirstBody, BRAKES, MAKES
     ),
     ("GET", f"{V1}/transfer/{{id}}"): Words({200: replies.FirstShown}),
+    ("POST", f"{V1}/pool_transfers"): Words(
+        {200: pool.PoolTransfer, 202: pool.PoolTransfer}, pool.PoolBody, (422,), MAKES[:1]
+    ),
+    ("GET", f"{V1}/pool_transfers"): Words(
+        {200: pool.PoolPage}, None, (400,), ("limit", "offset", "guild_id", "status")
+    ),
+    ("GET", f"{V1}/pool_transfers/{{id}}"): Words({200: pool.PoolTransfer}),
     ("GET", f"{V1}/balances"): Words({200: replies.Balances}),
     ("GET", f"{V1}/assets"): Words({200: replies.Assets}),
     ("POST", f"{DESK}/deposit"): Words(_CROSSED, shapes.CrossingBody, BRAKES),

@@ -16,3 +16,26 @@ SELECT count(*)
   FULL JOIN (SELECT id, state, retries FROM transfers WHERE flow = 'pool_transfer') AS t
     ON t.id = p.transfer_id
  WHERE (economy._status(t.state), t.retries) IS DISTINCT FROM (p.status::text, p.retry_count);
+
+-- create: once per cid; the same wish again gets the transfer that it became.
+SELECT economy.fn_create_pending_transfer(
+           %(guild_id)s, %(initiator_id)s, %(target_id)s, %(amount)s, %(metadata)s::jsonb,
+           now() + %(expires_hours)s * interval '1 hour', %(cid)s);
+
+-- own: a member's transfers, the newest first; what is NULL is not asked about.
+SELECT transfer_id, guild_id, initiator_id, target_id, amount, status, checks, retry_count, round,
+       metadata, expires_at, created_at, updated_at, cid
+  FROM economy.pending_transfers
+ WHERE initiator_id = %(owner)s
+   AND (%(guild_id)s::bigint IS NULL OR guild_id = %(guild_id)s)
+   AND (%(status)s::text IS NULL OR status = %(status)s)
+ ORDER BY created_at DESC, transfer_id DESC
+ LIMIT %(limit)s
+OFFSET %(offset)s;
+
+-- show: one transfer, to either of the two whom it is between.
+SELECT transfer_id, guild_id, initiator_id, target_id, amount, status, checks, retry_count, round,
+       metadata, expires_at, created_at, updated_at, cid
+  FROM economy.pending_transfers
+ WHERE transfer_id = %(transfer_id)s
+   AND %(owner)s IN (initiator_id, target_id);
