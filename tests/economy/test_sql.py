@@ -1,5 +1,7 @@
 """The contract in SQL: who may do what, what is refused, and where the guilds live."""
 
+from uuid import UUID
+
 import psycopg
 import pytest
 
@@ -56,6 +58,8 @@ def test_whoever_has_the_role_may_use_the_pool_and_nothing_else(play: Play) -> N
         {"round": 2},
         {"metadata": "[]"},
         {"cid": ""},
+        {"transfer_id": UUID(int=7)},
+        {"transfer_id": UUID("f47ac10b-58cc-4372-a567-0e02b2c3d479")},
         {"cid": "\u96ea"},
     ],
     ids=str,
@@ -113,7 +117,7 @@ def test_a_second_store_does_not_take_the_guilds_over(database: str) -> None:
         assert connection.execute("SELECT * FROM economy.home").fetchall() == [(SCHEMA,)]
 
 
-def test_the_three_indexes_serve_what_they_are_for(play: Play) -> None:
+def test_there_are_the_three_indexes_and_one_for_who_looks_at_their_own(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         found = rig.rows("SELECT indexdef FROM pg_indexes WHERE tablename = 'pending_transfers'")
         columns = {row["indexdef"].partition("USING btree ")[2] for row in found}
@@ -122,6 +126,7 @@ def test_the_three_indexes_serve_what_they_are_for(play: Play) -> None:
             "(guild_id, status)",
             "(expires_at)",
             "(status, updated_at)",
+            "(initiator_id, created_at)",
         }
 
     play(scene)

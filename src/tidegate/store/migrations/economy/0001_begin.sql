@@ -63,6 +63,8 @@ CREATE TABLE pending_transfers (
 CREATE INDEX pending_transfers_of_guild ON pending_transfers (guild_id, status);
 CREATE INDEX pending_transfers_expiring ON pending_transfers (expires_at);
 CREATE INDEX pending_transfers_by_status ON pending_transfers (status, updated_at);
+-- For members who look at what they have sent, in whatever guild.
+CREATE INDEX pending_transfers_of_initiator ON pending_transfers (initiator_id, created_at);
 
 -- The names of a member's account and of the currency in the ledger.
 CREATE FUNCTION _book(member_id bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
