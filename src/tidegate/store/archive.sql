@@ -33,10 +33,10 @@ kept AS (
     INSERT INTO archived_transfers (
            id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,
            asset_id, amount, undoes, parent, detail, cid, head_hash, error, trace, deadline_at,
-           created_at, updated_at)
+           expires_at, created_at, updated_at)
     SELECT id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,
            asset_id, amount, undoes, parent, detail, cid, head_hash, error, trace, deadline_at,
-           created_at, updated_at
+           expires_at, created_at, updated_at
       FROM ended
     RETURNING id, version
 ),

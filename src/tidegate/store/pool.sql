@@ -13,7 +13,7 @@ SELECT count(*), coalesce(extract(epoch FROM now() - min(due_at)), 0)::bigint
 -- differing: transfers of which the pool and the engine say different things. There are none.
 SELECT count(*)
   FROM economy.pending_transfers AS p
-  FULL JOIN (SELECT id, state, retries FROM transfers WHERE flow = 'pool_transfer') AS t
+  FULL JOIN (SELECT id, state, retries FROM every_transfer WHERE flow = 'pool_transfer') AS t
     ON t.id = p.transfer_id
  WHERE (economy._status(t.state), t.retries) IS DISTINCT FROM (p.status::text, p.retry_count);
 
