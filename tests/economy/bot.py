@@ -1,14 +1,24 @@
-"""A program of its own that makes a pool's transfers, until somebody kills it."""
+"""A program of its own that makes a pool's transfers, until somebody kills it, or its own fuse."""
 
 import asyncio
+import random
 import sys
+import time
 
 from psycopg_pool import AsyncConnectionPool
 
+from tests.crash.fuse import Fuse
+from tests.crash.worker import FusedStore
+from tidegate.app import log_alert
 from tidegate.economy import TransferEventPoolCoordinator
+from tidegate.engine.engine import Engine, Parts
+from tidegate.flows import FLOWS
+from tidegate.store.postgres import PostgresTransaction
+from tidegate.systems.guild import Allowance, Checks
+from tidegate.systems.ledger import Ledger
 
 
-async def main(database: str) -> None:
+async def coordinate(database: str) -> None:
     async with (
         AsyncConnectionPool(database, min_size=1, max_size=2) as pool,
         TransferEventPoolCoordinator(pool, scan_s=0.2),
@@ -17,5 +27,23 @@ async def main(database: str) -> None:
         await asyncio.Event().wait()
 
 
+async def burn(database: str, moments: int) -> None:
+    """The fuse is shown the moments after each claim, before each COMMIT and after it."""
+    async with FusedStore(database, Fuse(moments)) as store:
+        parts: Parts[PostgresTransaction] = Parts(
+            store=store,
+            flows=FLOWS,
+            outside=[],
+            local=[Ledger(), Allowance(), Checks()],
+            clock=time.monotonic,
+            dice=random.Random(),
+            alert=log_alert,
+            scan_s=0.1,
+        )
+        async with Engine(parts):
+            await asyncio.Event().wait()
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    moments = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    asyncio.run(burn(sys.argv[1], moments) if moments else coordinate(sys.argv[1]))

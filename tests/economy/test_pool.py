@@ -187,10 +187,7 @@ def test_what_is_approved_does_not_expire(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         [soon] = rig.rows("SELECT now() + interval '1500 milliseconds' AS at")
         id_ = rig.insert(100, expires_at=soon["at"])
-        engine = rig.engine()
-        engine.lanes["allowance"].stop()
-        async with engine:
-            await rig.until(id_, "approved")
+        await rig.approve(id_)
         [late] = rig.rows("SELECT pg_sleep(1.6), now() > %s AS late", soon["at"])
         assert late
         async with rig.engine():
@@ -202,11 +199,7 @@ def test_what_is_approved_does_not_expire(play: Play) -> None:
 def test_two_approved_transfers_cannot_pass_the_limit_together(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         ids = [rig.insert(300), rig.insert(300)]
-        engine = rig.engine()
-        engine.lanes["allowance"].stop()
-        async with engine:
-            for id_ in ids:
-                await rig.until(id_, "approved")
+        await rig.approve(*ids)
         async with rig.engine():
             for id_ in ids:
                 await rig.when(id_, lambda r: r["status"] == "completed" or r["round"] > 1)
@@ -223,11 +216,7 @@ def test_two_approved_transfers_cannot_overdraw_together(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
         ids = [rig.insert(600), rig.insert(600)]
-        engine = rig.engine()
-        engine.lanes["allowance"].stop()
-        async with engine:
-            for id_ in ids:
-                await rig.until(id_, "approved")
+        await rig.approve(*ids)
         async with rig.engine():
             for id_ in ids:
                 await rig.when(id_, lambda r: r["status"] == "completed" or r["retry_count"] > 1)

@@ -1,12 +1,14 @@
 """The contract in SQL: who may do what, what is refused, and where the guilds live."""
 
+import asyncio
 from uuid import UUID
 
 import psycopg
 import pytest
 
 from tests.conftest import SCHEMA
-from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig
+from tests.economy.rig import ANNA, BEN, CARA, GUILD, Play, Rig
+from tidegate.engine.audit import Audit
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 
@@ -31,6 +33,7 @@ def test_whoever_has_the_role_may_use_the_pool_and_nothing_else(play: Play) -> N
             "SELECT economy._record_transfers('{}', '{}', '{}', '{}', '{}')",
             f"SELECT economy._pay('{id_}', 1, 1, 2, 5)",
             "SELECT economy._throttle(1, 1, 1)",
+            "SELECT economy.fn_issue_currency(1, 1, 1)",
             f"SELECT * FROM {SCHEMA}.transfers",
             f"UPDATE {SCHEMA}.ledger_accounts SET available = 10",
         ):
@@ -73,6 +76,48 @@ def test_what_is_no_new_transfer_is_refused(play: Play, fields: dict[str, object
                 f"INSERT INTO economy.pending_transfers ({names}) VALUES ({marks})", *row.values()
             )
         assert rig.rows("SELECT FROM transfers WHERE flow = 'pool_transfer'") == []
+
+    play(scene)
+
+
+def test_points_are_issued_and_paid_by_sql_alone(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        def issue(*what: object) -> UUID:
+            with psycopg.connect(rig.database, autocommit=True) as connection:
+                said = connection.execute("SELECT economy.fn_issue_currency(%s, %s, %s, %s)", what)
+                [(id_,)] = said.fetchall()
+            assert isinstance(id_, UUID)
+            return id_
+
+        calls = [asyncio.to_thread(issue, GUILD, CARA, 50, "welcome") for _ in range(4)]
+        assert len({*await asyncio.gather(*calls)}) == 1, "once per cid"
+        assert issue(GUILD, CARA, 7, None) != issue(GUILD, CARA, 7, None)
+        with pytest.raises(psycopg.Error, match="IDEMPOTENCY_MISMATCH"):
+            issue(GUILD, CARA, 51, "welcome")
+        async with rig.engine():
+            async with asyncio.timeout(10):
+                while rig.balance(CARA) < 64:  # noqa: ASYNC110  Nobody tells us.
+                    await asyncio.sleep(0.02)
+            await rig.until(rig.insert(60, initiator=CARA), "completed")
+        assert (rig.balance(CARA), rig.balance(BEN)) == (4, 1_060)
+        outside = "SELECT available FROM ledger_accounts WHERE book = 'OUTSIDE'"
+        assert [row["available"] for row in rig.rows(outside)] == [-2_064]
+        audit = Audit(rig.store, None, FLOWS, rig.alerts.append)
+        assert (await audit.run(full=True)).violations == []
+        await audit.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [(0, 1, 5, "a"), (1, -1, 5, "a"), (1, 1, 0, "a"), (1, 1, None, None), (1, 1, 5, "")],
+    ids=str,
+)
+def test_what_is_no_issue_is_refused(play: Play, what: tuple[object, ...]) -> None:
+    async def scene(rig: Rig) -> None:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            rig.run("SELECT economy.fn_issue_currency(%s, %s, %s, %s)", *what)
 
     play(scene)
 

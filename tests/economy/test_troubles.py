@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -151,20 +153,53 @@ def test_a_program_that_is_killed_again_and_again_makes_each_transfer_once(play:
     play(scene)
 
 
-def test_a_commit_whose_reply_is_swallowed_has_happened_once(database: str) -> None:
-    """Each time on new sessions: the proxy knows a COMMIT by its text, which is sent once."""
+# Where a program dies that makes one transfer, and what the pool says of it then.
+DEATHS = [
+    ("after a claim", "checking"),
+    ("before a COMMIT", "checking"),
+    ("after a COMMIT", "approved"),
+    ("before a COMMIT", "approved"),
+    ("after a COMMIT", "completed"),
+]
+
+
+def test_a_program_killed_before_or_after_it_approves_or_executes_does_each_once(
+    play: Play,
+) -> None:
+    async def scene(rig: Rig) -> None:
+        for moment, (where, status) in enumerate(DEATHS, 1):
+            id_ = rig.insert(10)
+            command = [sys.executable, "-m", "tests.economy.bot", rig.database, str(moment)]
+            run = partial(subprocess.run, capture_output=True, text=True, timeout=30, check=False)
+            died = await asyncio.to_thread(run, command)
+            assert (died.returncode, died.stderr) == (-signal.SIGKILL, f"killed {where}\n")
+            assert rig.pending(id_)["status"] == status
+            assert rig.balance(ANNA) == 1_000 - 10 * (moment - (status != "completed"))
+            async with rig.engine():
+                await rig.until(id_, "completed")
+            assert rig.balance(BEN) == 1_000 + 10 * moment
+        truth(rig, 2_000)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("commit", ["approves", "executes"])
+def test_a_commit_whose_reply_is_swallowed_has_happened_once(database: str, commit: str) -> None:
+    """On new sessions: the proxy knows a COMMIT by its text, and swallows the first."""
 
     async def whole(directory: Path) -> None:
         async with rigged(database) as rig:
             await rig.endow(1_000, ANNA, BEN)
+            id_ = rig.insert(10)
+            if commit == "executes":
+                await rig.approve(id_)
             async with proxied(database, directory) as (address, proxy):
-                for number in range(4):
-                    before, proxy.swallow = proxy.swallowed, 1 + number % 2
-                    async with rigged(database, address) as other, other.engine():
-                        await rig.until(rig.insert(10), "completed")
-                    assert proxy.swallowed > before
+                proxy.swallow = 1
+                async with rigged(database, address) as other, other.engine():
+                    await rig.until(id_, "completed")
+                assert (proxy.swallow, proxy.swallowed) == (0, 1)
             truth(rig, 2_000)
-            assert (rig.balance(ANNA), rig.balance(BEN)) == (960, 1_040)
+            assert (rig.balance(ANNA), rig.balance(BEN)) == (990, 1_010)
 
     with tempfile.TemporaryDirectory(prefix="tg") as name:
         asyncio.run(whole(Path(name)))

@@ -20,6 +20,7 @@ from tidegate.service.auth import Terms, Verifier
 from tidegate.service.connections import Impatient
 from tidegate.service.front import Service
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
+from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
 from tidegate.trading_core.disk import RealDisk
 
@@ -77,7 +78,9 @@ class Front:
 
 
 @asynccontextmanager
-async def fronted(database: str, directory: Path) -> AsyncIterator[Front]:
+async def fronted(
+    database: str, directory: Path, rate: RequestRate | None = None
+) -> AsyncIterator[Front]:
     verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
     dice = random.Random(3)
     async with open_gate(database, RealDisk(directory)) as gate:
@@ -88,6 +91,7 @@ async def fronted(database: str, directory: Path) -> AsyncIterator[Front]:
             clock=time.monotonic,
             new_id=lambda: f"{dice.getrandbits(64):016x}",
             wait_s=5.0,
+            rate=rate,
         )
         config = uvicorn.Config(
             build(service), port=0, log_config=None, lifespan="off", http=Impatient

@@ -1,12 +1,14 @@
 """The pool over HTTP: paid as oneself, seen by the two it is between, listed by who pays."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from tests.service.rig import ALICE, BOB, Answer, Front, Play, token
+from tests.service.rig import ALICE, BOB, Answer, Front, Play, fronted, token
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
+from tidegate.service.limits import RequestRate
 from tidegate.systems.guild import POINT, book_of
 
 GUILD, PATH = 77, "/api/v1/pool_transfers"
@@ -60,12 +62,36 @@ def test_a_cid_is_one_transfer_of_one_member(play: Play) -> None:
         body = PAY | {"cid": "once"}
         first, again = [await ask(front, "POST", PATH, body) for _ in range(2)]
         assert first.body["transfer_id"] == again.body["transfer_id"]
+        assert [first.body["duplicate"], again.body["duplicate"]] == [False, True]
         other = await ask(front, "POST", PATH, body | {"amount": "101"})
         assert (other.status, other.body["code"]) == (422, "IDEMPOTENCY_MISMATCH")
         bobs = await ask(front, "POST", PATH, body | {"target_id": ALICE}, owner=BOB)
         assert bobs.body["transfer_id"] != first.body["transfer_id"]
 
     play(scene)
+
+
+def test_a_replay_is_answered_however_many_requests_there_are(
+    database: str, tmp_path: Path
+) -> None:
+    async def whole() -> None:
+        async with fronted(database, tmp_path, RequestRate(1, lambda: 0.0)) as front:
+            body = PAY | {"cid": "once"}
+            first = await ask(front, "POST", PATH, body)
+            assert first.status == 202
+            for late in (PAY, PAY | {"cid": "another"}):
+                said = await ask(front, "POST", PATH, late)
+                assert (said.status, said.body["code"]) == (429, "RATE_LIMIT_EXCEEDED")
+            again = await ask(front, "POST", PATH, body)
+            assert again.status in (200, 202)
+            assert again.body["transfer_id"] == first.body["transfer_id"]
+            assert again.body["duplicate"]
+            other = await ask(front, "POST", PATH, body | {"amount": "101"})
+            assert (other.status, other.body["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+            listed = await ask(front, "GET", PATH)
+            assert len(listed.body["transfers"]) == 1, "who was turned away made nothing"
+
+    asyncio.run(whole())
 
 
 @pytest.mark.parametrize(

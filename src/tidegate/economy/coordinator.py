@@ -9,6 +9,7 @@ from psycopg_pool import AsyncConnectionPool
 from tidegate.app import Setup, open_gate
 from tidegate.economy.listener import TelemetryListener
 from tidegate.economy.places import setup_of
+from tidegate.engine.gate import LEDGER
 from tidegate.systems.guild import CHECKS
 
 DUE = "tidegate_due"  # The channel on which a new row says that there is something to do.
@@ -35,7 +36,7 @@ class TransferEventPoolCoordinator:
             gate = await stack.enter_async_context(open_gate(setup))
 
             def look(_: object = None) -> None:
-                gate.engine.hint([CHECKS])
+                gate.engine.hint([CHECKS, LEDGER])
 
             self.listener.heard, self.listener.begun = look, look
             await stack.enter_async_context(self.listener.on(self.pool))

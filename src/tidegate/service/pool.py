@@ -54,6 +54,7 @@ class PoolTransfer(msgspec.Struct, frozen=True):
     created_at: str
     updated_at: str
     cid: str | None = None
+    duplicate: bool = False
 
 
 class PoolPage(msgspec.Struct, frozen=True):
@@ -65,16 +66,20 @@ async def create(call: Call) -> Response:
     body = await call.body(PoolBody)
     service, owner = call.service, call.owner
     values = _values(call, body)
-    if service.rate is not None and not service.rate.admits(owner):
-        raise Refused(Refusal.RATE_LIMIT_EXCEEDED)
+    # Asked first and looked at last: a replay is answered however often it comes.
+    admitted = service.rate is None or service.rate.admits(owner)
     try:
-        [(id_,)] = await service.gate.store.run(STATEMENTS["create"], values)
+        [(id_, duplicate)] = await service.gate.store.run(
+            STATEMENTS["create"], {**values, "admitted": admitted}
+        )
     except StoreFault as fault:
         if str(fault).startswith(MISMATCH):
             raise Refused(Refusal.IDEMPOTENCY_MISMATCH) from fault
         raise
+    if id_ is None:
+        raise Refused(Refusal.RATE_LIMIT_EXCEEDED)
     service.gate.engine.hint([CHECKS])
-    shown = await _shown(call, id_)
+    shown = msgspec.structs.replace(await _shown(call, id_), duplicate=duplicate)
     place = {"Location": f"/api/v1/pool_transfers/{id_}"}
     return reply(shown, 200 if shown.status in ENDS else 202, place)
 

@@ -17,10 +17,11 @@ SELECT count(*)
     ON t.id = p.transfer_id
  WHERE (economy._status(t.state), t.retries) IS DISTINCT FROM (p.status::text, p.retry_count);
 
--- create: once per cid; the same wish again gets the transfer that it became.
-SELECT economy.fn_create_pending_transfer(
+-- create: once per cid; a replay is found before it is asked whether anything new is admitted.
+SELECT transfer_id, duplicate
+  FROM economy._create_pending_transfer(
            %(guild_id)s, %(initiator_id)s, %(target_id)s, %(amount)s, %(metadata)s::jsonb,
-           now() + %(expires_hours)s * interval '1 hour', %(cid)s);
+           now() + %(expires_hours)s * interval '1 hour', %(cid)s, %(admitted)s);
 
 -- own: a member's transfers, the newest first; what is NULL is not asked about.
 SELECT transfer_id, guild_id, initiator_id, target_id, amount, status, checks, retry_count, round,

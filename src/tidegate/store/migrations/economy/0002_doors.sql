@@ -42,9 +42,25 @@ CREATE FUNCTION _key(p_initiator_id bigint, p_cid text) RETURNS text LANGUAGE sq
     SELECT p_initiator_id || ':' || p_cid
 $$;
 
--- The engine's row, in the transaction of the pool's own: from here on the engine has it.
+-- A row for the engine, due now.
+CREATE FUNCTION _hand_over(p_id uuid, p_guild_id bigint, p_flow text, p_state text, p_lane text,
+                           p_parties jsonb, p_amount bigint, p_key text, p_expires_at timestamptz)
+RETURNS void
+LANGUAGE sql SET search_path FROM CURRENT AS $$
+    INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
+                           parties, asset_id, amount, cid, head_hash, deadline_at, expires_at,
+                           created_at, updated_at)
+    VALUES (p_id, p_guild_id, p_flow, p_state, p_lane, now(), 0, 0, 0, false,
+            p_parties, _point(), p_amount, p_key, decode(repeat('00', 32), 'hex'),
+            p_expires_at, p_expires_at, now(), now());
+    SELECT pg_notify('tidegate_due', p_lane);
+$$;
+
+-- In the transaction of the pool's own row: from here on the engine has it.
 CREATE FUNCTION _begin_transfer() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    payer text := _book(NEW.initiator_id);
 BEGIN
     IF EXISTS (SELECT FROM transfers WHERE id = NEW.transfer_id) THEN
         RETURN NULL;  -- Born by the engine, whose record this is: at the end both must agree.
@@ -53,19 +69,14 @@ BEGIN
     VALUES (NEW.guild_id,
             coalesce(_key(NEW.initiator_id, NEW.cid), NEW.transfer_id::text),
             _fingerprint(NEW), NEW.transfer_id);
-    INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
-                           parties, asset_id, amount, cid, head_hash, deadline_at, expires_at,
-                           created_at, updated_at)
-    VALUES (NEW.transfer_id, NEW.guild_id, 'pool_transfer', 'CHECKING', 'checks', now(), 0, 0, 0,
-            false,
-            jsonb_build_object(
-                'checks', jsonb_build_array('checks', _book(NEW.initiator_id), NEW.guild_id),
-                'allowance', jsonb_build_array('allowance', _book(NEW.initiator_id), NEW.guild_id),
-                'source', jsonb_build_array('ledger', _book(NEW.initiator_id), NEW.guild_id),
-                'target', jsonb_build_array('ledger', _book(NEW.target_id), NEW.guild_id)),
-            _point(), NEW.amount, _key(NEW.initiator_id, NEW.cid), decode(repeat('00', 32), 'hex'),
-            NEW.expires_at, NEW.expires_at, now(), now());
-    PERFORM pg_notify('tidegate_due', 'checks');
+    PERFORM _hand_over(
+        NEW.transfer_id, NEW.guild_id, 'pool_transfer', 'CHECKING', 'checks',
+        jsonb_build_object(
+            'checks', jsonb_build_array('checks', payer, NEW.guild_id),
+            'allowance', jsonb_build_array('allowance', payer, NEW.guild_id),
+            'source', jsonb_build_array('ledger', payer, NEW.guild_id),
+            'target', jsonb_build_array('ledger', _book(NEW.target_id), NEW.guild_id)),
+        NEW.amount, _key(NEW.initiator_id, NEW.cid), NEW.expires_at);
     RETURN NULL;
 END
 $$;
@@ -99,19 +110,34 @@ END
 $$;
 CREATE CONSTRAINT TRIGGER agree
     AFTER INSERT OR DELETE OR UPDATE OF transfer_id, guild_id, initiator_id, target_id, amount,
-          status, retry_count, expires_at, cid
+          status, retry_count, expires_at
     ON pending_transfers DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION _agree();
 
--- Once per cid: the same wish again gets the transfer that it became; another wish is refused.
-CREATE FUNCTION fn_create_pending_transfer(
+-- The transfer that a key stands for, if it is known. Another wish under the same key is refused.
+CREATE FUNCTION _known(p_guild_id bigint, p_key text, p_fingerprint bytea) RETURNS uuid
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    known cids;
+BEGIN
+    SELECT * INTO known FROM cids WHERE owner = p_guild_id AND cid = p_key;
+    IF known.fingerprint <> p_fingerprint THEN
+        RAISE EXCEPTION 'IDEMPOTENCY_MISMATCH: this cid stands for another transfer'
+            USING ERRCODE = 'TG422';
+    END IF;
+    RETURN known.transfer_id;
+END
+$$;
+
+-- Once per cid: the same wish again gets the transfer that it became. Who is not admitted gets
+-- nothing new, but still what there is.
+CREATE FUNCTION _create_pending_transfer(
     p_guild_id bigint, p_initiator_id bigint, p_target_id bigint, p_amount bigint,
-    p_metadata jsonb DEFAULT '{}', p_expires_at timestamptz DEFAULT NULL, p_cid text DEFAULT NULL)
-RETURNS uuid
+    p_metadata jsonb, p_expires_at timestamptz, p_cid text, p_admitted boolean,
+    OUT transfer_id uuid, OUT duplicate boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     p pending_transfers;
-    known cids;
 BEGIN
     p.guild_id := p_guild_id;
     p.initiator_id := p_initiator_id;
@@ -119,22 +145,18 @@ BEGIN
     p.amount := p_amount;
     p.metadata := coalesce(p_metadata, '{}');
     FOR look IN 1 .. 3 LOOP
-        SELECT * INTO known
-          FROM cids
-         WHERE owner = p_guild_id AND cid = _key(p_initiator_id, p_cid);
-        IF FOUND AND known.fingerprint = _fingerprint(p) THEN
-            RETURN known.transfer_id;
-        ELSIF FOUND THEN
-            RAISE EXCEPTION 'IDEMPOTENCY_MISMATCH: this cid stands for another transfer'
-                USING ERRCODE = 'TG422';
+        transfer_id := _known(p_guild_id, _key(p_initiator_id, p_cid), _fingerprint(p));
+        duplicate := transfer_id IS NOT NULL;
+        IF duplicate OR NOT p_admitted THEN
+            RETURN;
         END IF;
         BEGIN
-            INSERT INTO pending_transfers (guild_id, initiator_id, target_id, amount, metadata,
-                                           expires_at, cid)
+            INSERT INTO pending_transfers AS made (guild_id, initiator_id, target_id, amount,
+                                                   metadata, expires_at, cid)
             VALUES (p.guild_id, p.initiator_id, p.target_id, p.amount, p.metadata,
                     coalesce(p_expires_at, now() + interval '24 hours'), p_cid)
-            RETURNING transfer_id INTO p.transfer_id;
-            RETURN p.transfer_id;
+            RETURNING made.transfer_id INTO transfer_id;
+            RETURN;
         EXCEPTION WHEN unique_violation THEN
             -- Another session was first with this cid: it is found now, unless our snapshot is old.
             IF p_cid IS NULL OR look = 3 THEN
@@ -142,6 +164,49 @@ BEGIN
             END IF;
         END;
     END LOOP;
+END
+$$;
+
+CREATE FUNCTION fn_create_pending_transfer(
+    p_guild_id bigint, p_initiator_id bigint, p_target_id bigint, p_amount bigint,
+    p_metadata jsonb DEFAULT '{}', p_expires_at timestamptz DEFAULT NULL, p_cid text DEFAULT NULL)
+RETURNS uuid
+LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    SELECT transfer_id
+      FROM _create_pending_transfer(p_guild_id, p_initiator_id, p_target_id, p_amount, p_metadata,
+                                    p_expires_at, p_cid, true)
+$$;
+
+-- Points come into being, once per cid: a deposit out of the guild's OUTSIDE book, so that the
+-- guild's books still sum to nothing. The engine makes it.
+CREATE FUNCTION fn_issue_currency(p_guild_id bigint, p_member_id bigint, p_amount bigint,
+                                  p_cid text DEFAULT NULL) RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    made uuid := _new_id();
+    key text := 'issue:' || p_cid;
+    print bytea := substr(sha256(convert_to(jsonb_build_array(
+                       'issue', p_guild_id, p_member_id, p_amount)::text, 'UTF8')), 1, 16);
+BEGIN
+    IF (p_guild_id > 0 AND p_member_id > 0 AND p_amount > 0) IS NOT TRUE
+       OR p_cid !~ '^[ -~]{1,64}$'
+    THEN
+        RAISE EXCEPTION 'nothing that could be issued' USING ERRCODE = 'check_violation';
+    END IF;
+    INSERT INTO cids (owner, cid, fingerprint, transfer_id)
+    VALUES (p_guild_id, coalesce(key, made::text), print, made)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN _known(p_guild_id, key, print);
+    END IF;
+    PERFORM _hand_over(
+        made, p_guild_id, 'deposit', 'ENTERING', 'ledger',
+        jsonb_build_object(
+            'source', jsonb_build_array('ledger', 'OUTSIDE', p_guild_id),
+            'target', jsonb_build_array('ledger', _book(p_member_id), p_guild_id),
+            'suspense', jsonb_build_array('ledger', 'SUSPENSE', p_guild_id)),
+        p_amount, key, NULL);
+    RETURN made;
 END
 $$;
 
@@ -181,6 +246,7 @@ GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA economy TO tidegate_engine;
 GRANT INSERT, UPDATE ON throttles TO tidegate_engine;
 GRANT INSERT ON pending_transfers TO tidegate_engine;
 
+-- Not to issue points: who may do that is for the database's owner to say.
 GRANT USAGE ON SCHEMA economy TO tidegate_economy;
 GRANT SELECT, INSERT ON pending_transfers TO tidegate_economy;
 GRANT SELECT ON throttles TO tidegate_economy;
