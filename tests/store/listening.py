@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import psycopg
 
 from tidegate.store import postgres as store
+from tidegate.systems.guild import postgres as guild
 from tidegate.systems.ledger import postgres as ledger
 
 NAMES = {text: name for name, text in store.STATEMENTS.items()}
 NAMES |= {text: f"ledger {name}" for name, text in ledger.STATEMENTS.items()}
+NAMES |= {text: f"guild {name}" for name, text in guild.STATEMENTS.items()}
 TEXTS = {name: text for text, name in NAMES.items()}
 
 

@@ -38,3 +38,7 @@ SELECT lpad(to_hex(n + 2000000), 32, '0')::uuid, n / 10 + 1, 'internal_transfer'
        '{"source": ["remote", "SPOT", 1], "target": ["ledger", "FUNDING", 1]}',
        3, 10, '\x00', now(), now()
   FROM generate_series(1, 300000) AS n;
+
+INSERT INTO economy.throttles (guild_id, member_id)
+SELECT n / 1000 + 1, n
+  FROM generate_series(1, 100000) AS n;

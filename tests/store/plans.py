@@ -9,15 +9,26 @@ import psycopg
 from psycopg import sql
 
 from tests.store.listening import TEXTS, listening, numbered
-from tests.store.scenario import Remote, Setting, deposit, moved, refusing, running, to_remote
+from tests.store.scenario import (
+    Remote,
+    Setting,
+    deposit,
+    issue,
+    moved,
+    paid,
+    refusing,
+    running,
+    to_remote,
+)
 
 Plan = Mapping[str, Any]
 
 BIG = {
     *("transfers", "history", "cids", "ledger_operations", "ledger_accounts"),
-    *("archived_transfers", "archived_history"),
+    *("archived_transfers", "archived_history", "throttles", "pending_transfers"),
 }
 SCANS = {"Index Scan", "Index Only Scan"}
+GUILD = 9
 
 
 class Asked(NamedTuple):
@@ -38,6 +49,8 @@ async def asked(database: str, size: int) -> dict[Asked, Mapping[str, Any]]:
         await engine.parts.store.release(ended)
         await engine.parts.store.find([transfer.id for transfer in ended])
         await engine.parts.store.claim("ledger", size)
+        await asyncio.gather(*[moved(engine, issue(GUILD, n, 100)) for n in owners])
+        await asyncio.gather(*[moved(engine, paid(GUILD, n, n + size, 10)) for n in owners])
     largest: dict[Asked, Mapping[str, Any]] = {}
     for said in sorted(heard, key=lambda said: said.size):
         if said.name in TEXTS:

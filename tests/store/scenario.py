@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import sql
 
 from tests.conftest import SCHEMA
@@ -20,6 +21,7 @@ from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
 from tidegate.flows import FLOWS
 from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.systems.guild import POINT, Allowance, Checks, book_of, payment
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
 
 USDT, ETH = 3, 2
@@ -88,7 +90,7 @@ async def running(setting: Setting) -> AsyncIterator[Engine[PostgresTransaction]
             store=store,
             flows=FLOWS,
             outside=[setting.remote],
-            local=[Ledger()],
+            local=[Ledger(), Allowance(), Checks()],
             clock=time.monotonic,
             dice=random.Random(7),
             alert=setting.alerts.append,
@@ -110,6 +112,20 @@ def deposit(owner: int, amount: int, cid: str | None = None, asset_id: int = USD
 def internal(owner: int, source: Party, target: Party, amount: int) -> Request:
     parties = {"source": source, "target": target}
     return Request(owner, "internal_transfer", parties, USDT, amount)
+
+
+def issue(guild: int, member: int, amount: int) -> Request:
+    target = Party("ledger", book_of(member), guild)
+    return replace(
+        deposit(guild, amount, asset_id=POINT),
+        parties={**deposit(guild, amount).parties, "target": target},
+    )
+
+
+def paid(guild: int, one: int, other: int, amount: int) -> Request:
+    """From one member of a guild to another, through the pool."""
+    parties = payment(guild, one, other)
+    return Request(guild, "pool_transfer", parties, POINT, amount, lives_s=3600.0)
 
 
 def to_savings(owner: int, amount: int) -> Request:
@@ -147,7 +163,7 @@ async def started(engine: Engine[PostgresTransaction], request: Request) -> Tran
 def superuser(database: str, schema: str = SCHEMA) -> Iterator[psycopg.Connection]:
     """A session that no grant holds back, in the schema of a store."""
     with psycopg.connect(database, autocommit=True) as connection:
-        path = sql.SQL("SET search_path TO {}, tidegate").format(sql.Identifier(schema))
+        path = sql.SQL("SET search_path TO {}, tidegate, economy").format(sql.Identifier(schema))
         connection.execute(path)
         yield connection
 

@@ -43,6 +43,9 @@ HOT = {
     "ledger look": {"ledger_accounts_pkey", "ledger_operations_pkey"},
     "ledger look_undone": {"ledger_operations_pkey"},
     "ledger apply": {"ledger_accounts_pkey"},
+    "guild open_members": set(),
+    "guild lock_members": {"throttles_pkey"},
+    "guild begin": {"transfers_pkey"},
 }
 
 # On a table of a hundred thousand accounts, reading them all is as cheap as finding three thousand

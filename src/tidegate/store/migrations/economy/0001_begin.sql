@@ -109,26 +109,31 @@ LANGUAGE sql SET search_path FROM CURRENT AS $$
        SET throttled_until = greatest(t.throttled_until, excluded.throttled_until)
 $$;
 
--- A check's result stands in the row of the round it belongs to, and is told.
+-- A check's result stands in the row of the round it belongs to, and is told. Rows are met by their
+-- id alone, here and below: by status there may be few today and a million tomorrow.
 CREATE FUNCTION _keep_check(p_transfer pending_transfers, p_check text, p_result integer,
                             p_facts jsonb) RETURNS integer
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    p pending_transfers;
 BEGIN
-    UPDATE pending_transfers
-       SET checks = checks || jsonb_build_object(p_check, p_result),
-           updated_at = now()
+    SELECT * INTO p
+      FROM pending_transfers
      WHERE transfer_id = p_transfer.transfer_id
-       AND status = 'checking'
-       AND round = p_transfer.round;
-    IF FOUND THEN
+       FOR NO KEY UPDATE;
+    IF p.status = 'checking' AND p.round = p_transfer.round THEN
+        UPDATE pending_transfers
+           SET checks = checks || jsonb_build_object(p_check, p_result),
+               updated_at = now()
+         WHERE transfer_id = p.transfer_id;
         PERFORM pg_notify('economy_events', (jsonb_build_object(
             'event_type', 'transfer_check_result',
-            'transfer_id', p_transfer.transfer_id,
+            'transfer_id', p.transfer_id,
             'check_type', p_check,
             'result', p_result,
-            'guild_id', p_transfer.guild_id,
-            'initiator_id', p_transfer.initiator_id,
-            'round', p_transfer.round) || p_facts)::text);
+            'guild_id', p.guild_id,
+            'initiator_id', p.initiator_id,
+            'round', p.round) || p_facts)::text);
     END IF;
     RETURN p_result;
 END
@@ -271,16 +276,12 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     p pending_transfers;
 BEGIN
-    SELECT * INTO p
-      FROM pending_transfers
-     WHERE transfer_id = p_transfer_id
-       AND status = 'checking'
-       AND checks @> '{"balance": 1, "cooldown": 1, "daily_limit": 1}'
-       FOR NO KEY UPDATE;
-    IF FOUND THEN
+    SELECT * INTO p FROM pending_transfers WHERE transfer_id = p_transfer_id FOR NO KEY UPDATE;
+    IF p.status = 'checking' AND p.checks @> '{"balance": 1, "cooldown": 1, "daily_limit": 1}' THEN
         PERFORM _approve(p);
+        RETURN true;
     END IF;
-    RETURN FOUND;
+    RETURN false;
 END
 $$;
 

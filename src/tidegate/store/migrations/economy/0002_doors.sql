@@ -88,19 +88,18 @@ CREATE FUNCTION _agree() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     met uuid := coalesce(NEW.transfer_id, OLD.transfer_id);
+    p pending_transfers;
+    t transfers;
 BEGIN
-    IF NOT EXISTS (
-        SELECT
-          FROM pending_transfers AS p
-          JOIN transfers AS t ON t.id = p.transfer_id
-         WHERE p.transfer_id = met
-           AND t.flow = 'pool_transfer'
-           AND _status(t.state) = p.status
-           AND (t.owner, t.asset_id, t.amount) = (p.guild_id, _point(), p.amount)
-           AND t.parties -> 'source' = jsonb_build_array('ledger', _book(p.initiator_id), t.owner)
-           AND t.parties -> 'target' = jsonb_build_array('ledger', _book(p.target_id), t.owner)
-           AND t.retries = p.retry_count
-           AND t.expires_at = p.expires_at)
+    SELECT * INTO p FROM pending_transfers WHERE transfer_id = met;
+    SELECT * INTO t FROM transfers WHERE id = met;
+    IF (t.flow, t.owner, t.asset_id, t.amount, _status(t.state), t.retries, t.expires_at,
+        t.parties -> 'source', t.parties -> 'target')
+       IS DISTINCT FROM
+       ('pool_transfer', p.guild_id, _point(), p.amount, p.status::text, p.retry_count,
+        p.expires_at,
+        jsonb_build_array('ledger', _book(p.initiator_id), p.guild_id),
+        jsonb_build_array('ledger', _book(p.target_id), p.guild_id))
     THEN
         RAISE EXCEPTION 'transfer % would differ from the engine''s record of it', met
             USING ERRCODE = 'integrity_constraint_violation';
