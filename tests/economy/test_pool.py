@@ -69,6 +69,32 @@ def test_the_daily_limit_is_waited_for_until_the_next_utc_day(play: Play) -> Non
     play(scene)
 
 
+def test_who_began_before_midnight_and_is_let_in_after_it_counts_for_the_new_day(
+    play: Play,
+) -> None:
+    """Another payment of the same member, begun a moment later, was in the new day and first."""
+
+    async def scene(rig: Rig) -> None:
+        rig.run(
+            "INSERT INTO economy.throttles (guild_id, member_id, utc_day, sent)"
+            " VALUES (%s, %s, (now() AT TIME ZONE 'UTC')::date + 1, 450)",
+            GUILD,
+            ANNA,
+        )
+        async with rig.engine():
+            await rig.until(rig.insert(50), "completed")
+            row = await rig.when(rig.insert(1), lambda r: "daily_limit" in r["checks"])
+        assert row["checks"] == {**PASSED, "daily_limit": 0}
+        [kept] = rig.rows(
+            "SELECT sent, utc_day - (now() AT TIME ZONE 'UTC')::date AS ahead"
+            " FROM economy.throttles WHERE member_id = %s",
+            ANNA,
+        )
+        assert kept == {"sent": 500, "ahead": 1}
+
+    play(scene)
+
+
 def test_a_refusal_for_the_limit_starts_a_cooldown(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine():

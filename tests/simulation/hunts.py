@@ -25,10 +25,11 @@ from tidegate.simulation.auditor import CORE, LEDGER
 from tidegate.simulation.disk import Hands, SimDisk
 from tidegate.simulation.fate import KINDS, Fault, Plan
 from tidegate.simulation.loop import START_S
-from tidegate.simulation.people import ASSET, OWNERS, SPOT, TRANSFERS, Mood, Siege, wishes
-from tidegate.simulation.scenario import Result, Scenario, run
+from tidegate.simulation.people import ASSET, OWNERS, POOL_S, SPOT, TRANSFERS, Mood, Siege, wishes
+from tidegate.simulation.scenario import GUILDS, Result, Scenario, run
 from tidegate.simulation.store import MARKS
 from tidegate.simulation.world import World, until
+from tidegate.systems.guild import payment
 from tidegate.systems.ledger import FUNDING, OUTSIDE, Status
 
 BUDGET = 200  # Seeds in which a bug must be found.
@@ -160,6 +161,25 @@ def slow_disk(scene: Scenario) -> None:
 
 def large_amounts(scene: Scenario) -> None:
     scene.wishes = [replace(wish, amount=wish.amount + BEYOND_FLOATS) for wish in scene.wishes]
+
+
+def payers(scene: Scenario) -> None:
+    """Members of two guilds want to pay more at once than they may, or than they have."""
+    limited, unlimited = OWNERS[0], next(g for g, rules in GUILDS.items() if not rules.limit)
+    scene.spread_s = 0.0
+    scene.wishes = [
+        Request(
+            guild,
+            "pool_transfer",
+            payment(guild, 1, 2),
+            ASSET,
+            amount,
+            f"{amount} {number}",
+            lives_s=POOL_S,
+        )
+        for number in range(8)
+        for guild, amount in ((limited, 200), (unlimited, 300))
+    ]
 
 
 # Worlds by plan.
@@ -304,6 +324,7 @@ OLD_COPY = seeds(old_copy)
 REFUNDS = seeds(refunds)
 SLOW_DISK = seeds(slow_disk)
 LARGE_AMOUNTS = seeds(large_amounts)
+PAYERS = seeds(payers, 50)
 CROWD = crowded()
 COMMITS = commits()
 BRAKED = braked()

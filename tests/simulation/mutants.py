@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tests.simulation import hunts
 from tests.simulation.hunts import Hunt, Trial
-from tests.simulation.planted import core, engine, store
+from tests.simulation.planted import core, engine, guild, store
 
 
 class Mutant(NamedTuple):
@@ -74,6 +74,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(store.ledger_takes_a_reused_key, "is Unknown", hunts.LEDGER_CERTIFICATE),
     Mutant(store.ledger_undoes_twice, "the balance is", hunts.LEDGER_CERTIFICATE),
     Mutant(store.ledger_undo_without_tombstone, "is Rejected", hunts.LEDGER_CERTIFICATE),
+    Mutant(guild.stale_checks_approve, "was approved to pay", hunts.PAYERS),
+    Mutant(guild.approved_is_paid, "is the limit", hunts.PAYERS),
+    Mutant(guild.allowance_sees_no_payment_before_it, "is the limit", hunts.PAYERS),
+    Mutant(guild.pool_keeps_no_record, "the pool has it as"),
     Mutant(core.busy_is_a_no, "this was done", hunts.BUSY),
     Mutant(core.key_without_version, "the core answers", hunts.REFUNDS),
     Mutant(core.answers_shifted, "this was done"),

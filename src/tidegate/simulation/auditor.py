@@ -20,9 +20,8 @@ from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, B
 from tidegate.engine.alerts import Alert
 from tidegate.simulation.disk import Inode
 from tidegate.simulation.effects import Effects, label, laws_of
-from tidegate.simulation.pool import differing
+from tidegate.simulation.pool import PoolAuditor
 from tidegate.store.memory import HISTORY, TRANSFERS
-from tidegate.systems.guild.memory import PENDING, Pending
 from tidegate.systems.ledger import OUTSIDE
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 from tidegate.trading_core import wal
@@ -59,7 +58,6 @@ class Life:
     told: bool = False  # People know that it is stuck where it is.
     overdue: bool = False  # They should.
     owing: list[object] = field(default_factory=list)  # Who has written down that it is stuck.
-    pooled: Pending | None = None  # The transfer pool's own record of it.
 
 
 class Eyes(NamedTuple):
@@ -76,6 +74,7 @@ class Auditor:
         self.laws = {name: laws_of(flow) for name, flow in flows.items()}
         self.books: Counter[Account] = Counter()
         self.endowed: Counter[tuple[int, int]] = Counter()  # By owner and asset: the world's own.
+        self.pool = PoolAuditor(self.blame, self.books)
         self.lives: dict[UUID, Life] = {}
         self.open: set[UUID] = set()
         self.edges: Counter[tuple[str, Edge]] = Counter()
@@ -121,9 +120,7 @@ class Auditor:
                 self.blame(f"{account} holds {row.available}, and its operations make {kept}")
         for life in touched:
             self._judge(life)
-            life.pooled = written.get((PENDING, life.transfer.id), life.pooled)
-            if problem := differing(life.transfer, life.pooled, self.books):
-                self.blame(problem)
+            self.pool.look(life.transfer, written)
 
     def _stored(
         self, after: Transfer, history: tuple[Any, ...] | None, lease: bool, by: object

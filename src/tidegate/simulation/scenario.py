@@ -127,7 +127,7 @@ class Scenario:
         world, rows = self.world, self.world.tables.rows[ACCOUNTS]
         world.host.start()
         for guild, rules in GUILDS.items():
-            world.tables.rows[SETTINGS][guild] = rules
+            world.tables.rows[SETTINGS][guild] = world.auditor.pool.rules[guild] = rules
         for owner in OWNERS:
             members = [(book, START) for book in MEMBERS]
             outside = -START * (2 + len(members))

@@ -65,7 +65,7 @@ def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) 
         None if balance is None else balance.available,
         None if balance is None else str(balance.status),
         throttled_us / SECOND_US if throttled_us > 0 else None,
-        throttle.sent if throttle.day == at_us // DAY_US else 0,
+        throttle.sent if throttle.day >= at_us // DAY_US else 0,
         rules.limit,
         rules.cooldown_s,
         rules.every_transfer,
@@ -114,9 +114,10 @@ class MemoryAllowance:
         for move, guild, initiator, _ in paid(moves):
             member, today = (guild, initiator), at_us // DAY_US
             throttle = tx.get(THROTTLES, member) or Throttle()
-            sent = throttle.sent if throttle.day == today else 0
-            amount = move.after.amount
-            tx.put(THROTTLES, member, throttle._replace(day=today, sent=sent + amount))
+            sent = throttle.sent if throttle.day >= today else 0
+            counted = sent + move.after.amount
+            latest = max(throttle.day, today)
+            tx.put(THROTTLES, member, throttle._replace(day=latest, sent=counted))
             rules = tx.get(SETTINGS, guild) or Rules()
             if rules.every_transfer:
                 cool_down(tx, member, at_us + rules.cooldown_s * SECOND_US)

@@ -24,7 +24,8 @@ CREATE TABLE government_accounts (
     PRIMARY KEY (guild_id, account_id)
 );
 
--- What a member has sent today and when they may go on. Its row is the initiator's lock.
+-- What a member has sent today and when they may go on. Its row is the initiator's lock. The day
+-- never goes back: who began before midnight and was let in after it counts for the new day.
 CREATE TABLE throttles (
     guild_id        bigint        NOT NULL,
     member_id       bigint        NOT NULL,
@@ -87,7 +88,7 @@ CREATE FUNCTION _standing(p_guild_id bigint, p_member_id bigint,
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT a.available, a.status,
            CASE WHEN t.throttled_until > now() THEN t.throttled_until END,
-           CASE WHEN t.utc_day = (now() AT TIME ZONE 'UTC')::date THEN t.sent ELSE 0 END,
+           CASE WHEN t.utc_day >= (now() AT TIME ZONE 'UTC')::date THEN t.sent ELSE 0 END,
            s.daily_limit, s.cooldown_s, s.cooldown_after = 'every_transfer',
            EXISTS (SELECT FROM government_accounts AS g
                     WHERE g.guild_id = p_guild_id AND g.account_id = p_member_id)
@@ -359,8 +360,8 @@ BEGIN
     INSERT INTO throttles AS t (guild_id, member_id, utc_day, sent)
     VALUES (p_guild_id, p_initiator_id, today, p_amount)
     ON CONFLICT (guild_id, member_id) DO UPDATE
-       SET utc_day = today,
-           sent = CASE WHEN t.utc_day = today THEN t.sent ELSE 0 END + p_amount;
+       SET utc_day = greatest(t.utc_day, today),
+           sent = CASE WHEN t.utc_day >= today THEN t.sent ELSE 0 END + p_amount;
     IF s.every_transfer THEN
         PERFORM _throttle(p_guild_id, p_initiator_id, s.cooldown_s);
     END IF;
