@@ -12,7 +12,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tests.differential.telling import TellingLedger, TellingStore
+from tests.differential.telling import Local, TellingStore
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import UNDOES, Verb
@@ -23,10 +23,17 @@ from tidegate.engine.births import Births, Newborn, gathered
 from tidegate.engine.rings import Ring
 from tidegate.engine.step import Means, conclude
 from tidegate.flows import FLOWS
+from tidegate.systems.guild import POINT, book_of, payment
+from tidegate.systems.guild.memory import Rules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 
 ASSET, OWNERS, SAVINGS, SPOT = 3, (1, 2, 3), "SAVINGS", "SPOT"
 BOOKS = (FUNDING, OUTSIDE, SAVINGS, SUSPENSE)
+# Each owner is a guild, too, and some have rules of their own.
+MEMBERS = (1, 2, 3)
+RULES = {2: Rules(limit=0), 3: Rules(limit=0, cooldown_s=1, every_transfer=True)}
+LOCAL = ("ledger", "allowance", "checks")
+PAYMENTS = 0.4  # Of all that is asked for.
 CIDS = tuple(f"c{n}" for n in range(5))
 REMEMBERED = 12
 ASKED = (Verb.DEBIT, Verb.CREDIT, Verb.HOLD, Verb.REFUND, Verb.CAPTURE, Verb.RELEASE)
@@ -44,6 +51,7 @@ WAYS = (
     ("internal_transfer", SPOT, FUNDING),
     ("internal_transfer", SPOT, SAVINGS),
 )
+PAID = ("pool_transfer", "pool_transfer", "member_transfer")
 
 
 class Abandoned(Exception):
@@ -77,8 +85,8 @@ class Venue:
 
 
 class Player:
-    def __init__(self, store: TellingStore, ledger: TellingLedger, luck: Luck, number: int) -> None:
-        self.store, self.ledger, self.luck, self.number = store, ledger, luck, number
+    def __init__(self, store: TellingStore, local: Local, luck: Luck, number: int) -> None:
+        self.store, self.ledger, self.luck, self.number = store, local.ledger, luck, number
         self.dice = random.Random(0)
         self.known: dict[UUID, Transfer] = {}  # As they were when last given to this session.
         self.ring = Ring(2)
@@ -86,7 +94,7 @@ class Player:
             store=store,
             flows=FLOWS,
             outside={"venue": Venue()},
-            local={"ledger": ledger},
+            local={"ledger": self.ledger, **{rules.name: rules for rules in local.rules}},
             remembering={},
             clock=store.seat.clock.seconds,
             dice=self.dice,
@@ -95,6 +103,7 @@ class Player:
             woken=lambda _: None,
             rings={"venue": self.ring},
             irreversible=frozenset(),
+            witnesses={rules.name: rules for rules in local.rules},
         )
 
     async def play(self, acts: Iterable[int]) -> None:
@@ -136,7 +145,19 @@ class Player:
     def account(self) -> Account:
         return Account(self.dice.choice(self.luck.owners), self.dice.choice(BOOKS), ASSET)
 
+    def payment(self) -> Request:
+        dice, guild = self.dice, self.dice.choice(self.luck.owners)
+        parties, flow = dict(payment(guild, *dice.sample(MEMBERS, 2))), dice.choice(PAID)
+        amount, cid = dice.choice((10, 90, 260, 900)), dice.choice((None, None, *CIDS))
+        if flow == "member_transfer":
+            del parties["checks"]
+            return Request(guild, flow, parties, POINT, amount, cid)
+        lives_s = dice.choice((0.5, 5.0, 60.0))
+        return Request(guild, flow, parties, POINT, amount, cid, lives_s=lives_s)
+
     def request(self) -> Request:
+        if self.dice.random() < PAYMENTS:
+            return self.payment()
         owner, dice = self.dice.choice(self.luck.owners), self.dice
         flow, *books = dice.choice(WAYS)
         roles = ("source", "target")
@@ -169,14 +190,16 @@ async def bear(player: Player) -> None:
 
 async def work(player: Player) -> None:
     """Claim a lane's due transfers, or take what was handed over; ask; record."""
-    lane = player.dice.choice(("venue", "venue", "ledger"))
+    lane = player.dice.choice(
+        ("venue", "venue", "ledger", "checks", "checks", "checks", "allowance")
+    )
     batch: Sequence[Transfer] = player.ring.pop(3, player.means.clock()) if lane == "venue" else []
     if not batch:
         batch = await player.store.claim(lane, player.dice.choice((1, 2, 5, 100)))
     if not batch:
         return
     player.remember(batch)
-    answers = None if lane == "ledger" else [player.answer(t) for t in batch]
+    answers = None if lane in LOCAL else [player.answer(t) for t in batch]
     await conclude(player.means, lane, batch, answers)
 
 
@@ -209,8 +232,8 @@ async def record(player: Player) -> None:
 
 
 def _said(player: Player, transfer: Transfer) -> Answer:
-    # What the ledger has done is in its own tables, and nobody else may say it.
-    local = transfer.lane == "ledger"
+    # What a local system has done is in its own tables, and nobody else may say it.
+    local = transfer.lane in LOCAL
     return Unknown("asked nobody") if local else player.answer(transfer)
 
 
@@ -292,7 +315,10 @@ async def brake(player: Player) -> None:
 
 async def set_status(player: Player) -> None:
     status = player.dice.choice((Status.ACTIVE, Status.ACTIVE, Status.FROZEN, Status.DISABLED))
-    await player.ledger.set_status(player.account(), status)
+    account = player.account()
+    if player.dice.random() < PAYMENTS:
+        account = Account(account.owner, book_of(player.dice.choice(MEMBERS)), POINT)
+    await player.ledger.set_status(account, status)
 
 
 ACTS: dict[Callable[[Player], Awaitable[None]], float] = {

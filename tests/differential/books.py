@@ -9,6 +9,7 @@ import psycopg
 from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
 from tidegate.store.memory import ATTEMPTS, CIDS, HISTORY, TRANSFERS, Answered, Row, Tables
 from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
+from tidegate.systems.guild.memory import PENDING, THROTTLES
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
 HALTS = "halts"
@@ -16,7 +17,7 @@ Books = Mapping[str, Mapping[Any, Any]]
 
 EMPTY = (
     "TRUNCATE transfers, cids, history, attempts, ledger_accounts, ledger_operations, halts,"
-    " core_positions, daily_totals"
+    " core_positions, daily_totals, economy.throttles, economy.pending_transfers"
 )
 MICROSECONDS = "(extract(epoch FROM {}) * 1000000)::bigint"
 # Without what depends on when one looks.
@@ -33,6 +34,11 @@ READ = {
     ACCOUNTS: "SELECT owner, book, asset_id, available, held, status FROM ledger_accounts",
     OPERATIONS: "SELECT transfer_id, version, owner, book, asset_id, verb, amount, undoes, result,"
     " reason, delta, held_delta, balance_after FROM ledger_operations",
+    THROTTLES: "SELECT guild_id, member_id,"
+    f" {MICROSECONDS.format('throttled_until')}, CASE WHEN isfinite(utc_day)"
+    " THEN utc_day - '1970-01-01'::date ELSE -1 END, sent FROM economy.throttles",
+    PENDING: "SELECT transfer_id, status, round, checks, retry_count"
+    " FROM economy.pending_transfers",
     HALTS: "SELECT reason, actor FROM halts WHERE resumed_at IS NULL",
 }
 
@@ -58,6 +64,8 @@ async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
         ATTEMPTS: attempts,
         ACCOUNTS: {row[:3]: (*map(int, row[3:5]), row[5]) for row in rows[ACCOUNTS]},
         OPERATIONS: {row[:2]: row[2:] for row in rows[OPERATIONS]},
+        THROTTLES: {row[:2]: row[2:] for row in rows[THROTTLES]},
+        PENDING: {row[0]: row[1:] for row in rows[PENDING]},
         HALTS: dict(enumerate(rows[HALTS])),
     }
 
@@ -74,6 +82,11 @@ def twin_books(tables: Tables) -> Books:
             operation[:2]: (*operation.account, *operation[3:])
             for kept in rows[OPERATIONS].values()
             for operation in kept
+        },
+        THROTTLES: {member: tuple(kept) for member, kept in rows[THROTTLES].items()},
+        PENDING: {
+            id_: (kept.status, kept.round, dict(kept.checks), kept.retry_count)
+            for id_, kept in rows[PENDING].items()
         },
         HALTS: {} if tables.halt is None else {0: tables.halt},
     }

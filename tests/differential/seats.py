@@ -14,6 +14,7 @@ from tests.conftest import SCHEMA
 from tidegate.core.ports import StoreUnavailable
 from tidegate.store.memory import MemoryStore, Tables, Twin
 from tidegate.store.postgres import STATEMENTS, Bounds, PostgresStore
+from tidegate.systems.guild.postgres import STATEMENTS as GUILD
 from tidegate.systems.ledger.postgres import STATEMENTS as LEDGER
 
 # Long past any run: here only the scheduler ends a wait, and never a timer.
@@ -26,6 +27,21 @@ CLOCK = f"""
 CREATE OR REPLACE FUNCTION {SCHEMA}.now() RETURNS timestamptz LANGUAGE sql STABLE AS $$
     SELECT to_timestamp(0) + current_setting('differential.now_us')::bigint * interval '1 us'
 $$;
+"""
+# The guild's functions have a path of their own, in which the server's own would be found first.
+PATHS = f"""
+DO $$
+DECLARE
+    met regprocedure;
+BEGIN
+    FOR met IN SELECT oid FROM pg_proc
+                WHERE pronamespace = 'economy'::regnamespace AND proconfig IS NOT NULL
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path TO economy, {SCHEMA}, tidegate,'
+                       ' pg_catalog', met);
+    END LOOP;
+END
+$$
 """
 SET_CLOCK = "SELECT set_config('differential.now_us', %s, false)"
 
@@ -111,8 +127,10 @@ def seat() -> Seat:
     return sitting
 
 
-NAMES = {statement: f"ledger {name}" for name, statement in LEDGER.items()} | {
-    statement: name for name, statement in STATEMENTS.items()
+NAMES = {
+    statement: f"{prefix}{name}"
+    for prefix, statements in (("ledger ", LEDGER), ("guild ", GUILD), ("", STATEMENTS))
+    for name, statement in statements.items()
 }
 
 

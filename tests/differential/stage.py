@@ -13,20 +13,26 @@ from uuid import UUID
 import psycopg
 
 from tests.conftest import SCHEMA
-from tests.differential.acts import ASSET, SAVINGS, Luck, Player
+from tests.differential.acts import ASSET, MEMBERS, RULES, SAVINGS, Luck, Player
 from tests.differential.books import EMPTY, broken_chains, difference, postgres_books, twin_books
-from tests.differential.seats import CLOCK, LEASE_S, SEAT, Clock, Fate, Seat, SeatedStore, postgres
-from tests.differential.telling import (
-    RealLedger,
-    TellingLedger,
-    TellingStore,
-    TwinLedger,
-    shown,
+from tests.differential.seats import (
+    CLOCK,
+    LEASE_S,
+    PATHS,
+    SEAT,
+    Clock,
+    Fate,
+    Seat,
+    SeatedStore,
+    postgres,
 )
+from tests.differential.telling import Local, TellingStore, on_postgres, on_the_twin, shown
 from tidegate.core.ports import Account
 from tidegate.engine import step
 from tidegate.store.memory import TRANSFERS
 from tidegate.store.postgres import PostgresStore, WholeNumber
+from tidegate.systems.guild import POINT, book_of
+from tidegate.systems.guild.memory import SETTINGS
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
 from tidegate.systems.ledger.memory import ACCOUNTS
@@ -47,7 +53,14 @@ REMARKS = frozenset({"alert", "ended", "born", "gave up", "rollback", "crashed"}
 BLOCKED = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
 KILL = "SELECT pg_terminate_backend(%s)"
 ALIVE = "SELECT FROM pg_stat_activity WHERE pid = %s"
-OPENED = {FUNDING: 500, SAVINGS: 300, OUTSIDE: -800, SUSPENSE: 0}
+OPENED = {
+    (FUNDING, ASSET): 500,
+    (SAVINGS, ASSET): 300,
+    (OUTSIDE, ASSET): -800,
+    (SUSPENSE, ASSET): 0,
+}
+OPENED |= {(book_of(member), POINT): 300 * member for member in MEMBERS}
+RULE = "INSERT INTO economy.guild_settings VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
 OPEN = (
     "INSERT INTO ledger_accounts (owner, book, asset_id, available, status)"
     " VALUES (%s, %s, %s, %s, %s)"
@@ -138,9 +151,9 @@ class Stage:
         luck = Luck.thrown(self.seed)
         await self._furnish(luck)
         for pair in self.pairs:
-            self._seat(pair.twin, self.store, TwinLedger(self.store), (luck, pair.number))
-            real = self.house.store
-            self._seat(pair.real, real, RealLedger(real), (luck, pair.number))
+            who, real = (luck, pair.number), self.house.store
+            self._seat(pair.twin, self.store, on_the_twin(pair.twin, self.store), who)
+            self._seat(pair.real, real, on_postgres(pair.real, real), who)
         try:
             await self._play()
         finally:
@@ -162,18 +175,20 @@ class Stage:
     async def _furnish(self, luck: Luck) -> None:
         """Some accounts are there from the start, and some of those will not serve."""
         await self.admin.execute(EMPTY)
+        for guild, rules in RULES.items():
+            self.store.tables.rows[SETTINGS][guild] = rules
         accounts = self.store.tables.rows[ACCOUNTS]
-        for owner, (book, available) in itertools.product(luck.owners, OPENED.items()):
+        for owner, (opened, available) in itertools.product(luck.owners, OPENED.items()):
             if self.dice.random() < 0.6:
                 status = self.dice.choice((*[Status.ACTIVE] * 5, Status.FROZEN, Status.DISABLED))
-                accounts[Account(owner, book, ASSET)] = Balance(available, 0, status)
-                await self.admin.execute(OPEN, (owner, book, ASSET, available, status))
+                accounts[Account(owner, *opened)] = Balance(available, 0, status)
+                await self.admin.execute(OPEN, (owner, *opened, available, status))
 
-    def _seat(self, seat: Seat, store: Any, ledger: Any, who: tuple[Luck, int]) -> None:
+    def _seat(self, seat: Seat, store: Any, local: Local, who: tuple[Luck, int]) -> None:
         async def sit() -> None:
             SEAT.set(seat)
             try:
-                player = Player(TellingStore(seat, store), TellingLedger(seat, ledger), *who)
+                player = Player(TellingStore(seat, store), local, *who)
                 await player.play(act for number, act in self.part.acts if number == who[1])
             except Exception as fault:
                 seat.tell("crashed", repr(fault), None)
@@ -356,6 +371,10 @@ async def opened(database: str) -> AsyncIterator[House]:
         admin.adapters.register_loader("numeric", WholeNumber)
         await admin.execute(f"SET statement_timeout TO '{int(PATIENCE_S)}s'")
         await admin.execute(CLOCK)
+        await admin.execute(PATHS)
+        for guild, rules in RULES.items():
+            after = "every_transfer" if rules.every_transfer else "daily_limit"
+            await admin.execute(RULE, (guild, rules.limit, rules.cooldown_s, after))
         async with postgres(database) as store:
             with hurried():
                 yield House(admin, store)

@@ -2,15 +2,25 @@
 
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from tests.differential.seats import Seat
 from tidegate.core.answers import Answer
-from tidegate.core.ports import Account, Birth, Known, LocalSystem, Store, StoreFault
+from tidegate.core.ports import (
+    Account,
+    Birth,
+    Known,
+    LocalSystem,
+    Store,
+    StoreFault,
+    Witness,
+)
 from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.store.memory import CIDS, TRANSFERS
 from tidegate.store.postgres import PostgresStore
+from tidegate.systems.guild import Allowance, Checks, MemoryAllowance, MemoryChecks, member_of
+from tidegate.systems.guild.memory import THROTTLES
 from tidegate.systems.ledger import Ledger, MemoryLedger, Status
 from tidegate.systems.ledger.judge import account_of
 from tidegate.systems.ledger.memory import ACCOUNTS
@@ -191,6 +201,35 @@ class TwinLedger(MemoryLedger):
         return True
 
 
+class Witnessing(LocalSystem[Any], Witness[Any], Protocol):
+    """A system that keeps a record of its own."""
+
+
+class TellingRules:
+    """The guild's: its allowance, or its checks."""
+
+    reversible = True
+
+    def __init__(self, seat: Seat, inner: Witnessing) -> None:
+        self.seat, self.inner, self.name = seat, inner, inner.name
+
+    async def lock(self, tx: Any, accounts: Sequence[Account]) -> None:
+        wants = [(THROTTLES, (a.owner, member_of(a.book))) for a in accounts]
+        with operation(self.seat, f"lock {self.name}", wants, wants):
+            await self.inner.lock(tx, accounts)
+
+    async def ask(self, tx: Any, questions: Sequence[Question]) -> Sequence[Answer]:
+        about = " ".join(f"{short(q.transfer_id)}@{q.version} {q.amount}" for q in questions)
+        with operation(self.seat, f"ask {self.name}", about) as told:
+            told.result = answers = list(await self.inner.ask(tx, questions))
+        return answers
+
+    async def witness(self, tx: Any, moves: Sequence[Move], *, born: bool) -> None:
+        about = " ".join(f"{short(m.after.id)} {m.after.state}" for m in moves)
+        with operation(self.seat, f"tell {self.name}", about):
+            await self.inner.witness(tx, moves, born=born)
+
+
 class TellingLedger:
     name = "ledger"
     reversible = True
@@ -219,3 +258,20 @@ class TellingLedger:
         with operation(self.seat, "set status", about, accounts_of([account])) as told:
             told.result = there = await self.inner.set_status(account, status)
         return there
+
+
+class Local(NamedTuple):
+    """The systems in the database, as a session has them."""
+
+    ledger: TellingLedger
+    rules: tuple[TellingRules, ...]
+
+
+def on_the_twin(seat: Seat, store: Any) -> Local:
+    rules = TellingRules(seat, MemoryAllowance()), TellingRules(seat, MemoryChecks())
+    return Local(TellingLedger(seat, TwinLedger(store)), rules)
+
+
+def on_postgres(seat: Seat, store: PostgresStore) -> Local:
+    rules = TellingRules(seat, Allowance()), TellingRules(seat, Checks())
+    return Local(TellingLedger(seat, RealLedger(store)), rules)

@@ -80,6 +80,8 @@ def cool_down(tx: MemoryTransaction, member: tuple[int, int], until_us: int) -> 
 
 
 class MemoryAllowance:
+    """A pause for each statement of the real one, here as in the checks."""
+
     reversible = True
 
     def __init__(self, name: str = ALLOWANCE) -> None:
@@ -99,6 +101,8 @@ class MemoryAllowance:
             {q.party: standing_of(tx, q.party, q.asset_id, at_us) for q in questions}
         )
         answers = [judgement.judge(question) for question in questions]
+        if judgement.refused:
+            await tx.pause()
         for guild, member, cooldown_s in judgement.refused:
             cool_down(tx, (guild, member), at_us + cooldown_s * SECOND_US)
         return answers
@@ -111,7 +115,10 @@ class MemoryAllowance:
         born: bool,  # noqa: ARG002  A birth counts as any other move.
     ) -> None:
         at_us, _ = await tx.begun()
-        for move, guild, initiator, _ in paid(moves):
+        made = paid(moves)
+        if made:
+            await tx.pause()
+        for move, guild, initiator, _ in made:
             member, today = (guild, initiator), at_us // DAY_US
             throttle = tx.get(THROTTLES, member) or Throttle()
             sent = throttle.sent if throttle.day >= today else 0
@@ -157,6 +164,8 @@ class MemoryChecks:
         return check(standing, amount, to_midnight_us / SECOND_US)
 
     async def witness(self, tx: MemoryTransaction, moves: Sequence[Move], *, born: bool) -> None:
+        if born:
+            await tx.pause()
         await tx.pause()
         for move in moves:
             after = move.after
