@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bench.spec import INWARD, MIXED, OUTWARD
+from bench.spec import INWARD, MEMBERS, MIXED, OUTWARD
 
 SMALL, LARGE = 10_000, 1_000_000
 USERS = 200  # Of those who come over HTTP.
@@ -70,6 +70,22 @@ def peer(kind: str, inflight: int, says: str, driver: str = "psycopg") -> Case:
     return Case(f"{kind}-{inflight}", kind, inflight, says, environment=kind, driver=driver)
 
 
+def pool(inflight: int) -> Case:
+    says = f"the transfer pool in process, from member to member, {inflight} at once"
+    return Case(f"pool-{inflight}", "pool", inflight, says, direction=MEMBERS)
+
+
+def between_members(case: Case) -> Case:
+    """The same money as in the pool, moved by a peer."""
+    says = case.says.replace("the transfer", "from member to member")
+    return case._replace(name=f"{case.kind}-members-{case.inflight}", says=says, direction=MEMBERS)
+
+
+PROCRASTINATE = peer(
+    "procrastinate", 64, "procrastinate, the transfer as a job, 64 deferred at once"
+)
+PGQUEUER = peer("pgqueuer", 256, "pgqueuer, the transfer as a job, 256 enqueued at once", "asyncpg")
+
 CASES: tuple[Case, ...] = (
     *(literal(driver, n) for driver in ("psycopg", "asyncpg") for n in (1, 16, 64, 256)),
     *(tidegate(n) for n in (1, 64, 256, 4096)),
@@ -85,6 +101,9 @@ CASES: tuple[Case, ...] = (
     Case("tpcb-8", "tpcb", 8, "pgbench TPC-B, 8 clients: one database, C", transfers=False),
     *(peer("dbos", n, f"DBOS, a workflow of two steps, {n} at once") for n in (4, 16, 64)),
     *(restate(n) for n in (64, 256)),
-    peer("procrastinate", 64, "procrastinate, the transfer as a job, 64 deferred at once"),
-    peer("pgqueuer", 256, "pgqueuer, the transfer as a job, 256 enqueued at once", "asyncpg"),
+    PROCRASTINATE,
+    PGQUEUER,
+    *(pool(n) for n in (64, 256)),
+    between_members(PROCRASTINATE),
+    between_members(PGQUEUER),
 )

@@ -13,6 +13,7 @@ from bench.spec import Spec
 MODULES = {
     "literal": "bench.literal",
     "tidegate": "bench.in_process",
+    "pool": "bench.pool",
     "ceiling": "bench.ceiling",
     "http": "bench.http_client",
     "tpcb": "bench.peers.tpcb",

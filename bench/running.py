@@ -13,7 +13,7 @@ from bench.cases import Case
 from bench.fronts import ROOT, opened
 from bench.gauges import cpu_of, memory_of, written
 from bench.peers import environments
-from bench.spec import Result, Spec
+from bench.spec import MEMBERS, Result, Spec
 from bench.world import Base, Books, NotConserved, World, books, tpcb_books
 
 PATIENCE_S = 120.0
@@ -84,7 +84,9 @@ def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run
 
 
 def _base(case: Case, world: World) -> Base:
-    return world.tpcb() if case.kind == "tpcb" else world.base(case.accounts)
+    if case.kind == "tpcb":
+        return world.tpcb()
+    return (world.guilds if case.direction == MEMBERS else world.base)(case.accounts)
 
 
 class Load(NamedTuple):

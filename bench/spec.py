@@ -5,6 +5,8 @@ import msgspec
 ASSET, ASSET_CODE, DECIMALS = 3, "USDT", 6
 STORE = "tidegate_store"
 MIXED, INWARD, OUTWARD = "mixed", "FUNDING→SPOT", "SPOT→FUNDING"
+MEMBERS = "member→member"  # Of guilds, in one database.
+GUILD = 100  # Members in each.
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):

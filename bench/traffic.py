@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from bench.spec import INWARD, MIXED, Spec
+from bench.spec import GUILD, INWARD, MIXED, Spec
 
 TOO_MUCH = 10**24  # More than any account holds, in smallest units.
 SEED = 7
@@ -14,6 +14,12 @@ class Order(NamedTuple):
     inward: bool  # FUNDING → SPOT; else the other way.
     amount: int
     cid: str
+
+    @property
+    def payee(self) -> int:
+        """Another member of the same guild."""
+        guild, place = divmod(self.owner - 1, GUILD)
+        return guild * GUILD + (place + self.amount % (GUILD - 1) + 1) % GUILD + 1
 
 
 class Traffic:

@@ -17,10 +17,11 @@ from psycopg import sql
 
 from bench.literal import TABLES
 from bench.rail import open_trading
-from bench.spec import ASSET, STORE
+from bench.spec import ASSET, GUILD, STORE
 from tidegate import EmbeddedPostgres, Party, Question, Verb, all_flows, migrate
 from tidegate.core.answers import Done
 from tidegate.postgres import find_binaries
+from tidegate.systems.guild import POINT
 
 # Every commit is durable, as everywhere; the rest gives all cases the same room to write in.
 SETTINGS = {
@@ -42,6 +43,15 @@ INSERT INTO {store}.ledger_accounts (owner, book, asset_id, available)
 SELECT owner, 'FUNDING', {asset}, {start} FROM generate_series(1, {accounts}) AS owner;
 INSERT INTO literal.balances_tb (user_id, asset_id, available)
 SELECT owner, {asset}, {start} FROM generate_series(1, {accounts}) AS owner;
+"""
+
+
+# Guilds without a daily limit, whose members have as much as anybody.
+MEMBERS = """
+UPDATE economy.guild_settings SET daily_limit = 0;
+INSERT INTO {store}.ledger_accounts (owner, book, asset_id, available)
+SELECT (member - 1) / {guild} + 1, 'member:' || member, {point}, {start}
+  FROM generate_series(1, {accounts}) AS member;
 """
 
 
@@ -119,6 +129,17 @@ class World:
             with self._core(core) as (address, _):
                 asyncio.run(_credit(address, accounts))
             self._bases[name] = Base(name, core)
+        return self._bases[name]
+
+    def guilds(self, accounts: int) -> Base:
+        """The same with members of guilds, made once."""
+        name = f"base_{accounts}_members"
+        if name not in self._bases:
+            self._bases[name] = self.copied(self.base(accounts), name)
+            values = {"store": STORE, "guild": GUILD, "point": POINT, "start": START}
+            with psycopg.connect(self.server.url(name), autocommit=True) as connection:
+                connection.execute(MEMBERS.format(**values, accounts=accounts).encode())
+                connection.execute("VACUUM ANALYZE")
         return self._bases[name]
 
     def copied(self, base: Base, name: str) -> Base:

@@ -36,8 +36,7 @@ async def run(spec: Spec) -> Result:
         async def transfer(job: Job) -> None:
             assert job.payload is not None
             id_, order = msgspec.json.decode(job.payload)
-            assert await steps.withdraw(UUID(id_), Order(*order)), "the account has enough"
-            assert await steps.deposit(UUID(id_), Order(*order)), "the account is open"
+            await steps.transfer(UUID(id_), Order(*order), spec.direction)
             ended.pop(id_).set_result(None)
 
         queue.entrypoint("transfer")(transfer)

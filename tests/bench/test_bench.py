@@ -34,7 +34,9 @@ def case_of(per_s: float, **more: float) -> report.Report:
     return {"per_s": {"median": per_s}, "per_s_by_round": [per_s], **figures}
 
 
-@pytest.mark.parametrize("name", ["literal-psycopg-16", "tidegate-64", "tidegate-256-refused-50"])
+@pytest.mark.parametrize(
+    "name", ["literal-psycopg-16", "tidegate-64", "tidegate-256-refused-50", "pool-64"]
+)
 def test_a_case_is_measured_and_conserves(world: World, name: str) -> None:
     case = named(name)
     found = run(case, world, TINY)

@@ -17,7 +17,7 @@ from tidegate.simulation.auditor import CORE, LEDGER, Life
 from tidegate.simulation.effects import plain, reachable
 from tidegate.simulation.fate import Plan
 from tidegate.simulation.people import ASSET, MEMBERS, POOL_S, SPOT, Mood
-from tidegate.simulation.scenario import BRIMFUL, Scenario, run
+from tidegate.simulation.scenario import BRIMFUL, LIVENESS_S, Scenario, run
 from tidegate.simulation.world import Terms, World, until
 from tidegate.systems.guild import payment
 from tidegate.systems.guild.memory import THROTTLES, Throttle
@@ -65,7 +65,9 @@ class Path:
         if self.flow in GUILD_FLOWS:
             needed = {"allowance", *(("checks",) if self.flow == "pool_transfer" else ())}
             parties |= {role: p for role, p in payment(OWNER, 1, 2).items() if role in needed}
-        lives_s = POOL_S if self.flow == "pool_transfer" else None
+        # What is to be made does not expire on its way, however often somebody dies over it.
+        life_s = POOL_S if self.end == "REJECTED" else LIVENESS_S
+        lives_s = life_s if self.flow == "pool_transfer" else None
         wish = Request(OWNER, self.flow, parties, ASSET, self.amount, "cid", lives_s=lives_s)
         scene.wishes = [wish]
         scene.nodes = self.workers

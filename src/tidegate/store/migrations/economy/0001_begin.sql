@@ -80,11 +80,17 @@ CREATE FUNCTION _status(state text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- What is known of a member who wants to pay: the same for every check, and read under the lock.
-CREATE FUNCTION _standing(p_guild_id bigint, p_member_id bigint,
-                          OUT available numeric, OUT account_status text,
-                          OUT throttled_until timestamptz, OUT sent numeric,
-                          OUT daily_limit bigint, OUT cooldown_s integer,
-                          OUT every_transfer boolean, OUT exempt boolean)
+CREATE TYPE standing AS (
+    available       numeric,
+    account_status  text,
+    throttled_until timestamptz,
+    sent            numeric,
+    daily_limit     bigint,
+    cooldown_s      integer,
+    every_transfer  boolean,
+    exempt          boolean
+);
+CREATE FUNCTION _standing(p_guild_id bigint, p_member_id bigint) RETURNS standing
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT a.available, a.status,
            CASE WHEN t.throttled_until > now() THEN t.throttled_until END,
@@ -110,97 +116,95 @@ LANGUAGE sql SET search_path FROM CURRENT AS $$
        SET throttled_until = greatest(t.throttled_until, excluded.throttled_until)
 $$;
 
--- A check's result stands in the row of the round it belongs to, and is told. Rows are met by their
--- id alone, here and below: by status there may be few today and a million tomorrow.
-CREATE FUNCTION _keep_check(p_transfer pending_transfers, p_check text, p_result integer,
-                            p_facts jsonb) RETURNS integer
+-- The checks, and what is told of each.
+CREATE FUNCTION _results(p pending_transfers, s standing)
+RETURNS TABLE (check_type text, result integer, facts jsonb)
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    VALUES ('balance',
+            (coalesce(s.account_status, '') = 'ACTIVE' AND s.available >= p.amount)::integer,
+            jsonb_build_object('balance', coalesce(s.available, 0), 'required', p.amount)),
+           ('cooldown',
+            (s.exempt OR s.throttled_until IS NULL)::integer,
+            jsonb_build_object('throttled_until',
+                               CASE WHEN NOT s.exempt THEN s.throttled_until END)),
+           ('daily_limit',
+            (s.exempt OR s.daily_limit = 0 OR s.sent + p.amount <= s.daily_limit)::integer,
+            jsonb_build_object('total_today', s.sent, 'attempted_amount', p.amount,
+                               'limit', s.daily_limit))
+$$;
+
+-- Some checks: their results stand in the row of the round they belong to, and each is told. Rows
+-- are met by their id alone, here and below: by status there may be few today, many tomorrow.
+CREATE FUNCTION _check(p_transfer pending_transfers, s standing, p_checks text[]) RETURNS jsonb
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     p pending_transfers;
+    found jsonb;
 BEGIN
+    SELECT jsonb_object_agg(r.check_type, r.result) INTO found
+      FROM _results(p_transfer, s) AS r
+     WHERE r.check_type = ANY (p_checks);
+    IF found -> 'daily_limit' = '0' AND NOT s.every_transfer AND p_transfer.status = 'checking' THEN
+        -- Whoever is refused for the day's limit has to cool down, although nothing came of it.
+        PERFORM _throttle(p_transfer.guild_id, p_transfer.initiator_id, s.cooldown_s);
+    END IF;
     SELECT * INTO p
       FROM pending_transfers
      WHERE transfer_id = p_transfer.transfer_id
        FOR NO KEY UPDATE;
     IF p.status = 'checking' AND p.round = p_transfer.round THEN
         UPDATE pending_transfers
-           SET checks = checks || jsonb_build_object(p_check, p_result),
+           SET checks = checks || found,
                updated_at = now()
          WHERE transfer_id = p.transfer_id;
         PERFORM pg_notify('economy_events', (jsonb_build_object(
-            'event_type', 'transfer_check_result',
-            'transfer_id', p.transfer_id,
-            'check_type', p_check,
-            'result', p_result,
-            'guild_id', p.guild_id,
-            'initiator_id', p.initiator_id,
-            'round', p.round) || p_facts)::text);
+                    'event_type', 'transfer_check_result',
+                    'transfer_id', p.transfer_id,
+                    'check_type', r.check_type,
+                    'result', r.result,
+                    'guild_id', p.guild_id,
+                    'initiator_id', p.initiator_id,
+                    'round', p.round) || r.facts)::text)
+           FROM _results(p, s) AS r
+          WHERE r.check_type = ANY (p_checks);
     END IF;
-    RETURN p_result;
+    RETURN found;
+END
+$$;
+
+CREATE FUNCTION _check_one(p_transfer_id uuid, p_check text) RETURNS integer
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    p pending_transfers;
+BEGIN
+    SELECT * INTO STRICT p FROM pending_transfers WHERE transfer_id = p_transfer_id;
+    RETURN _check(p, _standing(p.guild_id, p.initiator_id), ARRAY[p_check]) -> p_check;
 END
 $$;
 
 CREATE FUNCTION fn_check_transfer_balance(p_transfer_id uuid) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    p pending_transfers;
-    s record;
-BEGIN
-    SELECT * INTO STRICT p FROM pending_transfers WHERE transfer_id = p_transfer_id;
-    SELECT * INTO s FROM _standing(p.guild_id, p.initiator_id);
-    RETURN _keep_check(
-        p, 'balance',
-        (coalesce(s.account_status, '') = 'ACTIVE' AND s.available >= p.amount)::integer,
-        jsonb_build_object('balance', coalesce(s.available, 0), 'required', p.amount));
-END
+LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    SELECT _check_one(p_transfer_id, 'balance')
 $$;
-
 CREATE FUNCTION fn_check_transfer_cooldown(p_transfer_id uuid) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    p pending_transfers;
-    s record;
-BEGIN
-    SELECT * INTO STRICT p FROM pending_transfers WHERE transfer_id = p_transfer_id;
-    SELECT * INTO s FROM _standing(p.guild_id, p.initiator_id);
-    RETURN _keep_check(
-        p, 'cooldown',
-        (s.exempt OR s.throttled_until IS NULL)::integer,
-        jsonb_build_object('throttled_until',
-                           CASE WHEN NOT s.exempt THEN s.throttled_until END));
-END
+LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    SELECT _check_one(p_transfer_id, 'cooldown')
 $$;
-
--- Whoever is refused for the day's limit has to cool down, although nothing came of it.
 CREATE FUNCTION fn_check_transfer_daily_limit(p_transfer_id uuid) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    p pending_transfers;
-    s record;
-    passes boolean;
-BEGIN
-    SELECT * INTO STRICT p FROM pending_transfers WHERE transfer_id = p_transfer_id;
-    SELECT * INTO s FROM _standing(p.guild_id, p.initiator_id);
-    passes := s.exempt OR s.daily_limit = 0 OR s.sent + p.amount <= s.daily_limit;
-    IF NOT passes AND NOT s.every_transfer AND p.status = 'checking' THEN
-        PERFORM _throttle(p.guild_id, p.initiator_id, s.cooldown_s);
-    END IF;
-    RETURN _keep_check(
-        p, 'daily_limit', passes::integer,
-        jsonb_build_object('total_today', s.sent, 'attempted_amount', p.amount,
-                           'limit', s.daily_limit));
-END
+LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    SELECT _check_one(p_transfer_id, 'daily_limit')
 $$;
 
--- All checks of one round, and what follows from them: a wait that is known has its seconds, and
--- one for money has none.
+-- All checks of one round, as those three make them, and what follows from them: a wait that is
+-- known has its seconds, and one for money has none.
 CREATE FUNCTION _check_transfer(p_transfer_id uuid,
                                 OUT verdict text, OUT reason text, OUT retry_s float8)
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     p pending_transfers;
-    s record;
-    failed text[] := '{}';
+    s standing;
+    found jsonb;
+    failed text[];
     until timestamptz;
 BEGIN
     SELECT * INTO p FROM pending_transfers WHERE transfer_id = p_transfer_id;
@@ -216,18 +220,9 @@ BEGIN
         retry_s := 1;
         RETURN;
     END IF;
-    IF fn_check_transfer_balance(p_transfer_id) = 0 THEN
-        failed := failed || 'balance'::text;
-    END IF;
-    IF fn_check_transfer_cooldown(p_transfer_id) = 0 THEN
-        failed := failed || 'cooldown'::text;
-    END IF;
-    IF fn_check_transfer_daily_limit(p_transfer_id) = 0 THEN
-        failed := failed || 'daily_limit'::text;
-        until := (date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day')
-                 AT TIME ZONE 'UTC';
-    END IF;
-    SELECT * INTO s FROM _standing(p.guild_id, p.initiator_id);
+    s := _standing(p.guild_id, p.initiator_id);
+    found := _check(p, s, ARRAY['balance', 'cooldown', 'daily_limit']);
+    failed := ARRAY(SELECT key FROM jsonb_each(found) WHERE value = '0' ORDER BY key);
     IF s.account_status IS NULL OR s.account_status = 'DISABLED' THEN
         verdict := 'rejected';
         reason := CASE WHEN s.account_status IS NULL THEN 'SOURCE_ACCOUNT_NOT_FOUND'
@@ -238,6 +233,11 @@ BEGIN
     ELSE
         verdict := 'unknown';
         reason := array_to_string(failed, ' ');
+        IF 'daily_limit' = ANY (failed) THEN
+            until := (date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day')
+                     AT TIME ZONE 'UTC';
+            s := _standing(p.guild_id, p.initiator_id);  -- Which has to cool down by now.
+        END IF;
         IF failed && ARRAY['cooldown', 'daily_limit'] THEN
             retry_s := extract(epoch FROM greatest(until, s.throttled_until) - now());
         END IF;
