@@ -188,7 +188,7 @@ def payers(scene: Scenario) -> None:
 def crowd(scene: Scenario) -> None:
     """Many wishes for the same accounts of the ledger, all within a moment."""
     scene.nodes, scene.spread_s = 3, 0.03
-    scene.wishes = wishes(scene.world.dice, Mood(from_core=0.0), 3 * TRANSFERS)
+    scene.wishes = wishes(scene.world.dice, Mood(from_core=0.0, members=0.0), 3 * TRANSFERS)
 
 
 def crowded() -> Hunt:

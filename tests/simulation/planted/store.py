@@ -30,9 +30,10 @@ async def record_blindly(
     await tx.lock(TRANSFERS, sorted(move.before.id for move in moves))
     written = []
     for move in moves:
+        kept = tx.get(TRANSFERS, move.before.id)
         after, hashes = rows.written(move, leased, tx.at_us, move.before.created_us)
-        due = self._due(tx, move, leased, None)
-        self._write(tx, move, hashes, Row(after, *due))
+        due = self._due(tx, move, leased, kept.deadline_s)
+        self._write(tx, move, hashes, Row(after, *due, kept.expires_s))
         written.append(after)
     return written
 
@@ -173,6 +174,7 @@ def effect_before_the_lock(patch: Patch) -> None:
             moves = [move for move in moves if move.before.id in fresh]
             slots.reserve(moves)
             written = await means.store.record(tx, moves, slots.leased)
+            await step.be_witnessed(means, tx, moves, born=False)
             if lane in means.remembering:
                 await means.remembering[lane].remember(tx)
         return moves, written
