@@ -1,4 +1,4 @@
-"""Why a transfer was not made. Nothing has moved when one of these is raised.
+"""Why a transfer was not made. Nothing has moved when one of these is raised, but for the last.
 
 TransferError
 ├── InvalidTransfer        it could never be made: an amount of nothing, to oneself
@@ -10,7 +10,7 @@ TransferError
 ├── AccountFrozen
 ├── AccountDisabled
 ├── TransferNotFound       the pool never had it
-└── TransferUnavailable    it cannot be said now; the same cid may be tried again
+└── TransferUnavailable    it cannot be said now what became of it: ask again with the same cid
 """
 
 from collections.abc import Mapping

@@ -85,7 +85,10 @@ class TransferService:
     async def issue_currency(
         self, guild_id: int, member_id: int, amount: int, cid: str | None = None
     ) -> None:
-        """Points come into being, once per cid, and the guild's books say how many there are."""
+        """Points come into being, once per cid, and the guild's books say how many there are.
+
+        What an account does not take waits in the guild's suspense book, and its «no» is raised.
+        """
         for name, value in (("guild_id", guild_id), ("member_id", member_id), ("amount", amount)):
             _whole(name, value)
         parties = {

@@ -74,7 +74,7 @@ class Mood:
             # Money that left the core, cannot arrive, and does not fit where it came from.
             self.flooded, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
-            self.members, self.from_spot, self.worse = 0.5, 0.9, (Status.DISABLED,)
+            self.members, self.from_spot, self.worse = 0.6, 1.0, (Status.DISABLED,)
         elif chance < 0.22:
             # Money that came in, is not taken, and not even by the suspense book.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
@@ -82,7 +82,7 @@ class Mood:
         elif chance < 0.32:
             # Money that cannot arrive. Where the core cannot undo, it must wait.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
-            self.members, self.from_spot = 0.5, 0.9
+            self.members, self.from_spot = 0.6, 1.0
             self.worse, self.from_core, self.withdrawals = (Status.DISABLED,), 0.8, 0.4
 
 
