@@ -29,7 +29,7 @@ GUILD_FLOWS = ("pool_transfer", "member_transfer")
 LOOK_S, COOLING_S = 0.05, 3.0
 # Seldom: a fault while a worker looks for what is due and finds nothing teaches little.
 SCAN_S = 5.0
-LIFE_S = 6.0  # Of what is to expire.
+LIFE_S = 3.0  # Of what is to expire.
 
 
 @dataclass(frozen=True)
