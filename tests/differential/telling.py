@@ -10,7 +10,7 @@ from tidegate.core.answers import Answer
 from tidegate.core.ports import Account, Birth, Known, LocalSystem, Store, StoreFault
 from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.store.memory import CIDS, TRANSFERS
-from tidegate.store.postgres import PostgresStore
+from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.ledger import Ledger, MemoryLedger, Status
 from tidegate.systems.ledger.judge import account_of
 from tidegate.systems.ledger.memory import ACCOUNTS
@@ -67,6 +67,12 @@ def by_id(transfers: Iterable[Transfer]) -> list[Transfer]:
     return sorted(transfers, key=lambda t: t.id)
 
 
+async def done(tx: Any) -> None:
+    """What was only sent is done now, because the twin has done it."""
+    if isinstance(tx, PostgresTransaction):
+        await tx._sync()
+
+
 class TellingStore:
     """The store of one session. It changes nothing but the order of what has none."""
 
@@ -107,6 +113,7 @@ class TellingStore:
         wants = rows_of(m.before for m in moves)
         with operation(self.seat, "record", about, wants) as told:
             told.result = rows = list(await self.inner.record(tx, moves, leased))
+            await done(tx)
         return rows
 
     async def insert(
@@ -118,6 +125,7 @@ class TellingStore:
         )
         with operation(self.seat, "insert", about, [(CIDS, key) for key in keys]) as told:
             told.result = rows = list(await self.inner.insert(tx, births, leased))
+            await done(tx)
         return rows
 
     async def look(
@@ -199,10 +207,16 @@ class TellingLedger:
         self.seat = seat
         self.inner = inner
 
-    async def lock(self, tx: Any, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self,
+        tx: Any,
+        accounts: Sequence[Account],
+        next_: Sequence[Question] = (),
+    ) -> None:
         about = " ".join(f"{a.owner}/{a.book}" for a in accounts)
         with operation(self.seat, "lock accounts", about, accounts_of(accounts)):
-            await self.inner.lock(tx, accounts)
+            await self.inner.lock(tx, accounts)  # It looks when it is asked, as the twin does.
+            await done(tx)
 
     async def ask(self, tx: Any, questions: Sequence[Question]) -> Sequence[Answer]:
         about = " ".join(
@@ -212,6 +226,7 @@ class TellingLedger:
         wants = accounts_of(map(account_of, questions))
         with operation(self.seat, "ask", about, wants) as told:
             told.result = answers = list(await self.inner.ask(tx, questions))
+            await done(tx)
         return answers
 
     async def set_status(self, account: Account, status: Status) -> bool:
