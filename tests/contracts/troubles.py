@@ -24,8 +24,10 @@ class Dying(Generic[Tx]):
         self._system, self._die = system, die
         self.name, self.reversible = system.name, system.reversible
 
-    async def lock(self, tx: Tx, accounts: Sequence[Account]) -> None:
-        await self._system.lock(tx, accounts)
+    async def lock(
+        self, tx: Tx, accounts: Sequence[Account], next_: Sequence[Question] = ()
+    ) -> None:
+        await self._system.lock(tx, accounts, next_)
 
     async def ask(self, tx: Tx, questions: Sequence[Question]) -> Sequence[Answer]:
         answers = await self._system.ask(tx, questions)

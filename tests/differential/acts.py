@@ -20,7 +20,7 @@ from tidegate.core.ports import Account, Birth, StoreFault
 from tidegate.core.request import Request, transfer_of
 from tidegate.core.transfer import Move, Party, Question, Transfer
 from tidegate.engine.births import Births, Newborn, gathered
-from tidegate.engine.rings import Ring
+from tidegate.engine.rings import Apart, Ring
 from tidegate.engine.step import Means, conclude
 from tidegate.flows import FLOWS
 from tidegate.systems.guild import POINT, book_of, payment
@@ -102,6 +102,7 @@ class Player:
             ended=lambda row: store.seat.tell("ended", f"{row.flow} {row.state}", row.id),
             woken=lambda _: None,
             rings={"venue": self.ring},
+            apart=Apart(lambda: None),
             irreversible=frozenset(),
             witnesses={rules.name: rules for rules in local.rules},
         )

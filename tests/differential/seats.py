@@ -1,7 +1,8 @@
 """One session on one side: it does a statement when it is its turn, and tells what came of it."""
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from tests.conftest import SCHEMA
 from tidegate.core.ports import StoreUnavailable
 from tidegate.store.memory import MemoryStore, Tables, Twin
+from tidegate.store.pipe import Pipe, Reply
 from tidegate.store.postgres import STATEMENTS, Bounds, PostgresStore
 from tidegate.systems.guild.postgres import STATEMENTS as GUILD
 from tidegate.systems.ledger.postgres import STATEMENTS as LEDGER
@@ -43,7 +46,7 @@ BEGIN
 END
 $$
 """
-SET_CLOCK = "SELECT set_config('differential.now_us', %s, false)"
+SET_CLOCK = "SELECT set_config('differential.now_us', %(now_us)s, false)"
 
 
 class Fate(Enum):
@@ -134,26 +137,59 @@ NAMES = {
 }
 
 
-class Line(psycopg.AsyncConnection[Any]):
-    """A real connection, on which each statement waits for its turn."""
+class Line(Pipe):
+    """A real session, on which each statement waits for its turn, also within a flight."""
 
-    async def execute(
-        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool = False
-    ) -> psycopg.AsyncCursor[Any]:
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        super().__init__(connection)
+        self._waiting: list[tuple[Reply, str | bytes, Mapping[str, object]]] = []
+
+    @property
+    def backend(self) -> int:
+        return self._pgconn.backend_pid
+
+    def send(self, statement: str, values: Mapping[str, object]) -> Reply:
+        return self._wait(statement, values)
+
+    def command(self, sql: bytes) -> Reply:
+        return self._wait(sql, {})
+
+    def _wait(self, statement: str | bytes, values: Mapping[str, object]) -> Reply:
+        self._waiting.append((Reply(), statement, values))
+        return self._waiting[-1][0]
+
+    async def roll_back(self) -> None:
+        with suppress(psycopg.Error):
+            await self.sync()
+        await super().roll_back()
+
+    async def sync(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for reply, statement, values in waiting:
+            reply.result = await self._do(statement, values)
+
+    async def _do(self, statement: str | bytes, values: Mapping[str, object]) -> PGresult | None:
         # What begins a transaction travels with BEGIN, and a rollback with what failed.
-        if SEAT.get() is None or query in ("ROLLBACK", STATEMENTS["begin"]):
-            return await super().execute(query, params, prepare=prepare, binary=binary)
-        fate = await seat().arrive(NAMES.get(query, str(query)[:12]))
+        if SEAT.get() is None or statement in (b"ROLLBACK", STATEMENTS["begin"]):
+            return await self._alone(statement, values)
+        name = statement.decode() if isinstance(statement, bytes) else NAMES.get(statement)
+        fate = await seat().arrive(name or str(statement)[:12])
         seat().line = self
-        if self.info.transaction_status is TransactionStatus.IDLE:
-            await super().execute(SET_CLOCK, (str(seat().clock.now_us),))
-        cursor = await super().execute(query, params, prepare=prepare, binary=binary)
-        if self._pipeline is not None:
-            await self._pipeline.sync()  # Nothing more is sent before it is known what came of it.
+        if self._pgconn.transaction_status == TransactionStatus.IDLE:
+            await self._alone(SET_CLOCK, {"now_us": seat().clock.now_us})
+        result = await self._alone(statement, values)
         if fate is Fate.REPLY_LOST:
-            await self.close()
+            await self._connection.close()
             raise psycopg.OperationalError("the reply was lost")
-        return cursor
+        return result
+
+    async def _alone(self, statement: str | bytes, values: Mapping[str, object]) -> PGresult | None:
+        if isinstance(statement, bytes):
+            sent = super().command(statement)
+        else:
+            sent = super().send(statement, values)
+        await super().sync()
+        return sent.result
 
 
 class SeatedTwin(Twin):
@@ -193,7 +229,7 @@ def postgres(database: str) -> PostgresStore:
         idle_in_transaction_s=FOREVER_S,
     )
     store = PostgresStore(database, SCHEMA, bounds)
-    store._pool.connection_class = Line
+    store.pipe = Line
     kwargs = store._pool.kwargs
     assert isinstance(kwargs, dict)
     # A deadlock is ended by the scheduler, on both sides at the same point.

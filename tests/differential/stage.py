@@ -267,7 +267,7 @@ class Stage:
         assert pair.twin.open is not None
         assert pair.real.line is not None
         pair.twin.open.end()
-        backend = (pair.real.line.info.backend_pid,)
+        backend = (pair.real.line.backend,)
         await self.admin.execute(KILL, backend)
         for _ in range(LOOKS):
             if not await (await self.admin.execute(ALIVE, backend)).fetchone():
@@ -318,7 +318,7 @@ class Stage:
     async def _blocked(self, pair: Pair) -> bool:
         if pair.real.line is None:
             return False
-        cursor = await self.admin.execute(BLOCKED, (pair.real.line.info.backend_pid,))
+        cursor = await self.admin.execute(BLOCKED, (pair.real.line.backend,))
         [(blocked,)] = await cursor.fetchall()
         return bool(blocked)
 

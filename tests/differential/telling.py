@@ -18,7 +18,7 @@ from tidegate.core.ports import (
 )
 from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.store.memory import CIDS, TRANSFERS
-from tidegate.store.postgres import PostgresStore
+from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks, MemoryAllowance, MemoryChecks, member_of
 from tidegate.systems.guild.memory import THROTTLES
 from tidegate.systems.ledger import Ledger, MemoryLedger, Status
@@ -77,6 +77,12 @@ def by_id(transfers: Iterable[Transfer]) -> list[Transfer]:
     return sorted(transfers, key=lambda t: t.id)
 
 
+async def done(tx: Any) -> None:
+    """What was only sent is done now, because the twin has done it."""
+    if isinstance(tx, PostgresTransaction):
+        await tx._sync()
+
+
 class TellingStore:
     """The store of one session. It changes nothing but the order of what has none."""
 
@@ -117,6 +123,7 @@ class TellingStore:
         wants = rows_of(m.before for m in moves)
         with operation(self.seat, "record", about, wants) as told:
             told.result = rows = list(await self.inner.record(tx, moves, leased))
+            await done(tx)
         return rows
 
     async def insert(
@@ -128,6 +135,7 @@ class TellingStore:
         )
         with operation(self.seat, "insert", about, [(CIDS, key) for key in keys]) as told:
             told.result = rows = list(await self.inner.insert(tx, births, leased))
+            await done(tx)
         return rows
 
     async def look(
@@ -213,21 +221,26 @@ class TellingRules:
     def __init__(self, seat: Seat, inner: Witnessing) -> None:
         self.seat, self.inner, self.name = seat, inner, inner.name
 
-    async def lock(self, tx: Any, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self, tx: Any, accounts: Sequence[Account], next_: Sequence[Question] = ()
+    ) -> None:
         wants = [(THROTTLES, (a.owner, member_of(a.book))) for a in accounts]
         with operation(self.seat, f"lock {self.name}", wants, wants):
-            await self.inner.lock(tx, accounts)
+            await self.inner.lock(tx, accounts, next_)
+            await done(tx)
 
     async def ask(self, tx: Any, questions: Sequence[Question]) -> Sequence[Answer]:
         about = " ".join(f"{short(q.transfer_id)}@{q.version} {q.amount}" for q in questions)
         with operation(self.seat, f"ask {self.name}", about) as told:
             told.result = answers = list(await self.inner.ask(tx, questions))
+            await done(tx)
         return answers
 
     async def witness(self, tx: Any, moves: Sequence[Move], *, born: bool) -> None:
         about = " ".join(f"{short(m.after.id)} {m.after.state}" for m in moves)
         with operation(self.seat, f"tell {self.name}", about):
             await self.inner.witness(tx, moves, born=born)
+            await done(tx)
 
 
 class TellingLedger:
@@ -238,10 +251,16 @@ class TellingLedger:
         self.seat = seat
         self.inner = inner
 
-    async def lock(self, tx: Any, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self,
+        tx: Any,
+        accounts: Sequence[Account],
+        next_: Sequence[Question] = (),
+    ) -> None:
         about = " ".join(f"{a.owner}/{a.book}" for a in accounts)
         with operation(self.seat, "lock accounts", about, accounts_of(accounts)):
-            await self.inner.lock(tx, accounts)
+            await self.inner.lock(tx, accounts)  # It looks when it is asked, as the twin does.
+            await done(tx)
 
     async def ask(self, tx: Any, questions: Sequence[Question]) -> Sequence[Answer]:
         about = " ".join(
@@ -251,6 +270,7 @@ class TellingLedger:
         wants = accounts_of(map(account_of, questions))
         with operation(self.seat, "ask", about, wants) as told:
             told.result = answers = list(await self.inner.ask(tx, questions))
+            await done(tx)
         return answers
 
     async def set_status(self, account: Account, status: Status) -> bool:

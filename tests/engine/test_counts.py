@@ -5,17 +5,16 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
-import tidegate.store.postgres
 from tests.engine.gates import open_gate
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import CORE, LEDGER, Crossing, Gate
+from tidegate.store.pipe import Pipe, Reply
+from tidegate.store.postgres import STATEMENTS, PostgresStore
 from tidegate.systems.ledger import FUNDING
 from tidegate.trading_core.disk import RealDisk, RealFile
 
@@ -48,23 +47,18 @@ class CountedDisk(RealDisk):
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Everything that goes to the database, seen at the one door through which it goes."""
     seen: Counter[str] = Counter()
-    send = tidegate.store.postgres._send
 
-    async def counted_send(
-        connection: psycopg.AsyncConnection,
-        statement: str,
-        values: Mapping[str, object],
-        *,
-        prepare: bool = True,
-    ) -> psycopg.AsyncCursor[Any]:
-        if statement in ("BEGIN", "COMMIT", tidegate.store.postgres.STATEMENTS["begin"]):
-            seen["commits"] += statement == "COMMIT"
-        else:
+    class Counted(Pipe):
+        def send(self, statement: str, values: Mapping[str, object]) -> Reply:
             # Who waits long is looked up now and then, which depends on time, not on the batch.
-            seen["statements"] += statement != tidegate.store.postgres.STATEMENTS["ended"]
-        return await send(connection, statement, values, prepare=prepare)
+            seen["statements"] += statement not in (STATEMENTS["begin"], STATEMENTS["ended"])
+            return super().send(statement, values)
 
-    monkeypatch.setattr(tidegate.store.postgres, "_send", counted_send)
+        def command(self, sql: bytes) -> Reply:
+            seen["commits"] += sql == b"COMMIT"
+            return super().command(sql)
+
+    monkeypatch.setattr(PostgresStore, "pipe", Counted)
     return seen
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.engine.rig import Play, Rig, made, request
 from tidegate.core.answers import Answer
 from tidegate.core.ports import Account
-from tidegate.core.transfer import Move, Question
+from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.engine.engine import Engine
 from tidegate.systems.ledger import FUNDING
 
@@ -20,8 +20,10 @@ class Watching:
         self.seen: list[tuple[bool, str, str]] = []
         self.broken: Exception | None = None
 
-    async def lock(self, tx: Any, accounts: Sequence[Account]) -> None:
-        await self.ledger.lock(tx, accounts)
+    async def lock(
+        self, tx: Any, accounts: Sequence[Account], next_: Sequence[Question] = ()
+    ) -> None:
+        await self.ledger.lock(tx, accounts, next_)
 
     async def ask(self, tx: Any, questions: Sequence[Question]) -> Sequence[Answer]:
         answers: Sequence[Answer] = await self.ledger.ask(tx, questions)
@@ -83,6 +85,36 @@ def test_a_hint_makes_a_lane_look_at_once(play: Play) -> None:
             [found] = await rig.store.find([transfer.id])
             assert found.lane == "venue"
             sleepy.hint(["venue"])
+            await rig.ended([transfer])
+
+    play(scene)
+
+
+def test_a_hint_that_comes_while_a_lane_looks_is_heard(play: Play) -> None:
+    """The look has seen nothing yet, and the next scan is an hour away."""
+
+    async def scene(rig: Rig) -> None:
+        looked, on = asyncio.Event(), asyncio.Event()
+        claim = rig.store.claim
+
+        async def slowly(lane: str, limit: int) -> Sequence[Transfer]:
+            found: Sequence[Transfer] = await claim(lane, limit)
+            if lane == "venue" and not on.is_set():
+                looked.set()
+                await on.wait()
+            return found
+
+        rig.store.claim = slowly  # type: ignore[method-assign]
+        sleepy, other = rig.engine(), rig.engine(2)
+        for lane in sleepy.lanes.values():
+            lane.scan_s = 3600.0
+        other.lanes["venue"].stop()
+        async with sleepy:
+            await looked.wait()
+            async with other:
+                transfer = await made(other, request("in", 10))
+            sleepy.hint(["venue"])
+            on.set()
             await rig.ended([transfer])
 
     play(scene)

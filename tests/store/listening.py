@@ -4,15 +4,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import psycopg
-
 from tidegate.store import postgres as store
+from tidegate.store.pipe import Pipe, Reply
 from tidegate.systems.guild import postgres as guild
 from tidegate.systems.ledger import postgres as ledger
 
 NAMES = {text: name for name, text in store.STATEMENTS.items()}
 NAMES |= {text: f"ledger {name}" for name, text in ledger.STATEMENTS.items()}
 NAMES |= {text: f"guild {name}" for name, text in guild.STATEMENTS.items()}
+SYNC = "sync"  # Where a flight is waited for.
 TEXTS = {name: text for text, name in NAMES.items()}
 
 
@@ -26,15 +26,22 @@ class Heard(NamedTuple):
         return max((len(v) for v in self.values.values() if isinstance(v, list)), default=0)
 
 
-def listening() -> tuple[type[psycopg.AsyncConnection[Any]], list[Heard]]:
-    """A class of connections that writes down what is executed, and what it has written."""
+def listening() -> tuple[type[Pipe], list[Heard]]:
+    """A class of pipes that writes down what is sent, and what it has written."""
     heard: list[Heard] = []
 
-    class Listening(psycopg.AsyncConnection[Any]):
-        async def execute(self, query: Any, params: Any = None, **rest: Any) -> Any:
-            if isinstance(query, str):
-                heard.append(Heard(NAMES.get(query, query), params or {}))
-            return await super().execute(query, params, **rest)
+    class Listening(Pipe):
+        def send(self, statement: str, values: Mapping[str, object]) -> Reply:
+            heard.append(Heard(NAMES.get(statement, statement), values))
+            return super().send(statement, values)
+
+        def command(self, sql: bytes) -> Reply:
+            heard.append(Heard(sql.decode(), {}))
+            return super().command(sql)
+
+        async def sync(self) -> None:
+            heard.append(Heard(SYNC, {}))
+            await super().sync()
 
     return Listening, heard
 

@@ -40,8 +40,8 @@ class Asked(NamedTuple):
 
 async def asked(database: str, size: int) -> dict[Asked, Mapping[str, Any]]:
     """What a real engine says to PostgreSQL while it moves a batch there and back again."""
-    connection_class, heard = listening()
-    setting = Setting(database, Remote(refusing), connection_class=connection_class)
+    pipe, heard = listening()
+    setting = Setting(database, Remote(refusing), pipe=pipe)
     async with running(setting) as engine:
         owners = range(1, size + 1)
         await asyncio.gather(*[moved(engine, deposit(n, 100, f"cid {size} {n}")) for n in owners])

@@ -20,6 +20,7 @@ from tidegate.engine.alerts import Alert
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
 from tidegate.flows import FLOWS
+from tidegate.store.pipe import Pipe
 from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
 from tidegate.systems.guild import POINT, Allowance, Checks, book_of, payment
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
@@ -75,7 +76,7 @@ class Setting:
     schema: str = SCHEMA
     bounds: Bounds = BOUNDS
     scan_s: float = 0.05
-    connection_class: type[psycopg.AsyncConnection[Any]] = psycopg.AsyncConnection
+    pipe: type[Pipe] = Pipe
     alerts: list[Alert] = field(default_factory=list)
     store: type[PostgresStore] = PostgresStore
 
@@ -83,7 +84,7 @@ class Setting:
 @asynccontextmanager
 async def running(setting: Setting) -> AsyncIterator[Engine[PostgresTransaction]]:
     store = setting.store(setting.database, setting.schema, setting.bounds)
-    store._pool.connection_class = setting.connection_class
+    store.pipe = setting.pipe
     async with store:
         await store.verify(FLOWS.values())
         parts = Parts(

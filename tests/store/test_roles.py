@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from tests.conftest import SCHEMA
 from tests.store.scenario import Setting, deposit, moved, rows, running, superuser
 from tidegate.core.ports import StoreFault
+from tidegate.core.sql import texts
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 from tidegate.store.postgres import Bounds, PostgresStore
@@ -127,13 +128,14 @@ async def _shown(database: str, names: list[str]) -> list[dict[str, str]]:
     """The settings of every session of a pool."""
     async with PostgresStore(database, SCHEMA, BOUNDS) as store:
         sessions = []
-        async with store._session() as first, store._session() as second:
-            for connection in (first, second):
-                found = [
-                    await (await connection.execute("SELECT current_setting(%s)", (n,))).fetchone()
-                    for n in names
-                ]
-                sessions.append({n: row[0] for n, row in zip(names, found, strict=True) if row})
+        async with store.session() as first, store.session() as second:
+            for pipe in (first, second):
+                sent = pipe.send(
+                    "SELECT n, current_setting(n) FROM unnest(%(names)s::text[]) AS n",
+                    {"names": texts(names)},
+                )
+                await pipe.sync()
+                sessions.append(dict(pipe.rows(sent)))
         return sessions
 
 

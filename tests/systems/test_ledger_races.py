@@ -53,6 +53,7 @@ async def absent(store: PostgresStore) -> AsyncIterator[Any]:
     """A transaction that found nothing to lock; then another session opens the account."""
     async with store.transaction() as tx:
         await Ledger().lock(tx, [ACCOUNT])
+        await tx.begun()  # Until here it was only sent.
         assert isinstance(await asked(store, question(1, Verb.CREDIT)), Done)
         yield tx
 

@@ -196,7 +196,12 @@ class LocalSystem(Protocol[Tx_contra]):
     @property
     def reversible(self) -> bool: ...
 
-    async def lock(self, tx: Tx_contra, accounts: Sequence[Account]) -> None:
-        """Lock every account that the batch may touch, in the order given, before any is read."""
+    async def lock(
+        self, tx: Tx_contra, accounts: Sequence[Account], next_: Sequence[Question] = ()
+    ) -> None:
+        """Lock every account that the batch may touch, in the order given, before any is read.
+
+        What will be asked next may be looked up behind the lock, without a wait in between.
+        """
 
     async def ask(self, tx: Tx_contra, questions: Sequence[Question]) -> Sequence[Answer]: ...

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -13,7 +13,7 @@ from tidegate.core.answers import Alarm
 from tidegate.core.ports import Birth, CidTaken, Known, StoreFault, StoreUnavailable, Tx
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request, recheck, transfer_of
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.transfer import Move, Transfer, lane_of
 from tidegate.engine.alerts import Alert
 from tidegate.engine.rings import Slots
 from tidegate.engine.step import Means, announce, be_witnessed, pause_s, settle
@@ -41,12 +41,18 @@ class Newborn:
     answer: "asyncio.Future[Receipt | Refusal]"
     fingerprint: bytes
     veto: Refusal | None = None
+    follow: "Follow | None" = None  # Of one who would rather be answered at the end.
+    local: bool = False  # Its first question is for a system of our own database.
     id: UUID | None = None
     followers: list["Newborn"] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[int, str]:
         return self.request.owner, self.request.cid or str(self.id)
+
+
+Answering: TypeAlias = "asyncio.Future[Receipt | Refusal]"
+Follow: TypeAlias = Callable[[Answering, Receipt], None]
 
 
 class Delivery(NamedTuple):
@@ -65,14 +71,20 @@ class Births(Generic[Tx]):
         self._arrived = asyncio.Event()
         self._stopping = False
 
-    async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
-        """Answered when the transfer is durable, wherever it rests then."""
+    async def submit(
+        self, request: Request, veto: Refusal | None = None, follow: Follow | None = None
+    ) -> Receipt | Refusal:
+        """Answered when the transfer is durable, wherever it rests then, or is followed on."""
         if refusal := self._refusal(request):
             return refusal
         if veto is not None and request.cid is None:
             return veto
-        answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Newborn(request, answer, request.fingerprint(), veto))
+        answer: Answering = asyncio.get_running_loop().create_future()
+        newborn = Newborn(request, answer, request.fingerprint(), veto, follow)
+        flow = self._means.flows[request.flow]
+        first = lane_of(flow, request.parties, flow.arrive(flow.first)[-1])
+        newborn.local = first in self._means.local
+        self._waiting.append(newborn)
         self._arrived.set()
         return await answer
 
@@ -91,13 +103,21 @@ class Births(Generic[Tx]):
 
     async def run(self) -> None:
         """Take whatever arrived while the batch before was on its way; no timer."""
+        apart = self._means.apart
         while not (self._stopping and not self._waiting):
-            if not self._waiting:
+            if batch := apart.choose(self._waiting, MAX_BATCH, self._locks):
+                with apart.locking(map(self._locks, batch)):
+                    await self._deliver(batch)
+            else:
                 self._arrived.clear()
                 await self._arrived.wait()
-                continue
-            count = min(len(self._waiting), MAX_BATCH)
-            await self._deliver([self._waiting.popleft() for _ in range(count)])
+
+    def _locks(self, newborn: Newborn) -> int | None:
+        """Whose accounts the birth will lock, if anybody's: of one that asks outside, nobody's."""
+        return newborn.request.owner if newborn.local else None
+
+    def wake(self) -> None:
+        self._arrived.set()
 
     def stop(self) -> None:
         """Accept no more; what was accepted is still brought into the world."""
@@ -254,6 +274,8 @@ def reply(newborn: Newborn, said: Receipt | Refusal | StoreFault) -> None:
         return  # The caller has gone.
     if isinstance(said, StoreFault):
         newborn.answer.set_exception(said)
+    elif newborn.follow and isinstance(said, Receipt) and said.transfer.lane is not None:
+        newborn.follow(newborn.answer, said)
     else:
         newborn.answer.set_result(said)
 

@@ -1,6 +1,7 @@
 """The engine as a whole: its lanes, its births, and those who wait for an end."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import IN_FLIGHT, Births, Receipt
+from tidegate.engine.births import IN_FLIGHT, Answering, Births, Receipt
 from tidegate.engine.lanes import MAX_BATCH, Lane
-from tidegate.engine.rings import RING_SIZE, Ring
+from tidegate.engine.rings import RING_SIZE, Apart, Ring
 from tidegate.engine.step import Means
 
 POLL_S = 0.25
@@ -49,6 +50,15 @@ class Parts(Generic[Tx]):
     admission: Admission[Tx] | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """Somebody who waits for the end of a transfer, and what to say if it takes too long."""
+
+    answer: Answering
+    receipt: Receipt
+    impatience: asyncio.TimerHandle | None = None
+
+
 class Engine(Generic[Tx]):
     """`async with Engine(parts) as engine`, then `await engine.transfer(request)`."""
 
@@ -69,6 +79,7 @@ class Engine(Generic[Tx]):
             ended=self._ended,
             woken=self._woken,
             rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
+            apart=Apart(self._freed),
             irreversible=frozenset(
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
@@ -78,7 +89,7 @@ class Engine(Generic[Tx]):
         )
         self.births = Births(self.means)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
-        self._watched: dict[UUID, list[asyncio.Future[Transfer | None]]] = {}
+        self._watched: dict[UUID, list[Watcher]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -129,39 +140,51 @@ class Engine(Generic[Tx]):
         self, request: Request, wait_s: float = 0.5, veto: Refusal | None = None
     ) -> Receipt | Refusal:
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
-        receipt = await self.submit(request, veto)
-        if isinstance(receipt, Refusal) or receipt.transfer.lane is None:
-            return receipt
-        return Receipt(await self.wait(receipt.transfer, wait_s), receipt.duplicate)
+
+        def follow(answer: Answering, receipt: Receipt) -> None:
+            self._follow(answer, receipt, wait_s)
+
+        said = await self.births.submit(request, veto, follow)
+        return said if isinstance(said, Refusal) else await self._latest(said)
 
     async def wait(self, transfer: Transfer, wait_s: float) -> Transfer:
         """The transfer at its end, or as it stands when the time is over."""
+        answer: Answering = asyncio.get_running_loop().create_future()
+        self._follow(answer, Receipt(transfer), wait_s)
+        said = await answer
+        assert isinstance(said, Receipt)
+        return (await self._latest(said)).transfer
+
+    def _follow(self, answer: Answering, receipt: Receipt, wait_s: float) -> None:
+        """Let somebody wait for the end, who is then answered by it; or by this, if it is late."""
         loop = asyncio.get_running_loop()
-        end: asyncio.Future[Transfer | None] = loop.create_future()
-        watchers = self._watched.setdefault(transfer.id, [])
-        watchers.append(end)
-        impatience = loop.call_later(wait_s, _give_up, end)
-        try:
-            ended = await end
-        finally:
-            impatience.cancel()
-            watchers.remove(end)
-            if not watchers:
-                self._watched.pop(transfer.id, None)
-        if ended is not None:
-            return ended
-        found = await self._look(self.means.store.find, [transfer.id])
-        return found[0] if found else transfer
+        watcher = Watcher(answer, receipt)
+        watcher.impatience = loop.call_later(wait_s, self._give_up, watcher)
+        self._watched.setdefault(receipt.transfer.id, []).append(watcher)
+
+    def _give_up(self, watcher: "Watcher") -> None:
+        watchers = self._watched[watcher.receipt.transfer.id]
+        watchers.remove(watcher)
+        if not watchers:
+            del self._watched[watcher.receipt.transfer.id]
+        if not watcher.answer.done():
+            watcher.answer.set_result(watcher.receipt)
+
+    async def _latest(self, receipt: Receipt) -> Receipt:
+        """Who was not told of an end is told how far it is."""
+        if receipt.transfer.lane is None:
+            return receipt
+        found = await self._look(self.means.store.find, [receipt.transfer.id])
+        return Receipt(found[0], receipt.duplicate) if found else receipt
 
     async def _poll(self) -> None:
         """Look for ends that another process brought about, for all who wait at once."""
         while True:
             await asyncio.sleep(POLL_S)
-            ids = list(self._watched)
-            for start in range(0, len(ids), MAX_BATCH):
-                for transfer in await self._look(
-                    self.means.store.ended, ids[start : start + MAX_BATCH]
-                ):
+            # Those who have waited longest. What this process ends itself, it tells at once.
+            ids = list(itertools.islice(self._watched, MAX_BATCH))
+            if ids:
+                for transfer in await self._look(self.means.store.ended, ids):
                     self._ended(transfer)
 
     async def _look(
@@ -174,9 +197,15 @@ class Engine(Generic[Tx]):
             return []
 
     def _ended(self, transfer: Transfer) -> None:
-        for end in self._watched.get(transfer.id, ()):
-            if not end.done():
-                end.set_result(transfer)
+        for watcher in self._watched.pop(transfer.id, ()):
+            if watcher.impatience is not None:
+                watcher.impatience.cancel()
+            if not watcher.answer.done():
+                watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
+
+    def _freed(self) -> None:
+        """Somebody was passed over, whose turn it may be now."""
+        self.births.wake()
 
     def hint(self, lanes: Iterable[str]) -> None:
         """Somebody says that something is due: look now. Whoever says nothing is found later."""
@@ -186,11 +215,6 @@ class Engine(Generic[Tx]):
     def _woken(self, lanes: Iterable[str]) -> None:
         for name in lanes:
             self.lanes[name].wake()
-
-
-def _give_up(end: "asyncio.Future[Transfer | None]") -> None:
-    if not end.done():
-        end.set_result(None)
 
 
 def _remembering(systems: Mapping[str, object]) -> dict[str, Remembering[Tx]]:

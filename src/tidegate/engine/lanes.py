@@ -26,6 +26,7 @@ class Lane(Generic[Tx]):
         self.failures = 0  # Calls in a row without a word: while there are any, it is closed.
         self.well = True  # The last ask raised nothing: if the next does, a row is to blame.
         self._next_scan_s = 0.0
+        self._hinted = False  # Somebody has said that something is due.
         self._told = False  # Somebody knows that the system is unreachable.
         self._probing = False
         self._work = asyncio.Event()
@@ -40,7 +41,7 @@ class Lane(Generic[Tx]):
 
     def look(self) -> None:
         """Look for what is due now, and not at the next scan."""
-        self._next_scan_s = 0.0
+        self._hinted = True
         self._work.set()
 
     def stop(self) -> None:
@@ -86,8 +87,10 @@ class Lane(Generic[Tx]):
         """From the ring, and from the table at least once per scan interval."""
         now_s = self.means.clock()
         # A clock that was set back must not put the next scan off for as long.
-        if 0 < self._next_scan_s - now_s <= 2 * self.scan_s:
+        if not self._hinted and 0 < self._next_scan_s - now_s <= 2 * self.scan_s:
             return await self._popped(now_s)
+        # Before the look: a hint that comes meanwhile may be about what the look did not see.
+        self._hinted, self._next_scan_s = False, 0.0
         claimed = list(await self.means.store.claim(self.name, MAX_BATCH))
         if len(claimed) < MAX_BATCH:
             self._next_scan_s = self.means.clock() + self.scan_s

@@ -21,9 +21,9 @@ from tidegate.core.ports import (
     Tx,
     Witness,
 )
-from tidegate.core.transfer import Move, Question, Transfer, question_of
+from tidegate.core.transfer import Move, Question, Transfer, lane_of, question_of
 from tidegate.engine.alerts import Alert
-from tidegate.engine.rings import Ring, Slots
+from tidegate.engine.rings import Apart, Ring, Slots
 
 RECORD_TRIES = 8
 MAX_SPLIT_CALLS = 64
@@ -47,6 +47,7 @@ class Means(Generic[Tx]):
     ended: Callable[[Transfer], None]
     woken: Callable[[Iterable[str]], None]
     rings: Mapping[str, Ring]
+    apart: Apart
     irreversible: frozenset[str]
     admission: Admission[Tx] | None = None
     witnesses: Mapping[str, Witness[Tx]] = field(default_factory=dict)
@@ -156,12 +157,23 @@ async def _record(
     slots = Slots(means.rings, means.clock() + means.store.lease_s)
     try:
         work = Work(batch, replies, actor)
-        moves, rows = await _transact(means, lane, work, slots)
+        with means.apart.locking(_locks(means, t) for t in batch):
+            moves, rows = await _transact(means, lane, work, slots)
     except BaseException:
         slots.free()
         raise
     means.woken(slots.fill(rows))
     await announce(means, moves, rows)
+
+
+def _locks(means: Means[Tx], transfer: Transfer) -> int | None:
+    """Whose accounts will be locked, if all goes well: the one guess that is worth its while."""
+    flow = means.flows[transfer.flow]
+    ask = flow.ask(transfer.state)
+    if ask is None or transfer.lane in means.local:
+        return transfer.owner
+    later = lane_of(flow, transfer.parties, flow.arrive(ask.done)[-1])
+    return transfer.owner if later in means.local else None
 
 
 class Work(NamedTuple):
@@ -196,6 +208,13 @@ def _first_move(means: Means[Tx], transfer: Transfer, work: Work) -> Move:
     return decide(means.flows[transfer.flow], transfer, work.replies[transfer.id], terms)
 
 
+class Group(NamedTuple):
+    """The moves of a batch that have the same local system to ask next, by their places."""
+
+    places: Sequence[int]
+    questions: Sequence[Question]
+
+
 async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:
     """Go on inside this transaction as long as a local system is to be asked next.
 
@@ -203,19 +222,32 @@ async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:
     on its way to being ignored.
     """
     settled = list(moves)
-    asking = [i for i, move in enumerate(settled) if _asks_locally(means, move)]
-    await _lock_accounts(means, tx, [settled[i].after for i in asking])
-    while asking and not (await tx.begun()).halted:
-        for name in sorted({str(settled[i].after.lane) for i in asking}):
-            group = [i for i in asking if settled[i].after.lane == name]
-            asked = [settled[i].after for i in group]
-            questions = [question_of(means.flows[t.flow], t) for t in asked]
+    groups = _groups(means, settled, range(len(settled)))
+    await _lock_accounts(means, tx, settled, groups)
+    while groups and not (await tx.begun()).halted:
+        for name in sorted(groups):
+            places, questions = groups[name]
             answers = await _ask_locally(means.local[name], tx, questions)
-            for i, transfer, answer in zip(group, asked, answers, strict=True):
+            for place, answer in zip(places, answers, strict=True):
+                transfer = settled[place].after
                 later = decide(means.flows[transfer.flow], transfer, answer, means.terms())
-                settled[i] = settled[i].then(later)
-        asking = [i for i in asking if _asks_locally(means, settled[i])]
+                settled[place] = settled[place].then(later)
+        asked = sorted(place for group in groups.values() for place in group.places)
+        groups = _groups(means, settled, asked)
     return settled
+
+
+def _groups(means: Means[Tx], moves: Sequence[Move], among: Iterable[int]) -> dict[str, Group]:
+    places: dict[str, list[int]] = {}
+    for place in among:
+        lane = moves[place].after.lane
+        if lane in means.local and not moves[place].rests:
+            places.setdefault(str(lane), []).append(place)
+    found = {}
+    for name, group in places.items():
+        asked = (moves[place].after for place in group)
+        found[name] = Group(group, [question_of(means.flows[t.flow], t) for t in asked])
+    return found
 
 
 async def _ask_locally(
@@ -245,23 +277,24 @@ async def be_witnessed(means: Means[Tx], tx: Tx, moves: Sequence[Move], *, born:
             raise StoreFault(f"{name} raised {fault!r}") from fault
 
 
-def _asks_locally(means: Means[Tx], move: Move) -> bool:
-    return not move.rests and move.after.lane in means.local
-
-
-async def _lock_accounts(means: Means[Tx], tx: Tx, transfers: Sequence[Transfer]) -> None:
+async def _lock_accounts(
+    means: Means[Tx], tx: Tx, moves: Sequence[Move], groups: Mapping[str, Group]
+) -> None:
     """Every account that any role of the batch names, whichever of them will be asked.
 
     In one order, because two batches that lock the same accounts in different orders deadlock.
     """
     wanted: dict[str, set[Account]] = {}
-    for transfer in transfers:
-        for party in transfer.parties.values():
-            if party.system in means.local:
-                account = Account(party.owner, party.book, transfer.asset_id)
-                wanted.setdefault(party.system, set()).add(account)
+    for group in groups.values():
+        for place in group.places:
+            transfer = moves[place].after
+            for party in transfer.parties.values():
+                if party.system in means.local:
+                    account = Account(party.owner, party.book, transfer.asset_id)
+                    wanted.setdefault(party.system, set()).add(account)
     for name in sorted(wanted):
-        await means.local[name].lock(tx, sorted(wanted[name]))
+        asked = groups[name].questions if name in groups else ()
+        await means.local[name].lock(tx, sorted(wanted[name]), asked)
 
 
 async def announce(means: Means[Tx], moves: Sequence[Move], rows: Sequence[Transfer]) -> None:

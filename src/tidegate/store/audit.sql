@@ -1,9 +1,6 @@
 -- begin: everything that one audit reads of the database is of one moment, and it locks nothing.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
--- end: nothing was written.
-ROLLBACK;
-
 -- stand: the moment is now; this transaction alone may take its time.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        set_config('statement_timeout', '300s', true),

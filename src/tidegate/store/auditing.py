@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.answers import NO_EVIDENCE
-from tidegate.core.ports import Account, StoreFault
+from tidegate.core.ports import Account
 from tidegate.core.sql import load, numbers, texts, uuids
 from tidegate.core.transfer import Entry, Parties, Party
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
@@ -148,17 +148,14 @@ class Moment:
 
 @asynccontextmanager
 async def moment(store: PostgresStore) -> AsyncIterator[Moment]:
-    async with store._session() as connection:  # noqa: SLF001  The one reader of many statements.
-        opened = PostgresTransaction(connection)
-        await opened.post(STATEMENTS["begin"], {})
+    async with store.session() as pipe:
+        opened = PostgresTransaction(pipe)
         try:
+            opened.send(STATEMENTS["begin"], {})
             [(at_us, *_)] = await opened.fetch(STATEMENTS["stand"], {})
             yield Moment(opened, at_us)
         finally:
-            try:
-                await opened.post(STATEMENTS["end"], {})
-            except StoreFault:
-                await connection.close()
+            await pipe.roll_back()  # It has only read.
 
 
 async def seen(store: PostgresStore, ids: Sequence[UUID]) -> Mapping[UUID, tuple[int, int, int]]:

@@ -1,13 +1,12 @@
 """The store on PostgreSQL: one schema, reached by the search path of its connections."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import psycopg
 from psycopg.adapt import Buffer, Loader
-from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from tidegate.core.flow import Flow
@@ -23,6 +22,7 @@ from tidegate.core.request import Asset
 from tidegate.core.sql import load, numbers, texts, uuids
 from tidegate.core.transfer import Move, Transfer
 from tidegate.store.flow_checks import differing
+from tidegate.store.pipe import Pipe, Reply
 from tidegate.store.rows import (
     TRANSFER_COLUMNS,
     attempt_columns,
@@ -69,49 +69,85 @@ class WholeNumber(Loader):
         return int(bytes(data))
 
 
+class Session(psycopg.AsyncConnection[Any]):
+    """A connection of the pool, and the pipe through which all of its statements go."""
+
+    pipe: Pipe
+
+    async def close(self) -> None:
+        if hasattr(self, "pipe"):
+            self.pipe.deaf()
+        await super().close()
+
+
 class PostgresTransaction:
     """An open transaction, in which local systems answer too.
 
-    Its statements follow each other without waiting: `fetch` waits for its rows and so for all
-    that went before, `post` for nothing. What fails is told at the next wait, at the COMMIT at
-    the latest; the server skips whatever follows it, so that nothing of all this has happened.
+    `send` only puts a statement beside those that wait already. Whoever waits for the rows of one
+    lets all of them go. What fails is told then, at the COMMIT at the latest; the server skips
+    whatever follows it, so that nothing of all this has happened.
     """
 
-    def __init__(
-        self, connection: psycopg.AsyncConnection, pipeline: psycopg.AsyncPipeline | None = None
-    ) -> None:
-        self.connection = connection
-        self._pipeline = pipeline
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
         self.held: set[Any] = set()
-        self._begun: Begun | psycopg.AsyncCursor[Any] | None = None
+        self.locking: list[tuple[Sequence[Any], Reply]] = []
+        self.looking: tuple[Sequence[Any], Reply] | None = None
+        self._begun: Begun | Reply | None = None
 
-    async def begin(self) -> None:
-        await _send(self.connection, "BEGIN", {}, prepare=False)
-        self._begun = await _send(self.connection, STATEMENTS["begin"], {})
+    def begin(self) -> None:
+        self._command(b"BEGIN")
+        self._begun = self.send(STATEMENTS["begin"], {})
 
     async def begun(self) -> Begun:
-        if isinstance(self._begun, psycopg.AsyncCursor):
-            [row] = await self._rows(self._begun)
+        if isinstance(self._begun, Reply):
+            [row] = await self.rows(self._begun)
             self._begun = Begun(*row)
         assert self._begun is not None, "this transaction was not begun here"
         return self._begun
 
-    async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]:
-        return await self._rows(await _send(self.connection, statement, values))
+    def send(self, statement: str, values: Mapping[str, object]) -> Reply:
+        try:
+            return self._pipe.send(statement, values)
+        except psycopg.Error as fault:
+            raise as_fault(fault) from fault
 
-    async def _rows(self, cursor: psycopg.AsyncCursor[Any]) -> list[Any]:
-        if self._pipeline is not None and cursor.pgresult is None:
-            # Not merely flushed: only after a Sync does the server count how long we are idle, and
-            # a worker that stands still must not hold its locks for ever.
-            await _synced(self._pipeline)
-        return await _rows(cursor)
+    async def rows(self, reply: Reply) -> list[Any]:
+        if reply.result is None:
+            await self._sync()
+        return self._pipe.rows(reply)
+
+    async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]:
+        return await self.rows(self.send(statement, values))
 
     async def post(self, statement: str, values: Mapping[str, object]) -> None:
-        await _send(self.connection, statement, values)
+        self.send(statement, values)
+
+    async def commit(self) -> None:
+        committed = self._command(b"COMMIT")
+        await self._sync()
+        assert committed.result is not None
+        status = committed.result.command_status
+        if status != b"COMMIT":
+            raise StoreFault(f"COMMIT was answered by {status!r}")
+
+    def _command(self, sql: bytes) -> Reply:
+        try:
+            return self._pipe.command(sql)
+        except psycopg.Error as fault:
+            raise as_fault(fault) from fault
+
+    async def _sync(self) -> None:
+        try:
+            await self._pipe.sync()
+        except psycopg.Error as fault:
+            raise as_fault(fault) from fault
 
 
 class PostgresStore:
     """Open it before use: `async with PostgresStore(...) as store`."""
+
+    pipe: type[Pipe] = Pipe  # What every session speaks through.
 
     def __init__(self, conninfo: str, schema: str, bounds: Bounds | None = None) -> None:
         self.schema = schema
@@ -119,6 +155,7 @@ class PostgresStore:
         self.lease_s = self.bounds.lease_s
         self._pool = AsyncConnectionPool(
             conninfo,
+            connection_class=Session,
             min_size=1,
             max_size=self.bounds.connections,
             timeout=self.bounds.pool_wait_s,
@@ -126,12 +163,11 @@ class PostgresStore:
             reconnect_timeout=self.bounds.reconnect_s,
             kwargs={
                 "autocommit": True,
-                "prepare_threshold": 0,
                 "options": session_options(schema, self.bounds),
                 "tcp_user_timeout": int(self.bounds.connection_lost_s * 1000),
                 "application_name": "tidegate",
             },
-            configure=_configure,
+            configure=self._configure,
             open=False,
         )
 
@@ -147,18 +183,15 @@ class PostgresStore:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresTransaction]:
-        async with self._session() as connection:
+        async with self.session() as pipe:
+            tx = PostgresTransaction(pipe)
             try:
-                async with _pipelined(connection) as pipeline:
-                    tx = PostgresTransaction(connection, pipeline)
-                    await tx.begin()
-                    yield tx
-                    committed = await _send(connection, "COMMIT", {}, prepare=False)
+                tx.begin()
+                yield tx
+                await tx.commit()
             except BaseException:
-                await _roll_back(connection)
+                await pipe.roll_back()
                 raise
-            if committed.statusmessage != "COMMIT":
-                raise StoreFault(f"COMMIT was answered by {committed.statusmessage}")
 
     async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s}
@@ -268,79 +301,30 @@ class PostgresStore:
 
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]:
         """One statement in a transaction of its own, for what lives beside the engine's tables."""
-        async with self._session() as connection:
-            return await _run(connection, statement, values)
+        async with self.session() as pipe:
+            return await PostgresTransaction(pipe).fetch(statement, values)
 
     async def _fetch(self, name: str, values: Mapping[str, object]) -> list[Any]:
         return await self.run(STATEMENTS[name], values)
 
+    async def _configure(self, session: Session) -> None:
+        session.adapters.register_loader("numeric", WholeNumber)
+        session.pipe = self.pipe(session)
+
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[psycopg.AsyncConnection]:
+    async def session(self) -> AsyncIterator[Pipe]:
         try:
-            connection = await self._pool.getconn()
+            session = await self._pool.getconn()
         except (PoolTimeout, PoolClosed) as fault:
             raise StoreUnavailable("no connection to PostgreSQL could be had") from fault
         except psycopg.OperationalError as fault:
             raise StoreUnavailable(str(fault)) from fault
         try:
-            yield connection
+            yield session.pipe
         finally:
-            await self._pool.putconn(connection)
-
-
-@asynccontextmanager
-async def _pipelined(connection: psycopg.AsyncConnection) -> AsyncIterator[psycopg.AsyncPipeline]:
-    """Statements travel without waiting for the replies of those before; the end waits for all.
-
-    If it fails by a lost connection, nobody knows whether a COMMIT among them happened.
-    """
-    try:
-        async with connection.pipeline() as pipeline:
-            try:
-                yield pipeline
-            except BaseException:
-                # What else was under way has failed with it, or is about to be rolled back.
-                with suppress(psycopg.Error):
-                    await pipeline.sync()
-                raise
-    except psycopg.Error as fault:
-        raise as_fault(fault) from fault
-
-
-async def _send(
-    connection: psycopg.AsyncConnection,
-    statement: str,
-    values: Mapping[str, object],
-    *,
-    prepare: bool = True,
-) -> psycopg.AsyncCursor[Any]:
-    try:
-        # Every statement comes out of a file of the package; values are bound, never pasted.
-        return await connection.execute(statement, values or None, prepare=prepare)
-    except psycopg.Error as fault:
-        raise as_fault(fault) from fault
-
-
-async def _synced(pipeline: psycopg.AsyncPipeline) -> None:
-    try:
-        await pipeline.sync()
-    except psycopg.Error as fault:
-        raise as_fault(fault) from fault
-
-
-async def _rows(cursor: psycopg.AsyncCursor[Any]) -> list[Any]:
-    try:
-        return await cursor.fetchall()
-    except psycopg.Error as fault:
-        raise as_fault(fault) from fault
-
-
-async def _run(
-    connection: psycopg.AsyncConnection, statement: str, values: Mapping[str, object]
-) -> list[Any]:
-    """One statement and its rows, if it has any."""
-    cursor = await _send(connection, statement, values)
-    return await _rows(cursor) if cursor.description else []
+            if not session.pipe.at_rest:
+                await session.close()  # The pool will make a new one.
+            await self._pool.putconn(session)
 
 
 def as_fault(fault: psycopg.Error) -> StoreFault:
@@ -352,19 +336,6 @@ def as_fault(fault: psycopg.Error) -> StoreFault:
     if lost or (code and (code in RETRYABLE or code.startswith(RETRYABLE_CLASSES))):
         return StoreUnavailable(f"{code or 'connection lost'}: {fault}")
     return StoreFault(f"{code or type(fault).__name__}: {fault}")
-
-
-async def _roll_back(connection: psycopg.AsyncConnection) -> None:
-    """Leave nothing open. A connection that cannot even do this is closed."""
-    try:
-        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
-            await connection.execute("ROLLBACK", prepare=False)
-    except psycopg.Error:
-        await connection.close()
-
-
-async def _configure(connection: psycopg.AsyncConnection) -> None:
-    connection.adapters.register_loader("numeric", WholeNumber)
 
 
 def session_options(schema: str, bounds: Bounds, role: str = ENGINE_ROLE) -> str:

@@ -1,6 +1,6 @@
 """Bugs of the engine: what an answer means, when something is asked, who is told."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -178,11 +178,14 @@ def ended_rows_move_again(patch: Patch) -> None:
 def unordered_locks(patch: Patch) -> None:
     """Accounts are locked as they come, so that two batches wait for each other."""
 
-    async def lock(means: step.Means[Any], tx: Any, transfers: Sequence[Transfer]) -> None:
+    async def lock(
+        means: step.Means[Any], tx: Any, moves: Sequence[Move], groups: Mapping[str, step.Group]
+    ) -> None:
+        asking = [moves[place].after for group in groups.values() for place in group.places]
         for name in sorted(means.local):
             wanted = {
                 Account(party.owner, party.book, transfer.asset_id)
-                for transfer in transfers
+                for transfer in asking
                 for party in transfer.parties.values()
                 if party.system == name
             }

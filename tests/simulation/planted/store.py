@@ -142,7 +142,7 @@ def hash_leaves_out_the_answer(patch: Patch) -> None:
 # The ledger.
 
 
-async def _no_locks(means: object, tx: object, moves: object) -> None:
+async def _no_locks(means: object, tx: object, moves: object, groups: object) -> None:
     """For the ledger that locks when it writes."""
 
 

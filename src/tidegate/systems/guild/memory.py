@@ -87,7 +87,12 @@ class MemoryAllowance:
     def __init__(self, name: str = ALLOWANCE) -> None:
         self.name = name
 
-    async def lock(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self,
+        tx: MemoryTransaction,
+        accounts: Sequence[Account],
+        next_: Sequence[Question] = (),  # noqa: ARG002  It looks when it is asked.
+    ) -> None:
         members = [(account.owner, member_of(account.book)) for account in accounts]
         await tx.pause()
         for member in sorted(members):
@@ -136,7 +141,12 @@ class MemoryChecks:
     def __init__(self, name: str = CHECKS) -> None:
         self.name = name
 
-    async def lock(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self,
+        tx: MemoryTransaction,
+        accounts: Sequence[Account],
+        next_: Sequence[Question] = (),
+    ) -> None:
         """Nothing: the same members are locked by the allowance, whose name comes before ours."""
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:

@@ -29,7 +29,12 @@ class Allowance:
     def __init__(self, name: str = ALLOWANCE) -> None:
         self.name = name
 
-    async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self,
+        tx: SqlTransaction,
+        accounts: Sequence[Account],
+        next_: Sequence[Question] = (),  # noqa: ARG002  It looks when it is asked.
+    ) -> None:
         members = _members([(account.owner, account.book) for account in accounts])
         await tx.post(STATEMENTS["open_members"], members)
         await tx.fetch(STATEMENTS["lock_members"], members)
@@ -70,7 +75,9 @@ class Checks:
     def __init__(self, name: str = CHECKS) -> None:
         self.name = name
 
-    async def lock(self, tx: SqlTransaction, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self, tx: SqlTransaction, accounts: Sequence[Account], next_: Sequence[Question] = ()
+    ) -> None:
         """Nothing: the same members are locked by the allowance, whose name comes before ours."""
 
     async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:

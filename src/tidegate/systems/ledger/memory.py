@@ -26,7 +26,12 @@ class MemoryLedger:
     def __init__(self, name: str = "ledger") -> None:
         self.name = name
 
-    async def lock(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:
+    async def lock(
+        self,
+        tx: MemoryTransaction,
+        accounts: Sequence[Account],
+        next_: Sequence[Question] = (),  # noqa: ARG002  It looks when it is asked.
+    ) -> None:
         await tx.lock(ACCOUNTS, accounts)
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:

@@ -28,9 +28,16 @@ class Sql(Protocol):
 
 
 class LockingTransaction(SqlTransaction, Protocol):
-    """A transaction that remembers what was locked in it, until it ends."""
+    """A transaction that remembers what was locked in it, and what was sent and not waited for."""
 
     held: set[Any]
+    locking: list[tuple[Sequence[Any], Any]]
+    looking: tuple[Sequence[Question], Any] | None
+
+    def send(self, statement: str, values: Mapping[str, object]) -> Any:
+        """Put a statement beside those that wait already, for its rows to be had later."""
+
+    async def rows(self, sent: Any) -> list[Any]: ...
 
 
 class Ledger:
@@ -41,10 +48,13 @@ class Ledger:
     def __init__(self, name: str = "ledger") -> None:
         self.name = name
 
-    async def lock(self, tx: LockingTransaction, accounts: Sequence[Account]) -> None:
-        absent = await tx.fetch(STATEMENTS["lock"], _account_columns(accounts))
-        tx.held.update(accounts)
-        tx.held.difference_update(Account(*row) for row in absent)
+    async def lock(
+        self, tx: LockingTransaction, accounts: Sequence[Account], next_: Sequence[Question] = ()
+    ) -> None:
+        """Waited for with the look: a later statement, which sees a later moment."""
+        tx.locking.append((accounts, tx.send(STATEMENTS["lock"], _account_columns(accounts))))
+        if next_:
+            tx.looking = next_, self._send_look(tx, next_)
 
     async def ask(self, tx: LockingTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         accounts, known = await self._look(tx, questions)
@@ -68,20 +78,28 @@ class Ledger:
     async def _look(
         self, tx: LockingTransaction, questions: Sequence[Question]
     ) -> tuple[dict[Account, Balance], list[Operation]]:
-        asked = [account_of(q) for q in questions]
-        values = {
-            "ids": uuids(q.transfer_id for q in questions),
-            "versions": numbers(q.version for q in questions),
-            **_account_columns(asked),
-        }
-        rows = await tx.fetch(STATEMENTS["look"], values)
+        foreseen, sent = tx.looking or ((), None)
+        tx.looking = None
+        rows = await tx.rows(sent if foreseen is questions else self._send_look(tx, questions))
+        for locked, sent in tx.locking:
+            tx.held.update(locked)
+            tx.held.difference_update(Account(*row) for row in await tx.rows(sent))
+        tx.locking.clear()
         accounts, known = {}, []
-        for question, account, row in zip(questions, asked, rows, strict=True):
+        for question, row in zip(questions, rows, strict=True):
             if row[0] is not None:
-                accounts[account] = Balance(row[0], row[1], row[2])
+                accounts[account_of(question)] = Balance(row[0], row[1], row[2])
             if row[3] is not None:
                 known.append(_operation((question.transfer_id, question.version, *row[3:])))
         return accounts, known
+
+    def _send_look(self, tx: LockingTransaction, questions: Sequence[Question]) -> Any:
+        values = {
+            "ids": uuids(q.transfer_id for q in questions),
+            "versions": numbers(q.version for q in questions),
+            **_account_columns([account_of(q) for q in questions]),
+        }
+        return tx.send(STATEMENTS["look"], values)
 
     async def query(self, sql: Sql, questions: Sequence[Question]) -> Sequence[Answer | None]:
         """What is stored under each question's key; None where nothing is."""

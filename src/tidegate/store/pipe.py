@@ -1,0 +1,220 @@
+"""Statements to PostgreSQL and their rows back: many on one way, none waited for by itself.
+
+It is libpq's pipeline, by psycopg's door to libpq. psycopg's own cursors go to the socket for each
+statement; here a whole flight is written at once, and then all of its replies are read.
+"""
+
+import asyncio
+import itertools
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+
+_NAMED = re.compile(r"%\((\w+)\)s")
+_FAILED = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED})
+
+
+class Text(NamedTuple):
+    """A statement as the server reads it, with the names of its values in their order."""
+
+    sql: bytes
+    names: tuple[str, ...]
+
+
+@cache
+def text_of(statement: str) -> Text:
+    """Every statement comes out of a file of the package, so that there are few."""
+    names: dict[str, int] = {}
+    for name in _NAMED.findall(statement):
+        names.setdefault(name, len(names) + 1)
+    sql = _NAMED.sub(lambda found: f"${names[found[1]]}", statement)
+    return Text(sql.encode(), tuple(names))
+
+
+class Reply:
+    """What a statement has answered, once its flight is back."""
+
+    __slots__ = ("prepares", "result")
+
+    def __init__(self, prepares: str | None = None) -> None:
+        self.prepares = prepares
+        self.result: PGresult | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.result is not None and self.result.status in _FAILED
+
+
+class Pipe:
+    """One session, which takes flights of statements.
+
+    An error ends the flight: the server skips what follows it, up to the Sync at the flight's end.
+    If the connection is lost, or the wait is broken off, nobody knows how far the server came.
+    """
+
+    def __init__(self, connection: psycopg.AsyncConnection) -> None:
+        self._connection = connection
+        self._pgconn: PGconn = connection.pgconn
+        self._loop = asyncio.get_running_loop()
+        self._prepared: dict[str, bytes] = {}
+        self._names = itertools.count()
+        self._flight: list[Reply] = []
+        self._at = 0  # Whose results are coming in.
+        self._back: asyncio.Future[None] | None = None
+        self._socket: int | None = None  # As long as we listen.
+        self._pgconn.enter_pipeline_mode()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the next may use it: nothing waits, nothing is under way, nothing is open."""
+        idle = self._pgconn.transaction_status == TransactionStatus.IDLE
+        return idle and self._back is None and not self._flight
+
+    def send(self, statement: str, values: Mapping[str, object]) -> Reply:
+        """Put a statement into the flight. It is not under way yet."""
+        text = text_of(statement)
+        given = [as_text(values[key]) for key in text.names]
+        if (name := self._prepared.get(statement)) is None:
+            name = self._prepared[statement] = b"t%d" % next(self._names)
+            self._pgconn.send_prepare(name, text.sql)
+            self._flight.append(Reply(prepares=statement))
+        self._pgconn.send_query_prepared(name, given)
+        return self._expect()
+
+    def command(self, sql: bytes) -> Reply:
+        """BEGIN and the like: there is nothing to prepare."""
+        self._pgconn.send_query_params(sql, None)
+        return self._expect()
+
+    def _expect(self) -> Reply:
+        reply = Reply()
+        self._flight.append(reply)
+        return reply
+
+    async def sync(self) -> None:
+        """Let the flight go, and wait until all of it is answered; raise its first error."""
+        self._at, self._back = 0, self._loop.create_future()
+        self._depart()
+        await self._back
+        flight, self._flight, self._back = self._flight, [], None
+        failed = [reply for reply in flight if reply.failed]
+        for reply in failed:
+            self._prepared.pop(reply.prepares or "", None)
+        if failed:
+            raise self._error(failed[0])
+
+    def _depart(self) -> None:
+        try:
+            self._pgconn.pipeline_sync()
+            if self._socket is None:
+                # From the first flight on: to begin and to end it for each costs system calls.
+                self._socket = self._pgconn.socket
+                self._loop.add_reader(self._socket, self._read)
+            if self._pgconn.flush():
+                # The server may stop reading until we have read what it says: both go on.
+                self._loop.add_writer(self._socket, self._write)
+        except psycopg.Error as lost:
+            self._fail(lost)
+
+    def deaf(self) -> None:
+        """Listen no more to a socket that is closed: its number will be another's."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket = None
+
+    def _write(self) -> None:
+        try:
+            if not self._pgconn.flush() and self._socket is not None:
+                self._loop.remove_writer(self._socket)
+        except psycopg.Error as lost:
+            self._fail(lost)
+
+    def _read(self) -> None:
+        if self._back is None:
+            self.deaf()  # It was closed from there, and we would be told so without end.
+            return
+        try:
+            self._pgconn.consume_input()
+            self._collect()
+        except psycopg.Error as lost:
+            self._fail(lost)
+
+    def _collect(self) -> None:
+        while not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                if self._at == len(self._flight) or self._flight[self._at].result is None:
+                    return  # Nothing is there yet.
+                self._at += 1
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                self._land()
+                return
+            elif self._at < len(self._flight):
+                self._flight[self._at].result = result
+
+    def _land(self) -> None:
+        if self._back is not None and not self._back.done():
+            self._back.set_result(None)
+
+    def _fail(self, lost: psycopg.Error) -> None:
+        """The connection is gone. What the server said last says more than that."""
+        self.deaf()
+        if any(reply.failed for reply in self._flight):
+            self._land()
+        elif self._back is not None and not self._back.done():
+            self._back.set_exception(lost)
+
+    def _error(self, reply: Reply) -> psycopg.Error:
+        assert reply.result is not None
+        error = error_from_result(reply.result)
+        if error.sqlstate is None and self._pgconn.status != ConnStatus.OK:
+            return psycopg.OperationalError(str(error))
+        return error
+
+    async def roll_back(self) -> None:
+        """Leave nothing open and nothing under way. A session that cannot do this is closed."""
+        try:
+            if self._back is not None:
+                await self._connection.close()  # Broken off, or lost.
+                return
+            if self._flight:
+                with suppress(psycopg.Error):
+                    await self.sync()
+            if not self.at_rest:
+                self.command(b"ROLLBACK")
+                await self.sync()
+        except psycopg.Error:
+            await self._connection.close()
+
+    def rows(self, reply: Reply) -> list[Any]:
+        assert reply.result is not None, "the flight is not back"
+        if not reply.result.nfields:
+            return []
+        reader = Transformer(self._connection)
+        reader.set_pgresult(reply.result)
+        return reader.load_rows(0, reply.result.ntuples, tuple)
+
+
+def as_text(value: object) -> bytes | None:
+    """As PostgreSQL reads it. What type it is, each statement says itself."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return b"\\x" + value.hex().encode()
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    assert isinstance(value, str | int | float | UUID), f"{value!r} has no text"
+    text = str(value).encode()
+    if b"\0" in text:
+        raise psycopg.DataError("no text in PostgreSQL has a NUL in it")  # It would end there.
+    return text

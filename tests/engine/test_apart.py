@@ -1,0 +1,59 @@
+"""Batches under way have no owner in common, and whoever is passed over keeps the place."""
+
+from collections import deque
+
+from tidegate.engine.rings import Apart
+
+
+def identity(owner: int) -> int:
+    return owner
+
+
+def test_who_is_in_a_batch_is_passed_over_and_keeps_the_place() -> None:
+    apart = Apart(lambda: None)
+    waiting = deque([1, 2, 1, 3, 2])
+    with apart.locking({1}):
+        assert apart.choose(waiting, 10, identity) == [2, 3, 2]
+        assert list(waiting) == [1, 1]
+    assert apart.choose(waiting, 10, identity) == [1, 1]
+
+
+def test_an_owner_in_two_batches_is_free_when_both_have_ended() -> None:
+    apart = Apart(lambda: None)
+    with apart.locking([1]):
+        with apart.locking([1, None]):
+            pass
+        assert apart.choose(deque([1]), 10, identity) == []
+    assert apart.choose(deque([1]), 10, identity) == [1]
+
+
+def test_who_locks_nothing_is_never_passed_over() -> None:
+    apart = Apart(lambda: None)
+    with apart.locking([1, None]):
+        assert apart.choose(deque([1, 2]), 10, lambda _: None) == [1, 2]
+
+
+def test_who_was_passed_over_is_called_when_somebody_is_free() -> None:
+    calls: list[str] = []
+    apart = Apart(lambda: calls.append("freed"))
+    with apart.locking({1}):
+        pass
+    assert calls == [], "nobody had been passed over"
+    with apart.locking({1}):
+        assert apart.choose(deque([1]), 10, identity) == []
+    assert calls == ["freed"]
+
+
+def test_a_long_queue_of_one_owner_is_not_walked_again_and_again() -> None:
+    apart = Apart(lambda: None)
+    waiting = deque([1] * 10_000)
+    looked: list[int] = []
+
+    def owner(item: int) -> int:
+        looked.append(item)
+        return item
+
+    with apart.locking({1}):
+        assert apart.choose(waiting, 100, owner) == []
+    assert len(looked) == 100
+    assert len(waiting) == 10_000

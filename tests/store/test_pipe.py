@@ -1,0 +1,122 @@
+"""Flights of statements: together on their way, together back, and never half in the next one's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tidegate.core.ports import StoreUnavailable
+from tidegate.store.pipe import Pipe, as_text, text_of
+from tidegate.store.postgres import Bounds, PostgresStore
+
+ONE = Bounds(connections=1)
+SLEEP = "SELECT pg_sleep(%(seconds)s)"
+NUMBER = "SELECT %(n)s::integer"
+
+
+def on_one_session(database: str, scene: Callable[[PostgresStore], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with PostgresStore(database, SCHEMA, ONE) as store:
+            await scene(store)
+
+    asyncio.run(whole())
+
+
+def test_values_keep_their_names_and_their_order() -> None:
+    text = text_of("SELECT %(b)s, %(a)s, %(b)s")
+    assert (text.sql, text.names) == (b"SELECT $1, $2, $1", ("b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, None), (True, b"t"), (7, b"7"), (0.5, b"0.5"), ("é", "é".encode()), (b"\1", b"\\x01")],
+)
+def test_every_value_is_sent_as_text(value: object, text: bytes | None) -> None:
+    assert as_text(value) == text
+
+
+def test_a_text_is_never_cut_at_a_nul() -> None:
+    with pytest.raises(psycopg.DataError):
+        as_text("all\0 of it")
+
+
+def test_a_flight_larger_than_any_buffer_is_answered(database: str) -> None:
+    """Both sides would stand still if only one of reading and writing went on."""
+
+    async def scene(store: PostgresStore) -> None:
+        async with store.session() as pipe:
+            large = "x" * 3_000_000
+            sent = [pipe.send("SELECT %(text)s::text", {"text": large}) for _ in range(8)]
+            await pipe.sync()
+            assert all(pipe.rows(reply) == [(large,)] for reply in sent)
+
+    on_one_session(database, scene)
+
+
+def test_an_error_ends_its_flight_and_not_the_session(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        async with store.session() as pipe:
+            before = pipe.send(NUMBER, {"n": 1})
+            pipe.send("SELECT 1 / %(n)s::integer", {"n": 0})
+            after = pipe.send("SELECT %(n)s::bigint", {"n": 2})
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await pipe.sync()
+            assert pipe.rows(before) == [(1,)]
+            assert after.failed
+            # What was to be prepared behind the error was not.
+            again = pipe.send("SELECT %(n)s::bigint", {"n": 3})
+            await pipe.sync()
+            assert pipe.rows(again) == [(3,)]
+
+    on_one_session(database, scene)
+
+
+def test_a_session_whose_wait_was_broken_off_is_not_used_again(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        asked = asyncio.create_task(store.run(SLEEP, {"seconds": 30}))
+        await asyncio.sleep(0.2)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert await store.run(NUMBER, {"n": 5}) == [(5,)]
+
+    on_one_session(database, scene)
+
+
+def test_an_answer_that_came_as_the_wait_was_broken_off_is_nobody_elses(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        for pause_s in (0.0, 0.0005, 0.001, 0.002, 0.004):
+            asked = asyncio.create_task(store.run(NUMBER, {"n": 1}))
+            await asyncio.sleep(pause_s)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            assert await store.run(NUMBER, {"n": 2}) == [(2,)]
+
+    on_one_session(database, scene)
+
+
+def test_a_session_that_dies_while_idle_costs_one_try_and_no_processor_time(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        reads: list[int] = []
+
+        class Counting(Pipe):
+            def _read(self) -> None:
+                reads.append(1)
+                super()._read()
+
+        store.pipe = Counting
+        async with store.session() as pipe:
+            await pipe._connection.close()
+        [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+            await other.execute("SELECT pg_terminate_backend(%s)", (backend,))
+        before = len(reads)
+        await asyncio.sleep(0.3)
+        assert len(reads) - before <= 2, "a closed socket is readable for ever"
+        with pytest.raises(StoreUnavailable):
+            await store.run(NUMBER, {"n": 1})
+        assert await store.run(NUMBER, {"n": 1}) == [(1,)]
+
+    on_one_session(database, scene)
