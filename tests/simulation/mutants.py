@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(store.history_not_chained, "the chain is broken"),
     Mutant(store.hash_leaves_out_the_answer, "the chain is broken"),
     Mutant(store.judges_before_it_locks, "overdrawn", hunts.CROWD),
-    Mutant(store.effect_before_the_lock, "changed or repeated"),
+    Mutant(store.effect_before_the_lock, "changed or repeated", hunts.SLOW_DISK),
     Mutant(store.ledger_forgets_refusals, "is Unknown", hunts.LEDGER_CERTIFICATE),
     Mutant(store.ledger_batch_sees_no_balance_before_it, "overdrawn", hunts.CROWD),
     Mutant(store.ledger_takes_a_reused_key, "is Unknown", hunts.LEDGER_CERTIFICATE),
