@@ -266,11 +266,14 @@ async def _ask_locally(
 
 async def be_witnessed(means: Means[Tx], tx: Tx, moves: Sequence[Move], *, born: bool) -> None:
     """Tell each system that keeps a record of its own what becomes of its transfers."""
-    for name in sorted(means.witnesses):
-        seen = [m for m in moves if any(p.system == name for p in m.after.parties.values())]
+    seen: dict[str, dict[UUID, Move]] = {}
+    for move in moves:
+        for party in move.after.parties.values():
+            if party.system in means.witnesses:
+                seen.setdefault(party.system, {})[move.after.id] = move
+    for name in sorted(seen):
         try:
-            if seen:
-                await means.witnesses[name].witness(tx, seen, born=born)
+            await means.witnesses[name].witness(tx, list(seen[name].values()), born=born)
         except StoreFault:
             raise
         except Exception as fault:
