@@ -108,7 +108,9 @@ def _measure(world: World, load: Load, watch: Watch) -> Run:
         _expect(child, "closed", log)
         ended, memory = cpu_of(everyone), memory_of(everyone)
         assert child.stdout is not None
+        assert child.stdin is not None
         said = child.stdout.readline()
+        child.stdin.close()  # Until now it waited, so that its memory could be read.
         if child.wait(PATIENCE_S) or not said:
             raise Failed(f"{case.name}: {_last_words(log)}")
     result = msgspec.json.decode(said, type=Result)
@@ -134,6 +136,7 @@ def _started(environment: str, spec: Spec, log: Path) -> "subprocess.Popen[str]"
             [*command, msgspec.json.encode(spec).decode()],
             env=os.environ | {"PYTHONPATH": paths},
             cwd=log.parent,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -207,14 +207,16 @@ class Pipe:
 
 def as_text(value: object) -> bytes | None:
     """As PostgreSQL reads it. What type it is, each statement says itself."""
+    if isinstance(value, str):  # A whole column, mostly.
+        text = value.encode()
+        if b"\0" in text:
+            raise psycopg.DataError("no text in PostgreSQL has a NUL in it")  # It would end there.
+        return text
     if value is None:
         return None
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()
     if isinstance(value, bool):
         return b"t" if value else b"f"
-    assert isinstance(value, str | int | float | UUID), f"{value!r} has no text"
-    text = str(value).encode()
-    if b"\0" in text:
-        raise psycopg.DataError("no text in PostgreSQL has a NUL in it")  # It would end there.
-    return text
+    assert isinstance(value, int | float | UUID), f"{value!r} has no text"
+    return str(value).encode()
