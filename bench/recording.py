@@ -18,6 +18,7 @@ from bench.in_process import WAIT_S, alarmed, request_of
 from bench.spec import STORE, Spec
 from bench.traffic import Traffic
 from tidegate import Question, Receipt, Setup, open_gate
+from tidegate.store.pipe import Reply
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.trading import Trading
 
@@ -31,9 +32,14 @@ class Recorder:
         self._kept: list[object] = []  # An id names one object only as long as it lives.
 
     def listen(self) -> None:
-        for name in ("fetch", "post"):
-            if hasattr(PostgresTransaction, name):
-                self._tap(PostgresTransaction, name, self._in_transaction)
+        send = PostgresTransaction.send
+        recorder = self
+
+        def tapped(tx: PostgresTransaction, text: str, values: Mapping[str, object]) -> Reply:
+            recorder._in_transaction(tx, text, values)
+            return send(tx, text, values)
+
+        setattr(PostgresTransaction, "send", tapped)  # noqa: B010
         self._tap(PostgresStore, "run", self._alone)
         self._tap(Trading, "ask", self._asked)
 
@@ -46,9 +52,11 @@ class Recorder:
 
         setattr(door, name, tapped)
 
-    def _in_transaction(self, tx: object, text: str, values: Mapping[str, object]) -> None:
-        if text == "BEGIN":
-            return
+    def _in_transaction(
+        self, tx: PostgresTransaction, text: str, values: Mapping[str, object]
+    ) -> None:
+        if tx._begun is None:  # noqa: SLF001
+            return  # It begins with this, or it is one statement without a beginning.
         if id(tx) not in self._open:
             self._kept.append(tx)
             self._open[id(tx)] = []
