@@ -16,9 +16,10 @@ SEEDS = 5_000
 SHARES = 2  # As many as there are cores to run them at the same time.
 FAST = range(SEEDS, SEEDS + 200)  # In `make check` as well.
 
-HASHES = """
+HASHED = (*range(20), *range(130, 160))  # Among them one that once woke lanes in a set's order.
+HASHES = f"""
 from tidegate.simulation.scenario import run
-print("".join(run(seed).hash() for seed in range(20)))
+print("".join(run(seed).hash() for seed in {HASHED}))
 """
 
 
@@ -47,7 +48,7 @@ def test_five_thousand_seeds_with_every_edge_and_every_fault(share: int) -> None
 
 
 def test_the_same_seed_is_the_same_run_whatever_python_hashes_by() -> None:
-    ours = "".join(run(seed).hash() for seed in range(20))
+    ours = "".join(run(seed).hash() for seed in HASHED)
     for hash_seed in ("1", "2", "77"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
         command = [sys.executable, "-c", HASHES]

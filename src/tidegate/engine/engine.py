@@ -213,7 +213,7 @@ class Engine(Generic[Tx]):
             self.lanes[name].look()
 
     def _woken(self, lanes: Iterable[str]) -> None:
-        for name in lanes:
+        for name in sorted(lanes):  # In one order in every process, for who replays a seed.
             self.lanes[name].wake()
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
+from tidegate.app import collect_seldom
 from tidegate.core.flow import Edge
 from tidegate.flows import FLOWS
 from tidegate.simulation.effects import plain, reachable
@@ -122,7 +123,7 @@ def run_seeds(
             advance(len(chunk))
         return total
     # Spawned, because whoever waits may have a thread that draws a bar, and a fork would copy it.
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), collect_seldom) as pool:
         for done in as_completed([pool.submit(run_chunk, chunk) for chunk in chunks]):
             total.merge(done.result())
             advance(done.result().seeds)
