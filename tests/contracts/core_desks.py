@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.pipe import connect_to
 
 
-class CoreDesk:
+class CoreDesk(ABC):
     """The trading core through its client."""
 
     book, asset_id, in_order = "SPOT", ASSET, True
@@ -81,8 +82,8 @@ class CoreDesk:
         assert self.line.lost.is_set(), f"{what} were not lost"
         self.line.losing = Losing.NOTHING
 
-    async def restart(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def restart(self) -> None: ...
 
     @asynccontextmanager
     async def killed_after(self) -> AsyncIterator[None]:

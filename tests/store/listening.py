@@ -1,6 +1,5 @@
 """Hear what a store says to PostgreSQL: each statement by its name, with its values."""
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,8 +21,8 @@ class Heard(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The length of the batch; 0 where there is none."""
-        return max((len(v) for v in self.values.values() if isinstance(v, list)), default=0)
+        """How much was sent: of a larger batch, more."""
+        return max((len(v) for v in self.values.values() if isinstance(v, str)), default=0)
 
 
 def listening() -> tuple[type[Pipe], list[Heard]]:
@@ -44,13 +43,3 @@ def listening() -> tuple[type[Pipe], list[Heard]]:
             await super().sync()
 
     return Listening, heard
-
-
-def numbered(statement: str) -> tuple[str, list[str]]:
-    """A statement with `$1` for its first value and so on, and the names in that order."""
-    order: dict[str, int] = {}
-
-    def place(found: "re.Match[str]") -> str:
-        return f"${order.setdefault(found[1], len(order) + 1)}"
-
-    return re.sub(r"%\((\w+)\)s", place, statement), list(order)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from tests.store.listening import TEXTS, listening, numbered
+from tests.store.listening import TEXTS, listening
 from tests.store.scenario import (
     Remote,
     Setting,
@@ -20,6 +20,7 @@ from tests.store.scenario import (
     running,
     to_remote,
 )
+from tidegate.store.pipe import text_of
 
 Plan = Mapping[str, Any]
 
@@ -61,14 +62,14 @@ async def asked(database: str, size: int) -> dict[Asked, Mapping[str, Any]]:
 def prepare(connection: psycopg.Connection, statements: list[Asked]) -> None:
     for name in {asked.name for asked in statements}:
         for size in {asked.size for asked in statements}:
-            text, _ = numbered(TEXTS[name])
+            text = text_of(TEXTS[name]).sql.decode()
             prepared = sql.SQL("PREPARE {} AS ").format(_prepared(Asked(name, size)))
             connection.execute(prepared.as_string(connection) + text)
 
 
 def plan_of(connection: psycopg.Connection, asked: Asked, values: Mapping[str, Any]) -> Plan:
     """The plan that the server would run now for a statement prepared in this session."""
-    _, order = numbered(TEXTS[asked.name])
+    order = text_of(TEXTS[asked.name]).names
     given = sql.SQL(", ").join(sql.Literal(values[name]) for name in order)
     question = sql.SQL("EXPLAIN (FORMAT JSON) EXECUTE {} ({})").format(_prepared(asked), given)
     [(answer,)] = connection.execute(question).fetchall()
