@@ -1,5 +1,7 @@
 """A guild of its own for every test."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.economy.rig import Play, player
@@ -8,3 +10,11 @@ from tests.economy.rig import Play, player
 @pytest.fixture
 def play(database: str) -> Play:
     return player(database)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They wait for cooldowns, days and deadlines: not what one runs after every line."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slow)
