@@ -42,19 +42,18 @@ SELECT id, version
  ORDER BY id
    FOR NO KEY UPDATE;
 
--- answers: a part of record and insert, which name what has moved: one history row per answer.
+-- answers: a part of record and insert: one history row per answer.
 INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
                      reason, evidence, actor, at, hash)
-SELECT h.id, h.version, moved.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
+SELECT h.id, h.version, h.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
        h.reason, h.evidence::jsonb, h.actor, now(), h.hash
   FROM unnest(
-           %(history_ids)s::uuid[], %(history_versions)s::integer[], %(froms)s::text[],
-           %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[], %(answers)s::text[],
-           %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
+           %(history_ids)s::uuid[], %(history_versions)s::integer[], %(history_flows)s::text[],
+           %(froms)s::text[], %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[],
+           %(answers)s::text[], %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
            %(history_hashes)s::bytea[]
-       ) AS h (id, version, from_state, waypoints, to_state, verb, answer, reason, evidence,
-               actor, hash)
-  JOIN moved ON moved.id = h.id;
+       ) AS h (id, version, flow, from_state, waypoints, to_state, verb, answer, reason, evidence,
+               actor, hash);
 
 -- tried: why the last question stays open, part of record and of insert; the newest few are kept.
 INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
@@ -70,23 +69,9 @@ ON CONFLICT (transfer_id, slot) DO UPDATE
        reason = excluded.reason,
        at = excluded.at;
 
--- record: compare-and-set on the version, with one history row per answer, in one statement. Each
--- row is met by its key, twice: a join of two batches with each other could become a nested loop.
-WITH locked AS MATERIALIZED (
-    SELECT m.*
-      FROM unnest(
-               %(ids)s::uuid[], %(versions)s::integer[], %(states)s::text[], %(lanes)s::text[],
-               %(delays)s::float8[], %(new_versions)s::integer[], %(attempts)s::integer[],
-               %(retries)s::integer[], %(pageds)s::boolean[], %(undoes)s::integer[],
-               %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[],
-               %(parties)s::text[]
-           ) AS m (id, version, state, lane, delay_s, new_version, attempts, retries, paged,
-                   undoes, error, hash, deadline_s, parties)
-      JOIN transfers AS t ON t.id = m.id
-     ORDER BY t.id
-       FOR NO KEY UPDATE OF t
-),
-moved AS (
+-- record: compare-and-set on the version, with one history row per answer, in one statement. The
+-- rows were locked in their order by a statement before, so that the order here does not matter.
+WITH moved AS (
     UPDATE transfers AS t
        SET state = m.state,
            lane = m.lane,
@@ -110,10 +95,17 @@ moved AS (
                               THEN coalesce(t.expires_at,
                                             now() + m.deadline_s * interval '1 second') END,
            updated_at = CASE WHEN m.new_version = m.version THEN t.updated_at ELSE now() END
-      FROM locked AS m
+      FROM unnest(
+               %(ids)s::uuid[], %(versions)s::integer[], %(states)s::text[], %(lanes)s::text[],
+               %(delays)s::float8[], %(new_versions)s::integer[], %(attempts)s::integer[],
+               %(retries)s::integer[], %(pageds)s::boolean[], %(undoes)s::integer[],
+               %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[],
+               %(parties)s::text[]
+           ) AS m (id, version, state, lane, delay_s, new_version, attempts, retries, paged,
+                   undoes, error, hash, deadline_s, parties)
      WHERE t.id = m.id
        AND t.version = m.version
-    RETURNING t.id, t.flow
+    RETURNING t.id
 ),
 kept AS ({tried}),
 answered AS ({answers})

@@ -65,14 +65,15 @@ def _delay(move: Move, leased: frozenset[UUID], lease_s: float) -> float:
 
 
 def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object]:
-    rows: list[tuple[UUID, Entry, bytes]] = [
-        (move.before.id, entry, hashed)
+    rows: list[tuple[Transfer, Entry, bytes]] = [
+        (move.before, entry, hashed)
         for move, hashes in moves
         for entry, hashed in zip(move.entries, hashes, strict=True)
     ]
     return {
-        "history_ids": uuids(id_ for id_, _, _ in rows),
+        "history_ids": uuids(transfer.id for transfer, _, _ in rows),
         "history_versions": numbers(entry.version for _, entry, _ in rows),
+        "history_flows": names(transfer.flow for transfer, _, _ in rows),
         "froms": names(entry.path[0] for _, entry, _ in rows),
         "waypoints": names(" ".join(entry.path[1:-1]) for _, entry, _ in rows),
         "tos": names(entry.path[-1] for _, entry, _ in rows),
