@@ -9,12 +9,14 @@ from tests.differential.seats import Seat
 from tidegate.core.answers import Answer
 from tidegate.core.ports import (
     Account,
+    Behind,
     Birth,
     Known,
     LocalSystem,
     Store,
     StoreFault,
     Witness,
+    nothing,
 )
 from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.store.memory import CIDS, TRANSFERS
@@ -111,9 +113,12 @@ class TellingStore:
             told.result = claimed = by_id(await self.inner.claim(lane, limit))
         return claimed
 
-    async def lock(self, tx: Any, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+    async def lock(
+        self, tx: Any, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Sequence[Transfer]:
         with operation(self.seat, "lock", brief(transfers), rows_of(transfers)) as told:
             told.result = fresh = list(await self.inner.lock(tx, transfers))
+        await behind()
         return fresh
 
     async def record(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.differential import Difference, Wish, run_differential
-from tidegate.core.ports import Account, MemoryTransaction
+from tidegate.core.ports import Account, Behind, MemoryTransaction, nothing
 from tidegate.core.transfer import Transfer
 from tidegate.store import postgres
 from tidegate.store.memory import CIDS, MemoryStore, Twin
@@ -30,9 +30,10 @@ def stale_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin's lock returns every row, whatever has become of it."""
 
     async def lock(
-        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer]
+        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
         await tx.lock("transfers", sorted(t.id for t in transfers))
+        await behind()
         return transfers
 
     monkeypatch.setattr(MemoryStore, "lock", lock)

@@ -251,7 +251,7 @@ def test_the_loop_outlives_a_store_that_is_away(play_postgres: Play) -> None:
         looping = asyncio.ensure_future(watch.watch_forever(0.001))
         await asyncio.sleep(0.05)
         assert isinstance(rig.store, PostgresStore)
-        await rig.store._pool.close()
+        await rig.store.__aexit__()
         await asyncio.sleep(0.05)
         assert not looping.done()
         looping.cancel()

@@ -1,8 +1,8 @@
 """What the engine needs from the world: stores that hold transfers, systems that hold money."""
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 from uuid import UUID
 
 from tidegate.core.answers import Answer
@@ -98,6 +98,13 @@ class MemoryTransaction(Transaction, Protocol):
         """Where a statement would go to the server: others may run meanwhile."""
 
 
+Behind: TypeAlias = Callable[[], Awaitable[None]]
+
+
+async def nothing() -> None:
+    """Nothing is to be done behind a lock."""
+
+
 class Store(Protocol[Tx]):
     """The engine's tables. Everything takes a batch; a single transfer is a batch of one."""
 
@@ -110,8 +117,13 @@ class Store(Protocol[Tx]):
     async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
         """Lease what is due in a lane, count the attempt, and commit. Nothing while halted."""
 
-    async def lock(self, tx: Tx, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
-        """Lock the rows, in id order; return those still at the version that was asked about."""
+    async def lock(
+        self, tx: Tx, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Sequence[Transfer]:
+        """Lock the rows, in id order; return those still at the version that was asked about.
+
+        What is done behind the lock happens in any case, before anybody knows which those are.
+        """
 
     async def record(
         self, tx: Tx, moves: Sequence[Move], leased: frozenset[UUID]

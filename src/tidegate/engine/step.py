@@ -190,9 +190,18 @@ async def _transact(
     moves: Sequence[Move] = ()
     rows: Sequence[Transfer] = ()
     async with means.store.transaction() as tx:
-        fresh = await means.store.lock(tx, work.batch)
+        firsts = [_first_move(means, t, work) for t in work.batch]
+        groups = _groups(means, firsts, range(len(firsts)))
+        # As if none of them had moved since: then this is no way of its own to the database.
+        fresh = await means.store.lock(
+            tx, work.batch, lambda: _lock_accounts(means, tx, firsts, groups)
+        )
         if fresh:
-            moves = await settle(means, tx, [_first_move(means, t, work) for t in fresh])
+            if len(fresh) < len(firsts):
+                unmoved = {t.id for t in fresh}
+                firsts = [move for move in firsts if move.before.id in unmoved]
+                groups = _groups(means, firsts, range(len(firsts)))
+            moves = await _settle(means, tx, firsts, groups)
             slots.reserve(() if (await tx.begun()).halted else moves)
             rows = await means.store.record(tx, moves, slots.leased)
             await be_witnessed(means, tx, moves, born=False)
@@ -216,14 +225,19 @@ class Group(NamedTuple):
 
 
 async def settle(means: Means[Tx], tx: Tx, moves: Sequence[Move]) -> list[Move]:
-    """Go on inside this transaction as long as a local system is to be asked next.
+    """Go on inside this transaction as long as a local system is to be asked next."""
+    groups = _groups(means, moves, range(len(moves)))
+    await _lock_accounts(means, tx, moves, groups)
+    return await _settle(means, tx, moves, groups)
 
-    Only for rows that are locked and still at their version: a stale answer must not move money
-    on its way to being ignored.
+
+async def _settle(
+    means: Means[Tx], tx: Tx, moves: Sequence[Move], groups: dict[str, Group]
+) -> list[Move]:
+    """Only for rows that are locked and still at their version: a stale answer must not move
+    money on its way to being ignored.
     """
     settled = list(moves)
-    groups = _groups(means, settled, range(len(settled)))
-    await _lock_accounts(means, tx, settled, groups)
     while groups and not (await tx.begun()).halted:
         for name in sorted(groups):
             places, questions = groups[name]

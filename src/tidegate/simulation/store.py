@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tidegate.core.ports import Birth, Known, StoreUnavailable
+from tidegate.core.ports import Behind, Birth, Known, StoreUnavailable, nothing
 from tidegate.core.transfer import Move, Transfer
 from tidegate.core.wire import Mark
 from tidegate.simulation.fate import Fault
@@ -122,9 +122,11 @@ class NodeStore(MemoryStore):
         await self._return(fault)
         return claimed
 
-    async def lock(self, tx: Twin, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+    async def lock(
+        self, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Sequence[Transfer]:
         await self._reach("lock")
-        return await super().lock(tx, transfers)
+        return await super().lock(tx, transfers, behind)
 
     async def record(
         self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]

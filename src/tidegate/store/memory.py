@@ -10,7 +10,16 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tidegate.core.ports import Begun, Birth, CidTaken, Known, StoreFault, StoreUnavailable
+from tidegate.core.ports import (
+    Begun,
+    Behind,
+    Birth,
+    CidTaken,
+    Known,
+    StoreFault,
+    StoreUnavailable,
+    nothing,
+)
 from tidegate.core.transfer import Entry, Move, Transfer
 from tidegate.store.rows import ATTEMPTS_KEPT, written
 
@@ -186,8 +195,11 @@ class MemoryStore:
             claimed.append(self._given(rows[key]))
         return claimed
 
-    async def lock(self, tx: Twin, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+    async def lock(
+        self, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Sequence[Transfer]:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
+        await behind()
         rows = {t.id: tx.get(TRANSFERS, t.id) for t in transfers}
         return [t for t in transfers if rows[t.id] and rows[t.id].transfer.version == t.version]
 

@@ -12,11 +12,13 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from tidegate.core.flow import Flow
 from tidegate.core.ports import (
     Begun,
+    Behind,
     Birth,
     CidTaken,
     Known,
     StoreFault,
     StoreUnavailable,
+    nothing,
 )
 from tidegate.core.request import Asset
 from tidegate.core.sql import load, numbers, texts, uuids
@@ -153,6 +155,10 @@ class PostgresStore:
         self.schema = schema
         self.bounds = bounds or Bounds()
         self.lease_s = self.bounds.lease_s
+        # The pool makes sessions, and makes new ones of those that are lost. Who is done with one
+        # leaves it here for the next: the pool's own door costs more than a statement.
+        self._idle: list[Session] = []
+        self._waiting = 0  # For the pool.
         self._pool = AsyncConnectionPool(
             conninfo,
             connection_class=Session,
@@ -179,6 +185,8 @@ class PostgresStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        while self._idle:
+            await self._give_back(self._idle.pop())
         await self._pool.close()
 
     @asynccontextmanager
@@ -198,10 +206,11 @@ class PostgresStore:
         return [transfer_from(row) for row in await self._fetch("claim", values)]
 
     async def lock(
-        self, tx: PostgresTransaction, transfers: Sequence[Transfer]
+        self, tx: PostgresTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
-        rows = await tx.fetch(STATEMENTS["lock"], {"ids": uuids(t.id for t in transfers)})
-        versions: dict[UUID, int] = dict(rows)
+        sent = tx.send(STATEMENTS["lock"], {"ids": uuids(t.id for t in transfers)})
+        await behind()
+        versions: dict[UUID, int] = dict(await tx.rows(sent))
         return [t for t in transfers if versions.get(t.id) == t.version]
 
     async def record(
@@ -313,18 +322,31 @@ class PostgresStore:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Pipe]:
+        session = self._idle.pop() if self._idle else await self._new()
         try:
-            session = await self._pool.getconn()
+            yield session.pipe
+        finally:
+            if session.pipe.at_rest and not self._waiting and not self._pool.closed:
+                self._idle.append(session)
+            else:
+                await self._give_back(session)
+
+    async def _new(self) -> Session:
+        """From the pool, or from who is done first, if there are as many as there may be."""
+        self._waiting += 1
+        try:
+            return await self._pool.getconn()
         except (PoolTimeout, PoolClosed) as fault:
             raise StoreUnavailable("no connection to PostgreSQL could be had") from fault
         except psycopg.OperationalError as fault:
             raise StoreUnavailable(str(fault)) from fault
-        try:
-            yield session.pipe
         finally:
-            if not session.pipe.at_rest:
-                await session.close()  # The pool will make a new one.
-            await self._pool.putconn(session)
+            self._waiting -= 1
+
+    async def _give_back(self, session: Session) -> None:
+        if not session.pipe.at_rest:
+            await session.close()  # The pool will make a new one.
+        await self._pool.putconn(session)
 
 
 def as_fault(fault: psycopg.Error) -> StoreFault:

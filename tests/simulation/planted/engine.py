@@ -11,7 +11,7 @@ from tests.simulation.planted.store import record_blindly
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown, Unreachable
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow, Verb
-from tidegate.core.ports import Account, Birth, Known, System
+from tidegate.core.ports import Account, Behind, Birth, Known, System, nothing
 from tidegate.core.transfer import Move, Question, Transfer, question_of
 from tidegate.engine import births, step
 from tidegate.engine.births import Births, Newborn
@@ -166,8 +166,11 @@ def another_amount_under_a_known_key(patch: Patch) -> None:
 def ended_rows_move_again(patch: Patch) -> None:
     """Whoever comes late finds an ended row held by nobody, and records his answer over it."""
 
-    async def lock(self: MemoryStore, tx: Any, transfers: Sequence[Transfer]) -> Sequence[Transfer]:
+    async def lock(
+        self: MemoryStore, tx: Any, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Sequence[Transfer]:
         await tx.lock("transfers", sorted(t.id for t in transfers))
+        await behind()
         rows = {t.id: tx.get("transfers", t.id).transfer for t in transfers}
         return [t for t in transfers if rows[t.id].version == t.version or rows[t.id].lane is None]
 

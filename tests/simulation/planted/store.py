@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tidegate.core.answers import Answer, Rejected
-from tidegate.core.ports import Birth, Known
+from tidegate.core.ports import Behind, Birth, Known, nothing
 from tidegate.core.transfer import GENESIS, Entry, Move, Question, Transfer, chained
 from tidegate.engine import step
 from tidegate.simulation.store import NodeStore
@@ -41,8 +41,11 @@ async def record_blindly(
 def no_compare_and_set(patch: Patch) -> None:
     """A row is written whatever has become of it since it was read."""
 
-    async def lock(self: MemoryStore, tx: Twin, transfers: Sequence[Transfer]) -> Any:
+    async def lock(
+        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Any:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
+        await behind()
         return transfers
 
     patch.setattr(MemoryStore, "lock", lock)
@@ -52,8 +55,11 @@ def no_compare_and_set(patch: Patch) -> None:
 def compares_states(patch: Patch) -> None:
     """The compare-and-set looks at the state, and a flow can come by the same state twice."""
 
-    async def lock(self: MemoryStore, tx: Twin, transfers: Sequence[Transfer]) -> Any:
+    async def lock(
+        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Any:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
+        await behind()
         return [t for t in transfers if tx.get(TRANSFERS, t.id).transfer.state == t.state]
 
     patch.setattr(MemoryStore, "lock", lock)
@@ -63,8 +69,11 @@ def compares_states(patch: Patch) -> None:
 def trusts_the_lease(patch: Patch) -> None:
     """A row that is leased is taken for our own, so that its version is not looked at."""
 
-    async def lock(self: MemoryStore, tx: Twin, transfers: Sequence[Transfer]) -> Any:
+    async def lock(
+        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+    ) -> Any:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
+        await behind()
         found = {t.id: tx.get(TRANSFERS, t.id) for t in transfers}
         return [
             t
