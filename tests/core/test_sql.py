@@ -52,6 +52,7 @@ def test_a_batch_is_written_as_the_database_reads_arrays() -> None:
     assert texts(['say "no"', "back\\slash", "NULL", "{,}"]) == (
         '{"say \\"no\\"","back\\\\slash","NULL","{,}"}'
     )
+    assert texts(["one\x1ftwo", 'thr"ee', "\x1f"]) == '{"one\x1ftwo","thr\\"ee","\x1f"}'
 
 
 def test_a_column_in_which_nothing_is_said_is_empty() -> None:

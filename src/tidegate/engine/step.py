@@ -52,8 +52,8 @@ class Means(Generic[Tx]):
     admission: Admission[Tx] | None = None
     witnesses: Mapping[str, Witness[Tx]] = field(default_factory=dict)
 
-    def terms(self) -> Terms:
-        return Terms(self.dice.random(), self.irreversible)
+    def terms(self, actor: str = "") -> Terms:
+        return Terms(self.dice.random(), self.irreversible, actor)
 
 
 async def step(means: Means[Tx], lane: str, batch: Sequence[Transfer], *, split: bool) -> bool:
@@ -213,8 +213,8 @@ async def _transact(
 def _first_move(means: Means[Tx], transfer: Transfer, work: Work) -> Move:
     if transfer.id not in work.replies:
         return Move(transfer, transfer)  # Of a local lane: settle asks.
-    terms = means.terms()._replace(actor=work.actor)
-    return decide(means.flows[transfer.flow], transfer, work.replies[transfer.id], terms)
+    answer, terms = work.replies[transfer.id], means.terms(work.actor)
+    return decide(means.flows[transfer.flow], transfer, answer, terms)
 
 
 class Group(NamedTuple):

@@ -200,18 +200,18 @@ class MemoryStore:
     ) -> Sequence[Transfer]:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
         await behind()
-        rows = {t.id: tx.get(TRANSFERS, t.id) for t in transfers}
-        return [t for t in transfers if rows[t.id] and rows[t.id].transfer.version == t.version]
+        return [t for t in transfers if _stands(tx, t)]
 
     async def record(
         self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
     ) -> Sequence[Transfer]:
-        await tx.lock(TRANSFERS, sorted(move.before.id for move in moves))
+        # Locked they are already. Whoever comes without that waits for what the statement meets.
+        await tx.lock(TRANSFERS, sorted(m.before.id for m in moves if _stands(tx, m.before)))
         rows = []
         for move in moves:
-            row = tx.get(TRANSFERS, move.before.id)
-            if row is None or row.transfer.version != move.before.version:
+            if not _stands(tx, move.before):
                 raise StoreFault(f"{move.before.id} was locked and has moved")
+            row = tx.get(TRANSFERS, move.before.id)
             after, hashes = written(move, leased, tx.at_us, move.before.created_us)
             kept_s = row.deadline_s
             deadline_s = _deadline(tx, move, row.expires_s) if move.entries else kept_s
@@ -311,6 +311,11 @@ class MemoryStore:
         waited_us = self._now_us() - row.transfer.updated_us
         expired = row.deadline_s is not None and row.deadline_s <= self.clock()
         return replace(row.transfer, waited_s=waited_us / 1_000_000, expired=expired)
+
+
+def _stands(tx: Twin, transfer: Transfer) -> bool:
+    row = tx.get(TRANSFERS, transfer.id)
+    return row is not None and row.transfer.version == transfer.version
 
 
 def _deadline(tx: Twin, move: Move, expires_s: float | None) -> float | None:

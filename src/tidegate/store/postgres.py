@@ -220,7 +220,6 @@ class PostgresStore:
         rows = [written(move, leased, at_us, move.before.created_us) for move in moves]
         values = {
             "count": len(moves),
-            "versions": numbers(m.before.version for m in moves),
             **attempt_columns(moves),
             **party_columns(moves),
             **self._columns(moves, rows, leased),

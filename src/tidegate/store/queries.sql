@@ -42,18 +42,27 @@ SELECT id, version
  ORDER BY id
    FOR NO KEY UPDATE;
 
--- answers: a part of record and insert: one history row per answer.
+-- answers: a part of record and insert: one history row per answer. Here as there, what many rows of
+-- a batch have in common is said once, and a row names it by its place.
 INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
                      reason, evidence, actor, at, hash)
-SELECT h.id, h.version, h.flow, h.from_state, h.waypoints, h.to_state, h.verb, h.answer,
-       h.reason, h.evidence::jsonb, h.actor, now(), h.hash
+SELECT h.id,
+       (%(history_versions)s::integer[])[h.kind],
+       (%(history_flows)s::text[])[h.kind],
+       (%(froms)s::text[])[h.kind],
+       (%(waypoints)s::text[])[h.kind],
+       (%(tos)s::text[])[h.kind],
+       (%(verbs)s::text[])[h.kind],
+       (%(answers)s::text[])[h.kind],
+       (%(reasons)s::text[])[h.kind],
+       h.evidence::jsonb,
+       (%(actors)s::text[])[h.kind],
+       now(),
+       h.hash
   FROM unnest(
-           %(history_ids)s::uuid[], %(history_versions)s::integer[], %(history_flows)s::text[],
-           %(froms)s::text[], %(waypoints)s::text[], %(tos)s::text[], %(verbs)s::text[],
-           %(answers)s::text[], %(reasons)s::text[], %(evidences)s::text[], %(actors)s::text[],
+           %(history_ids)s::uuid[], %(history_kinds)s::integer[], %(evidences)s::text[],
            %(history_hashes)s::bytea[]
-       ) AS h (id, version, flow, from_state, waypoints, to_state, verb, answer, reason, evidence,
-               actor, hash);
+       ) AS h (id, kind, evidence, hash);
 
 -- tried: why the last question stays open, part of record and of insert; the newest few are kept.
 INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
@@ -95,14 +104,23 @@ WITH moved AS (
                               THEN coalesce(t.expires_at,
                                             now() + m.deadline_s * interval '1 second') END,
            updated_at = CASE WHEN m.new_version = m.version THEN t.updated_at ELSE now() END
-      FROM unnest(
-               %(ids)s::uuid[], %(versions)s::integer[], %(states)s::text[], %(lanes)s::text[],
-               %(delays)s::float8[], %(new_versions)s::integer[], %(attempts)s::integer[],
-               %(retries)s::integer[], %(pageds)s::boolean[], %(undoes)s::integer[],
-               %(errors)s::text[], %(hashes)s::bytea[], %(deadlines)s::float8[],
-               %(parties)s::text[]
-           ) AS m (id, version, state, lane, delay_s, new_version, attempts, retries, paged,
-                   undoes, error, hash, deadline_s, parties)
+      FROM (
+               SELECT r.*,
+                      (%(versions)s::integer[])[r.kind] AS version,
+                      (%(states)s::text[])[r.kind] AS state,
+                      (%(lanes)s::text[])[r.kind] AS lane,
+                      (%(new_versions)s::integer[])[r.kind] AS new_version,
+                      (%(attempts)s::integer[])[r.kind] AS attempts,
+                      (%(retries)s::integer[])[r.kind] AS retries,
+                      (%(pageds)s::boolean[])[r.kind] AS paged,
+                      (%(undoes)s::integer[])[r.kind] AS undoes,
+                      (%(errors)s::text[])[r.kind] AS error,
+                      (%(deadlines)s::float8[])[r.kind] AS deadline_s
+                 FROM unnest(
+                          %(ids)s::uuid[], %(kinds)s::integer[], %(delays)s::float8[],
+                          %(hashes)s::bytea[], %(parties)s::text[]
+                      ) AS r (id, kind, delay_s, hash, parties)
+           ) AS m
      WHERE t.id = m.id
        AND t.version = m.version
     RETURNING t.id
@@ -114,24 +132,24 @@ SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
 
 -- insert: births, which are moves, too. In the order of their keys, because two batches with the
 -- same keys in another order would deadlock. A key that exists fails the whole statement (23505).
-WITH moved AS MATERIALIZED (
-    SELECT *,
-           now() + b.lives_s * interval '1 second' AS expires_at,
-           CASE WHEN b.deadline_s IS NOT NULL
-                THEN now() + coalesce(b.lives_s, b.deadline_s) * interval '1 second'
-           END AS deadline_at
+WITH born AS (
+    SELECT b.*,
+           (%(deadlines)s::float8[])[b.kind] AS deadline_s
       FROM unnest(
-               %(ids)s::uuid[], %(owners)s::bigint[], %(flows)s::text[], %(states)s::text[],
-               %(lanes)s::text[], %(delays)s::float8[], %(new_versions)s::integer[],
-               %(attempts)s::integer[], %(retries)s::integer[], %(pageds)s::boolean[],
-               %(parties)s::text[], %(assets)s::integer[], %(amounts)s::numeric[],
-               %(undoes)s::integer[], %(parents)s::uuid[], %(details)s::text[],
-               %(hashes)s::bytea[], %(errors)s::text[], %(traces)s::text[],
-               %(deadlines)s::float8[], %(cids)s::text[], %(keys)s::text[],
-               %(fingerprints)s::bytea[], %(lives)s::float8[]
-           ) AS b (id, owner, flow, state, lane, delay_s, version, attempts, retries, paged,
-                   parties, asset_id, amount, undoes, parent, detail, hash, error, trace,
-                   deadline_s, cid, key, fingerprint, lives_s)
+               %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[], %(delays)s::float8[],
+               %(parties)s::text[], %(amounts)s::numeric[], %(parents)s::uuid[],
+               %(details)s::text[], %(hashes)s::bytea[], %(traces)s::text[], %(cids)s::text[],
+               %(keys)s::text[], %(fingerprints)s::bytea[], %(lives)s::float8[]
+           ) AS b (id, kind, owner, delay_s, parties, amount, parent, detail, hash, trace, cid, key,
+                   fingerprint, lives_s)
+),
+moved AS MATERIALIZED (
+    SELECT *,
+           now() + lives_s * interval '1 second' AS expires_at,
+           CASE WHEN deadline_s IS NOT NULL
+                THEN now() + coalesce(lives_s, deadline_s) * interval '1 second'
+           END AS deadline_at
+      FROM born
 ),
 keyed AS (
     INSERT INTO cids (owner, cid, fingerprint, transfer_id)
@@ -144,11 +162,30 @@ answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
                        parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
                        trace, deadline_at, expires_at, created_at, updated_at)
-SELECT id, owner, flow, state, lane,
+SELECT id,
+       owner,
+       (%(flows)s::text[])[kind],
+       (%(states)s::text[])[kind],
+       (%(lanes)s::text[])[kind],
        least(now() + coalesce(delay_s, 0) * interval '1 second', deadline_at),
-       version, coalesce(attempts, 0), coalesce(retries, 0), coalesce(paged, false),
-       parties::jsonb, asset_id, amount, undoes, parent, detail::jsonb, cid, hash, error, trace,
-       deadline_at, expires_at, now(), now()
+       (%(new_versions)s::integer[])[kind],
+       coalesce((%(attempts)s::integer[])[kind], 0),
+       coalesce((%(retries)s::integer[])[kind], 0),
+       coalesce((%(pageds)s::boolean[])[kind], false),
+       parties::jsonb,
+       (%(assets)s::integer[])[kind],
+       amount,
+       (%(undoes)s::integer[])[kind],
+       parent,
+       detail::jsonb,
+       cid,
+       hash,
+       (%(errors)s::text[])[kind],
+       trace,
+       deadline_at,
+       expires_at,
+       now(),
+       now()
   FROM moved;
 
 -- look: what is known under which of the keys, and the time from which ids are made. One row at

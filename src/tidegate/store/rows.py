@@ -1,6 +1,7 @@
 """Between values and columns: batches as arrays on the way in, rows as transfers on the way out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -60,8 +61,31 @@ def text(mapping: object) -> str | None:
     return _encode(mapping).decode() if mapping else None
 
 
-def _delay(move: Move, leased: frozenset[UUID], lease_s: float) -> float:
-    return lease_s if move.before.id in leased else move.delay_s
+# What most rows of a batch have in common with many others of it.
+_state_of = attrgetter(
+    "flow",
+    "asset_id",
+    "state",
+    "lane",
+    "version",
+    "attempts",
+    "retries",
+    "paged",
+    "undoes",
+    "error",
+)
+_answer_of = attrgetter("version", "path", "verb", "answer", "reason", "actor")
+
+
+def _kinds(marks: Iterable[Hashable]) -> tuple[list[int], list[int]]:
+    """Of each row the number of its kind, and of each kind the place of a row that is of it.
+
+    A batch differs in little but ids and amounts: all else is said once, and pointed at.
+    """
+    kinds: dict[Hashable, int] = {}
+    which = [kinds.setdefault(mark, len(kinds) + 1) for mark in marks]
+    places = {kind: place for place, kind in enumerate(which)}
+    return which, [places[kind] for kind in kinds.values()]
 
 
 def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object]:
@@ -70,19 +94,22 @@ def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object
         for move, hashes in moves
         for entry, hashed in zip(move.entries, hashes, strict=True)
     ]
+    which, places = _kinds((transfer.flow, _answer_of(entry)) for transfer, entry, _ in rows)
+    kinds = [rows[place][1] for place in places]
     return {
         "history_ids": uuids(transfer.id for transfer, _, _ in rows),
-        "history_versions": numbers(entry.version for _, entry, _ in rows),
-        "history_flows": names(transfer.flow for transfer, _, _ in rows),
-        "froms": names(entry.path[0] for _, entry, _ in rows),
-        "waypoints": names(" ".join(entry.path[1:-1]) for _, entry, _ in rows),
-        "tos": names(entry.path[-1] for _, entry, _ in rows),
-        "verbs": names(entry.verb for _, entry, _ in rows),
-        "answers": names(entry.answer for _, entry, _ in rows),
-        "reasons": names(entry.reason for _, entry, _ in rows),
+        "history_kinds": numbers(which),
         "evidences": texts(text(entry.evidence) for _, entry, _ in rows),
-        "actors": names(entry.actor for _, entry, _ in rows),
         "history_hashes": blobs(hashed for _, _, hashed in rows),
+        "history_flows": names(rows[place][0].flow for place in places),
+        "history_versions": numbers(entry.version for entry in kinds),
+        "froms": names(entry.path[0] for entry in kinds),
+        "waypoints": names(" ".join(entry.path[1:-1]) for entry in kinds),
+        "tos": names(entry.path[-1] for entry in kinds),
+        "verbs": names(entry.verb for entry in kinds),
+        "answers": names(entry.answer for entry in kinds),
+        "reasons": names(entry.reason for entry in kinds),
+        "actors": names(entry.actor for entry in kinds),
     }
 
 
@@ -90,19 +117,28 @@ def state_columns(
     moves: Sequence[Move], rows: Sequence[Transfer], leased: frozenset[UUID], lease_s: float
 ) -> dict[str, object]:
     """The columns that a birth and a move share."""
+    which, places = _kinds(
+        (move.before.version, move.deadline_s, _state_of(row))
+        for move, row in zip(moves, rows, strict=True)
+    )
+    kinds = [rows[place] for place in places]
     return {
         "ids": uuids(t.id for t in rows),
-        "states": names(t.state for t in rows),
-        "lanes": names(t.lane for t in rows),
-        "delays": sparse(_delay(m, leased, lease_s) for m in moves),
-        "new_versions": numbers(t.version for t in rows),
-        "attempts": sparse(t.attempts for t in rows),
-        "retries": sparse(t.retries for t in rows),
-        "pageds": sparse(t.paged for t in rows),
-        "undoes": numbers(t.undoes for t in rows),
-        "errors": names(t.error for t in rows),
+        "kinds": numbers(which),
+        "delays": sparse(lease_s if m.before.id in leased else m.delay_s for m in moves),
         "hashes": blobs(t.head_hash for t in rows),
-        "deadlines": numbers(m.deadline_s for m in moves),
+        "states": names(t.state for t in kinds),
+        "lanes": names(t.lane for t in kinds),
+        "new_versions": numbers(t.version for t in kinds),
+        "attempts": sparse(t.attempts for t in kinds),
+        "retries": sparse(t.retries for t in kinds),
+        "pageds": sparse(t.paged for t in kinds),
+        "undoes": numbers(t.undoes for t in kinds),
+        "errors": names(t.error for t in kinds),
+        "deadlines": numbers(moves[place].deadline_s for place in places),
+        "versions": numbers(moves[place].before.version for place in places),
+        "flows": names(t.flow for t in kinds),
+        "assets": numbers(t.asset_id for t in kinds),
     }
 
 
@@ -127,9 +163,7 @@ def birth_columns(births: Sequence[Birth]) -> dict[str, object]:
     newborn = [b.move.after for b in births]
     return {
         "owners": numbers(t.owner for t in newborn),
-        "flows": names(t.flow for t in newborn),
         "parties": texts(_encode(t.parties).decode() for t in newborn),
-        "assets": numbers(t.asset_id for t in newborn),
         "amounts": numbers(t.amount for t in newborn),
         "parents": uuids(t.parent for t in newborn),
         "details": texts(text(t.detail) for t in newborn),
