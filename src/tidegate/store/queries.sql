@@ -42,8 +42,8 @@ SELECT id, version
  ORDER BY id
    FOR NO KEY UPDATE;
 
--- answers: a part of record and insert: one history row per answer. Here as there, what many rows of
--- a batch have in common is said once, and a row names it by its place.
+-- answers: a part of record and insert: one history row per answer. Here as there, what many rows
+-- of a batch have in common is said once, and a row names it by its place.
 INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
                      reason, evidence, actor, at, hash)
 SELECT h.id,
