@@ -200,11 +200,19 @@ def judges_while_it_syncs(patch: Patch) -> None:
 
 def core_batch_sees_no_key_before_it(patch: Patch) -> None:
     """A question that is twice in one batch is new both times, and is done twice."""
+    honest = Draft.__init__
 
-    def find(self: Draft, key: int) -> int | None:
-        return self.book.memory.get(key)
+    class Blind(dict[int, int]):
+        """What is put in is found only once it is in the book."""
 
-    patch.setattr(Draft, "find", find)
+        def get(self, _: int, __: object = None) -> None:  # type: ignore[override]
+            return None
+
+    def begin(self: Draft, book: Book) -> None:
+        honest(self, book)
+        self.memory = Blind()
+
+    patch.setattr(Draft, "__init__", begin)
 
 
 def core_takes_a_reused_key(patch: Patch) -> None:
