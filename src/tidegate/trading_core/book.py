@@ -171,23 +171,27 @@ class Draft:
         """Take in operations as the log has them. Nothing is judged, all is checked."""
         book, memory, balances, whole = self.book, self.memory, self.balances, int.from_bytes
         index_of, moved = book.accounts.get, balances.get
+        position, statuses, still = self.position, book.statuses, book.balances
         for raw, verb, undoes, account, size, outcome, high, low, after in rows(LOGGED, records):
             key, amount, balance = whole(raw), whole(size), whole(after)
             delta = high << 64 | low if high else low
             index = index_of(account)
-            if index is None or outcome != DONE or verb == REFUND or not book.statuses[index]:
+            if index is None or outcome != DONE or verb == REFUND or not statuses[index]:
+                self.position = position
                 if self.balance(account) + delta != balance:
                     raise self._unfit()
                 self.note(key, (verb, undoes, account, amount), outcome, delta, balance)
+                position = self.position
                 continue
             # What `note` does with a plain move on an open account, without a call for each.
             before = moved(index)
-            if (book.balances[index] if before is None else before) + delta != balance:
+            if (still[index] if before is None else before) + delta != balance:
                 raise self._unfit()
-            self.position = position = self.position + 1
+            position += 1
             told = position << 8 | verb << VERB | DONE
             memory[key] = (amount << AMOUNT | index) << FINGERPRINT | told
             balances[index] = balance
+        self.position = position
 
     def _unfit(self) -> Inconsistent:
         return Inconsistent(f"record {self.position + 1} does not fit the balance before it")

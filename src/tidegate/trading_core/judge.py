@@ -48,18 +48,21 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
     book, floor, whole = draft.book, draft.floor, int.from_bytes
     memory, balances, position = draft.memory, draft.balances, draft.position
-    index_of, noted, known = book.accounts.get, memory.get, book.memory.get
-    moved, put = balances.get, draft.statuses.get
+    noted, moved, put = memory.get, balances.get, draft.statuses.get
     answers: list[bytes] = []
     records: list[bytes] = []
     answer, record = ANSWER.pack, RECORD.pack
-    for row in rows(OPERATION, operations):
+    asked = list(rows(OPERATION, operations))
+    keys = [whole(row[0]) for row in asked]
+    # Looked up all together: among millions most are far away in memory, and waits overlap.
+    indexes = list(map(book.accounts.get, [row[4] for row in asked]))
+    stored = list(map(book.memory.get, keys))
+    for row, key, index, known in zip(asked, keys, indexes, stored, strict=True):
         raw, verb, mode, undoes, account, size = row
-        key, amount = whole(raw), whole(size)
-        index = index_of(account)
+        amount = whole(size)
         # Most are new, and are plain moves of money on an open account. They are judged by the
         # rules that all are judged by, but without a call for each thing that the rules look at.
-        if index is not None and not (mode or undoes or key < floor or noted(key) or known(key)):
+        if index is not None and not (known or mode or undoes or key < floor or noted(key)):
             balance, status = moved(index), put(index)
             if balance is None:
                 balance = book.balances[index]
