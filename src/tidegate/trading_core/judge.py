@@ -1,5 +1,7 @@
 """Which operations are done and which are refused: the rules, in a fixed order."""
 
+from typing import Any
+
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.wire import (
     ANSWER,
@@ -16,6 +18,7 @@ from tidegate.core.wire import (
 from tidegate.trading_core.book import (
     ABSENT,
     ACCOUNT_BITS,
+    ACTIVE,
     AMOUNT,
     CREDIT,
     DEBIT,
@@ -23,6 +26,7 @@ from tidegate.trading_core.book import (
     FINGERPRINT,
     REFUND,
     UNDONE_BIT,
+    VERB,
     VERSION_BITS,
     Draft,
     answer_of,
@@ -36,46 +40,89 @@ EMPTY, TOMBSTONE = int(Outcome.EMPTY), int(Outcome.TOMBSTONE)
 UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
+CREDITED, DEBITED = CREDIT << VERB | DONE, DEBIT << VERB | DONE
 VERSIONS = (1 << VERSION_BITS) - 1
 
 
 def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
-    answers, records = [], []
-    whole, find = int.from_bytes, draft.find
+    book, floor, whole = draft.book, draft.floor, int.from_bytes
+    memory, balances, position = draft.memory, draft.balances, draft.position
+    noted, moved, put = memory.get, balances.get, draft.statuses.get
+    answers: list[bytes] = []
+    records: list[bytes] = []
     answer, record = ANSWER.pack, RECORD.pack
-    for raw, verb, mode, undoes, account, size in rows(OPERATION, operations):
-        key, amount = whole(raw), whole(size)
-        if key < draft.floor:
-            answers.append(answer(RETIRED, 0))
-            continue
-        stored = find(key)
-        if stored is not None:
-            answers.append(answer(*_repeat(draft, stored, (verb, undoes, account, amount))))
-            continue
-        if mode == VOID and account[0] in BOOKS and 0 < amount <= MAX_AMOUNT:
-            # Nothing is known of it, and from now on nothing can become of it.
-            outcome, delta = UNDONE, 0
-        elif verb == CREDIT and not undoes and account[0] in BOOKS:
-            outcome, delta = credit(draft, account, amount)
-        elif verb == DEBIT and not undoes and account[0] in BOOKS:
-            outcome, delta = debit(draft, account, amount)
-        elif verb == REFUND and undoes != key & VERSIONS and account[0] in BOOKS:
-            original = key >> VERSION_BITS << VERSION_BITS | undoes
-            outcome, delta = refund(draft, original, account, amount, mode)
-        else:
-            outcome, delta = MALFORMED, 0
-        if outcome >= STORED:
-            answers.append(answer(outcome, 0))
-            continue
-        balance = draft.balance(account) + delta
-        draft.note(key, (verb, undoes, account, amount), outcome, delta, balance)
-        change, after = delta.to_bytes(16, signed=True), balance.to_bytes(16)
-        records.append(
-            record(raw, verb, mode, undoes, account, size, outcome, change, after),
-        )
-        answers.append(answer(outcome, draft.position))
+    asked = list(rows(OPERATION, operations))
+    keys = [whole(row[0]) for row in asked]
+    # Looked up all together, which was measured to be faster where there are a million accounts.
+    indexes = list(map(book.accounts.get, [row[4] for row in asked]))
+    stored = list(map(book.memory.get, keys))
+    for row, key, index, known in zip(asked, keys, indexes, stored, strict=True):
+        raw, verb, mode, undoes, account, size = row
+        amount = whole(size)
+        # Most are new, and are plain moves of money on an open account. They are judged by the
+        # rules that all are judged by, but without a call for each thing that the rules look at.
+        if index is not None and not (known or mode or undoes or key < floor or noted(key)):
+            balance, status = moved(index), put(index)
+            if balance is None:
+                balance = book.balances[index]
+            if status is None:
+                status = book.statuses[index]
+            if verb == CREDIT:
+                outcome, delta, told = credit(status, balance, amount), amount, CREDITED
+            elif verb == DEBIT:
+                outcome, delta, told = debit(status, balance, amount), -amount, DEBITED
+            else:
+                outcome = MALFORMED
+            if outcome == DONE and status == ACTIVE:
+                position += 1
+                balances[index] = balance = balance + delta
+                memory[key] = (amount << AMOUNT | index) << FINGERPRINT | position << 8 | told
+                change = size if delta > 0 else delta.to_bytes(16, signed=True)
+                after = balance.to_bytes(16)
+                records.append(record(raw, verb, 0, 0, account, size, DONE, change, after))
+                answers.append(answer(DONE, position))
+                continue
+        draft.position = position
+        answers.append(answer(*_judge(draft, row, records)))
+        position = draft.position
+    draft.position = position
     return b"".join(answers), b"".join(records)
+
+
+def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[int, int]:
+    """Decide any operation; return its outcome and the position of the record that stores it."""
+    raw, verb, mode, undoes, account, size = row
+    key, amount = int.from_bytes(raw), int.from_bytes(size)
+    if key < draft.floor:
+        return RETIRED, 0
+    stored = draft.find(key)
+    if stored is not None:
+        return _repeat(draft, stored, (verb, undoes, account, amount))
+    delta = 0
+    if account[0] not in BOOKS:
+        outcome = MALFORMED
+    elif mode == VOID and 0 < amount <= MAX_AMOUNT:
+        # Nothing is known of it, and from now on nothing can become of it.
+        outcome = UNDONE
+    elif verb == CREDIT and not undoes:
+        outcome = credit(draft.status(account), draft.balance(account), amount)
+        delta = amount if outcome == DONE else 0
+    elif verb == DEBIT and not undoes:
+        outcome = debit(draft.status(account), draft.balance(account), amount)
+        delta = -amount if outcome == DONE else 0
+    elif verb == REFUND and undoes != key & VERSIONS:
+        original = key >> VERSION_BITS << VERSION_BITS | undoes
+        outcome, delta = refund(draft, original, account, amount, mode)
+    else:
+        outcome = MALFORMED
+    if outcome >= STORED:
+        return outcome, 0
+    balance = draft.balance(account) + delta
+    draft.note(key, (verb, undoes, account, amount), outcome, delta, balance)
+    change, after = delta.to_bytes(16, signed=True), balance.to_bytes(16)
+    records.append(RECORD.pack(raw, verb, mode, undoes, account, size, outcome, change, after))
+    return outcome, draft.position
 
 
 def _repeat(draft: Draft, stored: int, asked: tuple[int, int, bytes, int]) -> tuple[int, int]:
@@ -89,29 +136,28 @@ def _repeat(draft: Draft, stored: int, asked: tuple[int, int, bytes, int]) -> tu
     return answer_of(stored)
 
 
-def debit(draft: Draft, account: bytes, amount: int) -> tuple[int, int]:
+def debit(status: int, balance: int, amount: int) -> int:
     if not 0 < amount <= MAX_AMOUNT:
-        return Outcome.INVALID_AMOUNT, 0
-    status = draft.status(account)
+        return Outcome.INVALID_AMOUNT
     if status == ABSENT:
-        return Outcome.SOURCE_ACCOUNT_NOT_FOUND, 0
+        return Outcome.SOURCE_ACCOUNT_NOT_FOUND
     if status == FROZEN:
-        return Outcome.ACCOUNT_FROZEN, 0
+        return Outcome.ACCOUNT_FROZEN
     if status == DISABLED:
-        return Outcome.ACCOUNT_DISABLED, 0
-    if draft.balance(account) < amount:
-        return Outcome.INSUFFICIENT_BALANCE, 0
-    return DONE, -amount
+        return Outcome.ACCOUNT_DISABLED
+    if balance < amount:
+        return Outcome.INSUFFICIENT_BALANCE
+    return DONE
 
 
-def credit(draft: Draft, account: bytes, amount: int) -> tuple[int, int]:
+def credit(status: int, balance: int, amount: int) -> int:
     if not 0 < amount <= MAX_AMOUNT:
-        return Outcome.INVALID_AMOUNT, 0
-    if draft.status(account) == DISABLED:
-        return Outcome.ACCOUNT_DISABLED, 0
-    if draft.balance(account) > MAX_AMOUNT - amount:
-        return Outcome.BALANCE_OVERFLOW, 0
-    return DONE, amount
+        return Outcome.INVALID_AMOUNT
+    if status == DISABLED:
+        return Outcome.ACCOUNT_DISABLED
+    if balance + amount > MAX_AMOUNT:
+        return Outcome.BALANCE_OVERFLOW
+    return DONE
 
 
 def refund(

@@ -15,7 +15,7 @@ from tidegate.trading_core import snapshot, wal
 from tidegate.trading_core.book import Book, Draft, Inconsistent
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.snapshot import Marks, State
-from tidegate.trading_core.wal import RESTORE, Damaged, Header, Log, Place, Section
+from tidegate.trading_core.wal import RESTORE, Damaged, Header, Log, Place, Section, Tail
 
 _SEGMENT = re.compile(wal.PREFIX + r"([0-9]{20})-([0-9]{10})")
 _SNAPSHOT = re.compile(snapshot.PREFIX + r"([0-9]{20})")
@@ -28,6 +28,14 @@ class Segment(NamedTuple):
     name: str
     start: int
     epoch: int
+
+
+class Newest(NamedTuple):
+    """The segment that the log goes on from, and where it ends."""
+
+    segment: Segment
+    content: bytes
+    tail: Tail
 
 
 class Recovered(NamedTuple):
@@ -56,10 +64,10 @@ async def recover(disk: Disk, fresh_uuid: bytes, marks: int) -> Recovered:
     for (segment, content), header in zip(contents, headers, strict=True):
         state = _replay_segment(state, segment.name, content, header)
     # Only the newest may end in a torn write: what follows the others vouches for their ends.
-    tail = wal.read_tail(contents[-1][1], headers[-1])
-    wal.judge_tail(chain[-1].name, contents[-1][1], headers[-1], tail)
+    newest = Newest(*contents[-1], wal.read_tail(contents[-1][1], headers[-1]))
+    wal.judge_tail(newest.segment.name, newest.content, headers[-1], newest.tail)
     epoch = 1 + max(state.epoch, *(s.epoch for s in segments))
-    log = await _continue(disk, state._replace(epoch=epoch), contents[-1], notes)
+    log = await _continue(disk, state._replace(epoch=epoch), newest, notes)
     _prune(disk, log.header, segments)
     return Recovered(state._replace(epoch=epoch), log, tuple(notes))
 
@@ -173,12 +181,9 @@ def _apply_frames(state: State, content: bytes) -> Iterator[Place]:
         yield frame.after
 
 
-async def _continue(
-    disk: Disk, state: State, newest: tuple[Segment, bytes], notes: list[str]
-) -> Log:
-    segment, content = newest
+async def _continue(disk: Disk, state: State, newest: Newest, notes: list[str]) -> Log:
+    segment, content, tail = newest
     header = wal.read_header(segment.name, content)
-    tail = wal.read_tail(content, header)
     if tail.cut:
         notes.append(
             f"the last {tail.cut} bytes of {segment.name}, after position "
@@ -189,7 +194,8 @@ async def _continue(
     return await wal.create(
         disk,
         Header(state.uuid, state.epoch, header.start, state.place),
-        content[wal.HEADER_SIZE : tail.offset],
+        # A view, because a log may be large and is copied once more as it is.
+        memoryview(content)[wal.HEADER_SIZE : tail.offset],
     )
 
 

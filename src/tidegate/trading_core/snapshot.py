@@ -146,7 +146,7 @@ async def write(disk: Disk, state: State) -> None:
 def _load_accounts(book: Book, rows: memoryview) -> None:
     for index, (account, rest) in enumerate(ACCOUNT.iter_unpack(rows)):
         status, balance = BALANCE.unpack(rest)
-        book.accounts[account] = index
-        book.statuses.append(status)
-        book.balances.append(int.from_bytes(balance))
+        book.open(account)
+        book.statuses[index] = status
+        book.balances[index] = int.from_bytes(balance)
     book.totals = dict(group_totals(book))

@@ -182,10 +182,10 @@ class Log:
         self._file.close()
 
 
-async def create(disk: Disk, header: Header, body: bytes = b"") -> Log:
+async def create(disk: Disk, header: Header, body: bytes | memoryview = b"") -> Log:
     """A new segment under its final name, durable with everything in `body`."""
     temporary = TEMPORARY + header.name
-    content = pack_header(header) + body
+    content = b"".join((pack_header(header), body))
     file = disk.create(temporary)
     file.append(content)
     await file.fdatasync()

@@ -1,0 +1,127 @@
+"""The short way through the judge, and through replay, gives what the long way gives."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.trading_core.scenes import ANN, BOB, Desk, credit, debit, digest, refund
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.wire import (
+    ANSWER,
+    OPERATION,
+    RECORD,
+    VOID,
+    Operation,
+    Status,
+    account,
+    pack_operations,
+    rows,
+)
+from tidegate.trading_core.book import Book, Draft, group_totals
+from tidegate.trading_core.judge import _judge, judge
+
+ELSEWHERE, NOWHERE = account(2, 6, 1001), account(9, 5, 1001)
+AMOUNTS = (0, 1, 2, 2**63, 2**64 - 1, 2**64, 2**100, MAX_AMOUNT, MAX_AMOUNT + 1)
+
+operations = st.builds(
+    Operation,
+    st.integers(1, 8).map(lambda n: n.to_bytes(16)),
+    st.integers(0, 3),
+    st.integers(0, 4),
+    st.sampled_from([ANN, ANN, BOB, ELSEWHERE, NOWHERE]),
+    st.sampled_from(AMOUNTS),
+    st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from([0, 0, 1, VOID]),
+)
+plain = st.builds(
+    Operation,
+    st.integers(1, 40).map(lambda n: n.to_bytes(16)),
+    st.just(0),
+    st.integers(1, 2),
+    st.sampled_from([ANN, BOB, ELSEWHERE]),
+    st.sampled_from(AMOUNTS),
+    st.just(0),
+    st.sampled_from([False]),
+)
+statuses = st.tuples(st.sampled_from([ANN, BOB]), st.sampled_from([1, 2, 3]))
+floors = st.integers(1, 6)
+# A batch is a list of requests, as the core takes them into one draft.
+requests = st.lists(operations | plain, max_size=12) | statuses | floors
+batches = st.lists(st.lists(requests, min_size=1, max_size=3), max_size=8)
+
+
+def the_long_way(draft: Draft, asked: bytes) -> tuple[bytes, bytes]:
+    """Every operation by the judge of any operation."""
+    records: list[bytes] = []
+    answers = [ANSWER.pack(*_judge(draft, row, records)) for row in rows(OPERATION, asked)]
+    return b"".join(answers), b"".join(records)
+
+
+def replayed_the_long_way(draft: Draft, records: bytes) -> None:
+    """Every record by `note`, with its delta read as the signed bytes that it is."""
+    for raw, verb, _, undoes, party, size, outcome, change, after in rows(RECORD, records):
+        delta, balance = int.from_bytes(change, signed=True), int.from_bytes(after)
+        assert draft.balance(party) + delta == balance
+        asked = (verb, undoes, party, int.from_bytes(size))
+        draft.note(int.from_bytes(raw), asked, outcome, delta, balance)
+
+
+@given(batches)
+@example([[[credit(1, 2**100), debit(2, 2**64), debit(3, 1), credit(3, 1)]]])
+@example([[[debit(1, 5)], [credit(2, 9)]], [[credit(3, 9)], (ANN, 2), [debit(4, 1)]]])
+@example([[[debit(1, 5)]], [[credit(2, 9)]], [[debit(3, 4)]]])
+@example([[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
+@example([[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]])
+def test_both_ways_judge_and_replay_the_same(life: list[list[object]]) -> None:
+    short, long, again, again_long = Book(), Book(), Book(), Book()
+    for batch in life:
+        drafts = [Draft(book) for book in (short, long, again, again_long)]
+        for request in batch:
+            if isinstance(request, list):
+                asked = pack_operations(request)
+                answers, records = judge(drafts[0], asked)
+                assert (answers, records) == the_long_way(drafts[1], asked)
+                drafts[2].replay(records)
+                replayed_the_long_way(drafts[3], records)
+            elif isinstance(request, tuple):
+                for draft in drafts:
+                    draft.note_status(*request)
+            else:
+                assert isinstance(request, int)
+                for draft in drafts:
+                    draft.note_floor("store", request)
+        for draft in drafts:
+            draft.book.apply(draft)
+        assert digest(short) == digest(long) == digest(again) == digest(again_long)
+        assert dict(group_totals(short)) == short.totals == again.totals
+
+
+class Watched(Draft):
+    """A draft that sees whether it is asked as only the long way asks."""
+
+    asked = False
+
+    def find(self, key: int) -> int | None:
+        self.asked = True
+        return super().find(key)
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_plain"),
+    [
+        (credit(3, 1), True),
+        (debit(4, 1), True),
+        (debit(5, 100), False),
+        (credit(6, 1, BOB), False),
+        (credit(7, 1, ELSEWHERE), False),
+        (credit(1, 10), False),
+    ],
+)
+def test_only_a_plain_move_goes_the_short_way(operation: Operation, is_plain: bool) -> None:
+    """Else the comparison above would compare the long way with itself."""
+    desk = Desk()
+    desk.ask(credit(1, 10), credit(2, 10, BOB))
+    desk.admit(BOB, Status.FROZEN)
+    draft = Watched(desk.book)
+    judge(draft, pack_operations([operation]))
+    assert draft.asked != is_plain
