@@ -109,13 +109,13 @@ class Scenario:
             asyncio.ensure_future(self._client(wish, world.dice.random() * self.spread_s))
             for wish in self.wishes
         ]
-        meddling = asyncio.ensure_future(self._meddle())
         if self.plan is None:
+            meddling = asyncio.ensure_future(self._meddle())
             await asyncio.sleep(world.dice.uniform(*SIEGE_S) if self.mood.siege.lasts else SAFETY_S)
+            meddling.cancel()
         else:
-            # Who follows a plan is over when all has ended; until then it may still strike.
+            # Nobody meddles with a plan. It is over when all has ended; until then it may strike.
             await self._ended(asking, world.loop.now_s)
-        meddling.cancel()
         healed_s = world.loop.now_s
         self._heal()
         await self._ended(asking, healed_s)
