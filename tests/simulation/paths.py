@@ -70,7 +70,7 @@ class Path:
         life_s = LIFE_S if self.end == "REJECTED" else LIVENESS_S
         lives_s = life_s if self.flow == "pool_transfer" else None
         wish = Request(OWNER, self.flow, parties, ASSET, self.amount, "cid", lives_s=lives_s)
-        scene.wishes = [wish]
+        scene.wishes, scene.owners = [wish], (OWNER,)
         scene.nodes = self.workers
         scene.world.terms = Terms(scan_s=SCAN_S, reversible=self.reversible)
         scene.mood = Mood(flooded=frozenset({OWNER} if self.flooded else ()))
