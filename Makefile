@@ -51,7 +51,19 @@ cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 	@rm -f .coverage .coverage.*
 	@$(BIN)/coverage run --parallel-mode -m pytest -q tests/core tests/flows tests/trading_core/test_wire.py
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
-	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup --ignore tests/core --ignore tests/flows
+	@$(MAKE) --no-print-directory --jobs 2 timed simulated
+
+.PHONY: timed simulated
+
+# Of the time that tests with real clocks take, a third is waited: for leases, restarts, patience.
+# The simulation has a clock of its own. It runs in that time and in no other, and is told at its end.
+timed:
+	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup \
+	  --ignore tests/core --ignore tests/flows --ignore tests/simulation
+
+simulated:
+	@said=$$(nice -n 19 $(BIN)/pytest -q -n $(CORES) --dist worksteal tests/simulation 2>&1); \
+	  code=$$?; echo "$$said"; exit $$code
 
 .PHONY: up demo soak
 

@@ -57,15 +57,6 @@ class Path:
         """The other flows ask the same questions: what one tries with two, they try with one."""
         return 2 if self.flow == "internal_transfer" else 1
 
-    @property
-    def every(self) -> int:
-        """Of the faults behind which a second one is tried, each so-many-th.
-
-        Nobody pays a member out of the core: those paths are there for the answers of the table
-        that a ledger in the same database cannot give, which other flows get, too.
-        """
-        return 20 if self.flow in GUILD_FLOWS and SPOT in self.roles.values() else 1
-
     def __str__(self) -> str:
         return f"{self.flow}: {self.name}"
 
@@ -79,7 +70,7 @@ class Path:
         life_s = LIFE_S if self.end == "REJECTED" else LIVENESS_S
         lives_s = life_s if self.flow == "pool_transfer" else None
         wish = Request(OWNER, self.flow, parties, ASSET, self.amount, "cid", lives_s=lives_s)
-        scene.wishes = [wish]
+        scene.wishes, scene.owners = [wish], (OWNER,)
         scene.nodes = self.workers
         scene.world.terms = Terms(scan_s=SCAN_S, reversible=self.reversible)
         scene.mood = Mood(flooded=frozenset({OWNER} if self.flooded else ()))
@@ -218,6 +209,7 @@ def payments(flow: str, no: str) -> Iterator[Path]:
     yield path("over the limit", no, amount=501)
     yield path("target refuses", no, shut=(other,))
     path = between(flow, SPOT, other)
+    yield path("done", "COMPLETED")
     refused = {"shut": (other,), "refusals": 1}
     yield path("refund refused at first", no, flooded=True, **refused)
     yield path("no refund, so target insisted on", "COMPLETED", reversible=False, **refused)

@@ -95,6 +95,7 @@ class Scenario:
     def __init__(self, world: World, mood: Mood, wishes: list[Request]) -> None:
         self.world, self.mood, self.wishes = world, mood, wishes
         self.nodes = 2
+        self.owners: Sequence[int] = OWNERS  # Who has anything.
         self.spread_s = SAFETY_S * 0.7  # Within which the wishes are made.
         self.plan: Fate | None = None  # Takes effect when the world has begun.
         self.told: dict[tuple[int, str | None], UUID] = {}
@@ -109,13 +110,13 @@ class Scenario:
             asyncio.ensure_future(self._client(wish, world.dice.random() * self.spread_s))
             for wish in self.wishes
         ]
-        meddling = asyncio.ensure_future(self._meddle())
         if self.plan is None:
+            meddling = asyncio.ensure_future(self._meddle())
             await asyncio.sleep(world.dice.uniform(*SIEGE_S) if self.mood.siege.lasts else SAFETY_S)
+            meddling.cancel()
         else:
-            # Who follows a plan is over when all has ended; until then it may still strike.
+            # Nobody meddles with a plan. It is over when all has ended; until then it may strike.
             await self._ended(asking, world.loop.now_s)
-        meddling.cancel()
         healed_s = world.loop.now_s
         self._heal()
         await self._ended(asking, healed_s)
@@ -128,18 +129,18 @@ class Scenario:
         world.host.start()
         for guild, rules in GUILDS.items():
             world.tables.rows[SETTINGS][guild] = world.auditor.pool.rules[guild] = rules
-        for owner in OWNERS:
+        for owner in self.owners:
             members = [(book, START) for book in MEMBERS]
             outside = -START * (2 + len(members))
             for book, amount in ((FUNDING, START), (OUTSIDE, outside), (SUSPENSE, 0), *members):
                 rows[Account(owner, book, ASSET)] = Balance(amount, 0, Status.ACTIVE)
                 world.auditor.endow((LEDGER, owner, book, ASSET), amount)
         while (
-            any(world.auditor.endowed[owner, ASSET] < 0 for owner in OWNERS)
+            any(world.auditor.endowed[owner, ASSET] < 0 for owner in self.owners)
             and not world.auditor.violations
         ):
             # Each owner's books sum to zero once the core has its part.
-            for owner in OWNERS:
+            for owner in self.owners:
                 if world.auditor.endowed[owner, ASSET] < 0:
                     world.core_move(Verb.CREDIT, owner, ASSET, START)
             await asyncio.sleep(0.05)
@@ -189,7 +190,7 @@ class Scenario:
             await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.siege.lasts else 1))
             if dice.random() < mood.meddling:
                 status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
-                self._set_status(dice.choice(OWNERS), dice.choice(mood.books), status)
+                self._set_status(dice.choice(self.owners), dice.choice(mood.books), status)
             if (living := world.living()) and dice.random() < mood.clocks:
                 self.meddling["clock"] += 1
                 dice.choice(living).skew_s = dice.choice((-HOUR_S, 0.0, HOUR_S))
@@ -256,7 +257,7 @@ class Scenario:
     async def _thaw(self) -> None:
         """Until it is done: whoever is to do it may be starting just now."""
         world = self.world
-        for owner in OWNERS:
+        for owner in self.owners:
             for book in (FUNDING, OUTSIDE, SUSPENSE, *MEMBERS):
                 key = Account(owner, book, ASSET)
                 await until(partial(self._free, key), 0.01)
@@ -264,8 +265,8 @@ class Scenario:
                 rows[key] = rows[key]._replace(status=Status.ACTIVE)
         # What was submitted to a disk that stalls may still arrive.
         quiet_s = world.loop.now_s + (STALL_S[1] + 2.0 if self.mood.flooded else 0.0)
-        while not all(map(self._thawed, OWNERS)) or world.loop.now_s < quiet_s:
-            for owner in OWNERS:
+        while not all(map(self._thawed, self.owners)) or world.loop.now_s < quiet_s:
+            for owner in self.owners:
                 world.core_status(owner, ASSET, wire.Status.ACTIVE)
                 held = world.auditor.books[CORE, owner, SPOT, ASSET]
                 if held > BRIMFUL:
