@@ -167,6 +167,35 @@ def test_after_the_last_request_the_connection_is_closed(play: Play, last: bytes
     play(scene)
 
 
+def test_what_is_no_request_is_not_the_answer_to_the_one_before(play: Play) -> None:
+    """Or else whoever sent both would believe that the first was refused."""
+
+    async def scene() -> None:
+        async with serving() as (api, connect, _):
+            client = await connect()
+            client.send(get("/slow"), b"this is no request\r\n\r\n")
+            await asyncio.sleep(0.1)
+            api.go_on.set()
+            said = await client.reply()
+            assert (said.status, said.headers["connection"]) == (200, "close")
+            assert json.loads(said.body)["path"] == "/slow"
+            assert await client.rest() == CLOSED
+
+    play(scene)
+
+
+def test_a_body_that_is_none_is_refused_at_once(play: Play) -> None:
+    async def scene() -> None:
+        async with serving() as (_, connect, _):
+            client = await connect()
+            client.send(b"POST /post HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            client.send(b"4\r\nabcd\r\nno number\r\n")
+            assert (await client.reply()).status == 400
+            assert await client.rest() == CLOSED
+
+    play(scene)
+
+
 def test_a_quiet_connection_is_closed_after_a_while(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

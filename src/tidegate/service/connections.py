@@ -228,7 +228,11 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, detail: str) -> None:
         """What is no request of HTTP has no id either; in all else it is a problem like others."""
-        if not self._transport.is_closing():
+        self._leaving = True
+        if self._serving is not None and self._serving is not self._arriving:
+            # The next answer belongs to the request that is served: this must not pass for it.
+            self._pause()
+        elif not self._transport.is_closing():
             said = problem(Refusal.INVALID_REQUEST, "none", detail, headers=CLOSE)
             self._transport.write(head_of(said, said.headers, ()) + said.body)
             self._transport.close()
