@@ -35,7 +35,7 @@ FIRST_STATUS = {"COMMITTED": "committed", "FAILED": "failed", "ROLLED_BACK": "fa
 
 async def create(call: Call) -> Reply:
     body = await call.body(TransferBody)
-    said = await _made(call, _wish(call, body))
+    said = await _made(call, _wish(call, body), _wait_s(call))
     return _created(call, said)
 
 
@@ -45,7 +45,8 @@ async def create_batch(call: Call) -> Reply:
     if not 0 < len(body.transfers) <= MAX_BATCH:
         raise Refused(Refusal.INVALID_REQUEST, f"send 1 to {MAX_BATCH} transfers")
     wishes = [Wish(b.source, b.target, b.asset, b.amount, b.cid, b.user_id) for b in body.transfers]
-    said = await asyncio.gather(*(_made(call, wish) for wish in wishes))
+    wait_s = _wait_s(call)
+    said = await asyncio.gather(*(_made(call, wish, wait_s) for wish in wishes))
     return reply({"results": [_item(call, each) for each in said]})
 
 
@@ -130,7 +131,7 @@ async def create_first(call: Call) -> Reply:
     body = await call.body(FirstBody)
     accounts = [FIRST_ACCOUNTS.get(name, name.upper() + "?") for name in (body.source, body.target)]
     wish = Wish(accounts[0], accounts[1], body.asset, body.amount, body.cid, body.user_id)
-    said = await _made(call, _with_key(call, wish))
+    said = await _made(call, _with_key(call, wish), _wait_s(call))
     if isinstance(said, Refusal):
         raise Refused(said)
     transfer = said.transfer
@@ -168,14 +169,14 @@ def _with_key(call: Call, wish: Wish) -> Wish:
     return Wish(wish.source, wish.target, wish.asset, wish.amount, header, wish.user_id)
 
 
-async def _made(call: Call, wish: Wish) -> Receipt | Refusal:
+async def _made(call: Call, wish: Wish, wait_s: float) -> Receipt | Refusal:
     service, owner = call.service, call.owner
     # A veto and no refusal: a replay is answered however often it comes.
     slow = service.rate is None or service.rate.admits(owner)
     veto = None if slow else Refusal.RATE_LIMIT_EXCEEDED
-    said = await service.gate.transfer(wish, owner, _wait_s(call), veto)
+    said = await service.gate.transfer(wish, owner, wait_s, veto)
     if isinstance(said, Receipt) and said.transfer.lane is None and not said.duplicate:
-        call.service.meters.ended(said.transfer)
+        service.meters.ended(said.transfer)
     return said
 
 
