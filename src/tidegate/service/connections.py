@@ -145,8 +145,8 @@ class Connection(asyncio.Protocol):
             unquote(path) if "%" in path else path,
             url.query or b"",
             self._headers,
+            self._want_body,
         )
-        request.wanted = self._want_body
         lasting = self._parser.get_http_version() != "1.0"
         request.keeps = lasting and self._parser.should_keep_alive()
         self._arriving = request

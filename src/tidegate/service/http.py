@@ -34,16 +34,20 @@ class Request:
     """One request. It is served as soon as its headers are here: the body may be on its way."""
 
     def __init__(
-        self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]]
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        wanted: Callable[[], None],
     ) -> None:
         self.method, self.path, self.query, self.headers = method, path, query, headers
         self.named: Mapping[str, str] = {}  # What stands in the path where its rule has a name.
         self.keeps = False  # Whether the connection is for more requests than this.
-        self.answered = self._whole = self._gone = False
-        self.wanted: Callable[[], None] = lambda: None  # Is told when the body is waited for.
+        self._wanted = wanted  # Is told when the body is waited for.
         self._first: dict[bytes, bytes] | None = None
-        self._chunks: list[bytes] = []
-        self._length = 0
+        self._body = bytearray()
+        self._whole = self._gone = False
         self._arrived: asyncio.Future[None] | None = None  # Of whoever waits for the body.
 
     def header(self, name: bytes) -> str | None:
@@ -63,14 +67,14 @@ class Request:
 
     async def body(self, limit: int) -> bytes:
         """All of it; or, as soon as it is longer than the limit, what is here."""
-        if not self._whole and self._length <= limit:
+        if not self._whole and len(self._body) <= limit:
             async with asyncio.timeout(BODY_S):
                 await self._rest(limit)
-        return b"".join(self._chunks)
+        return bytes(self._body)
 
     async def _rest(self, limit: int) -> None:
-        self.wanted()
-        while not self._whole and self._length <= limit:
+        self._wanted()
+        while not self._whole and len(self._body) <= limit:
             if self._gone:
                 raise Gone
             self._arrived = asyncio.get_running_loop().create_future()
@@ -80,10 +84,9 @@ class Request:
 
     def grow(self, chunk: bytes) -> int:
         """More of the body came. How much is here that nobody has waited for?"""
-        self._chunks.append(chunk)
-        self._length += len(chunk)
+        self._body += chunk
         self._wake()
-        return self._length if self._arrived is None else 0
+        return len(self._body) if self._arrived is None else 0
 
     def end(self) -> None:
         self._whole = True
