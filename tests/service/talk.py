@@ -33,7 +33,8 @@ class Api:
             body = await request.body(LIMIT)
         except TimeoutError:
             return reply("late", 400)
-        said = {"method": request.method, "path": request.path, "bytes": len(body)}
+        names = [name.decode() for name, _ in request.headers]
+        said = {"path": request.path, "bytes": len(body), "headers": names}
         return reply(said, 413 if len(body) > LIMIT else 200)
 
     def turned_away(self) -> Reply:

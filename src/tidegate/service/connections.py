@@ -147,6 +147,7 @@ class Connection(asyncio.Protocol):
             self._headers,
             self._want_body,
         )
+        self._headers = []  # What comes behind the body is no header of the request.
         lasting = self._parser.get_http_version() != "1.0"
         request.keeps = lasting and self._parser.should_keep_alive()
         self._arriving = request
