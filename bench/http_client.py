@@ -6,7 +6,6 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -129,27 +128,34 @@ def _outcomes(body: bytes) -> Outcome:
 class Crowd:
     """All connections, watched by one poll: an event loop would cost more than what it asks for."""
 
-    def __init__(self, connections: Sequence[Connection], window: Window) -> None:
+    def __init__(self, window: Window) -> None:
         self._window = window
-        self._open = {connection.socket.fileno(): connection for connection in connections}
+        self._open: dict[int, Connection] = {}
         self._turned_away: deque[tuple[float, Connection]] = deque()
         self._poll = select.epoll()
-        for number in self._open:
-            self._poll.register(number, select.EPOLLIN)
+
+    def join(self, connection: Connection) -> None:
+        """One more. It does not wait for others, nor those who are here already for it."""
+        number = connection.socket.fileno()
+        self._open[number] = connection
+        self._poll.register(number, select.EPOLLIN)
+        self._go_on(connection)
+        self._hear(0.0)
 
     def drive(self) -> None:
-        for connection in list(self._open.values()):
-            self._go_on(connection)
         while self._open:
-            for number, _ in self._poll.poll(RETRY_S):
-                connection = self._open[number]
-                outcome = connection.hear()
-                if outcome is not None and outcome.overloaded:
-                    self._turned_away.append((time.perf_counter() + RETRY_S, connection))
-                elif outcome is not None:
-                    self._go_on(connection)
-            while self._turned_away and self._turned_away[0][0] <= time.perf_counter():
-                self._go_on(self._turned_away.popleft()[1])
+            self._hear(RETRY_S)
+
+    def _hear(self, wait_s: float) -> None:
+        for number, _ in self._poll.poll(wait_s):
+            connection = self._open[number]
+            outcome = connection.hear()
+            if outcome is not None and outcome.overloaded:
+                self._turned_away.append((time.perf_counter() + RETRY_S, connection))
+            elif outcome is not None:
+                self._go_on(connection)
+        while self._turned_away and self._turned_away[0][0] <= time.perf_counter():
+            self._go_on(self._turned_away.popleft()[1])
 
     def _go_on(self, connection: Connection) -> None:
         if self._window.over:
@@ -164,6 +170,8 @@ async def run(spec: Spec) -> Result:
     assert address.hostname, spec.url
     assert address.port, spec.url
     place, orders, window = (address.hostname, address.port), Orders(spec), Window(spec)
-    crowd = Crowd([Connection(place, orders, window) for _ in range(spec.inflight)], window)
+    crowd = Crowd(window)
+    for _ in range(spec.inflight):
+        crowd.join(Connection(place, orders, window))
     crowd.drive()  # Nobody else uses the loop that it holds up.
     return window.result()
