@@ -1,10 +1,11 @@
 """A lean client over HTTP/1.1: connections kept open, requests written by hand, one at a time."""
 
-import asyncio
 import itertools
 import json
+import select
+import socket
 import time
-from collections.abc import Callable
+from collections import deque
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from bench.traffic import Order, Traffic
 
 HEAD_END, LENGTH = b"\r\n\r\n", b"content-length:"
 CHUNKED, LAST_CHUNK = b"transfer-encoding: chunked", b"0\r\n\r\n"
+CHUNK = 256 * 1024
 RETRY_S = 0.1  # Who is turned away does not come back at once.
 MADE, FAILED, OVERLOADED = (200, 201), 422, 503
 
@@ -37,7 +39,7 @@ class Orders:
     def __init__(self, spec: Spec) -> None:
         users = json.loads(Path(spec.users).read_text())
         host = urlsplit(spec.url).netloc
-        self._batch = spec.batch
+        self.batch = spec.batch
         self._traffic = Traffic(spec, [owner for owner, _ in users])
         self._heads = {
             owner: (
@@ -49,9 +51,9 @@ class Orders:
         self._numbers = itertools.count()
 
     def next(self) -> bytes:
-        orders = [self._traffic.order(next(self._numbers)) for _ in range(self._batch)]
+        orders = [self._traffic.order(next(self._numbers)) for _ in range(self.batch)]
         owner = orders[0].owner
-        body = _body(orders[0]) if self._batch == 1 else _bodies(orders, owner)
+        body = _body(orders[0]) if self.batch == 1 else _bodies(orders, owner)
         return f"{self._heads[owner]}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
@@ -69,56 +71,40 @@ def _bodies(orders: list[Order], owner: int) -> str:
     return '{"transfers":[' + ",".join(_body(o._replace(owner=owner)) for o in orders) + "]}"
 
 
-class Connection(asyncio.Protocol):
-    """Sends the next request as soon as the last is answered, until the window closes."""
+class Connection:
+    """Asks for the next as soon as the last is answered, until the window closes."""
 
-    def __init__(self, orders: Orders, window: Window, batch: int) -> None:
-        self._orders, self._window, self._batch = orders, window, batch
+    def __init__(self, address: tuple[str, int], orders: Orders, window: Window) -> None:
+        self._orders, self._window = orders, window
         self._heard = b""
         self._started_s = 0.0
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._send()
+    def ask(self) -> None:
+        self._started_s = time.perf_counter()
+        self.socket.sendall(self._orders.next())
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_exception(exc or ConnectionError("the server hung up"))
-
-    def data_received(self, data: bytes) -> None:
-        self._heard += data
+    def hear(self) -> Outcome | None:
+        """What came of it, once the answer is here in full."""
+        chunk = self.socket.recv(CHUNK)
+        if not chunk:
+            raise ConnectionError("the server hung up")
+        self._heard += chunk
         head, found, body = self._heard.partition(HEAD_END)
         if not found or not _whole(head, body):
-            return
+            return None
         self._heard = b""
-        try:
-            outcome = self._outcome(int(head[9:12]), body)
-        except ValueError as fault:
-            self.over.set_exception(fault)
-            self._transport.close()
-            return
+        outcome = self._outcome(int(head[9:12]), body)
         self._window.note(self._started_s, outcome)
-        if outcome.overloaded:
-            asyncio.get_running_loop().call_later(RETRY_S, self._send)
-        else:
-            self._send()
-
-    def _send(self) -> None:
-        if self._window.over:
-            self.over.set_result(None)
-            self._transport.close()
-            return
-        self._started_s = time.perf_counter()
-        self._transport.write(self._orders.next())
+        return outcome
 
     def _outcome(self, status: int, body: bytes) -> Outcome:
         if status == FAILED:
             return REFUSED
         if status not in MADE:
             raise ValueError(f"answered by {status}: {body[:200]!r}")
-        return DONE if self._batch == 1 else _outcomes(body)
+        return DONE if self._orders.batch == 1 else _outcomes(body)
 
 
 def _whole(head: bytes, body: bytes) -> bool:
@@ -139,15 +125,53 @@ def _outcomes(body: bytes) -> Outcome:
     return Outcome(made + refused, refused, turned_away)
 
 
+class Crowd:
+    """All connections, watched by one poll: an event loop would cost more than what it asks for."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._open: dict[int, Connection] = {}
+        self._turned_away: deque[tuple[float, Connection]] = deque()
+        self._poll = select.epoll()
+
+    def join(self, connection: Connection) -> None:
+        """One more. It does not wait for others, nor those who are here already for it."""
+        number = connection.socket.fileno()
+        self._open[number] = connection
+        self._poll.register(number, select.EPOLLIN)
+        self._go_on(connection)
+        self._hear(0.0)
+
+    def drive(self) -> None:
+        while self._open:
+            self._hear(RETRY_S)
+
+    def _hear(self, wait_s: float) -> None:
+        for number, _ in self._poll.poll(wait_s):
+            connection = self._open[number]
+            outcome = connection.hear()
+            if outcome is not None and outcome.overloaded:
+                self._turned_away.append((time.perf_counter() + RETRY_S, connection))
+            elif outcome is not None:
+                self._go_on(connection)
+        while self._turned_away and self._turned_away[0][0] <= time.perf_counter():
+            self._go_on(self._turned_away.popleft()[1])
+
+    def _go_on(self, connection: Connection) -> None:
+        if self._window.over:
+            del self._open[connection.socket.fileno()]
+            connection.socket.close()
+        else:
+            connection.ask()
+
+
 async def run(spec: Spec) -> Result:
-    address, loop = urlsplit(spec.url), asyncio.get_running_loop()
-    orders, window = Orders(spec), Window(spec)
+    address = urlsplit(spec.url)
     assert address.hostname, spec.url
     assert address.port, spec.url
-    begin: Callable[[], Connection] = lambda: Connection(orders, window, spec.batch)  # noqa: E731
-    made = [
-        await loop.create_connection(begin, address.hostname, address.port)
-        for _ in range(spec.inflight)
-    ]
-    await asyncio.gather(*(connection.over for _, connection in made))
+    place, orders, window = (address.hostname, address.port), Orders(spec), Window(spec)
+    crowd = Crowd(window)
+    for _ in range(spec.inflight):
+        crowd.join(Connection(place, orders, window))
+    crowd.drive()  # Nobody else uses the loop that it holds up.
     return window.result()

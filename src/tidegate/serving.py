@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import httpx2
 import msgspec
 import structlog
-import uvicorn
 from psycopg import AsyncConnection
 from psycopg import Error as PostgresError
 from ulid import ULID
@@ -31,10 +30,11 @@ from tidegate.engine.audit import Audit
 from tidegate.engine.gate import Gate
 from tidegate.engine.watch import Thresholds, Watch
 from tidegate.flows import FLOWS
-from tidegate.service.api import build
+from tidegate.service.api import Api
 from tidegate.service.auth import Terms, Verifier
-from tidegate.service.connections import Impatient
-from tidegate.service.front import JSON, Service
+from tidegate.service.connections import server_of
+from tidegate.service.front import Service
+from tidegate.service.http import JSON
 from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
 from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
@@ -43,7 +43,6 @@ from tidegate.settings import Settings
 from tidegate.store.postgres import Bounds
 
 ASSETS_EVERY_S = 2.0
-KEEP_ALIVE_S = 30
 FETCH_S = 5.0
 DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
@@ -106,18 +105,7 @@ async def serve_api(settings: Settings) -> None:
 async def _serve(
     service: Service, settings: Settings, chores: Sequence[asyncio.Task[None]]
 ) -> None:
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build(service),
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            lifespan="off",
-            http=Impatient,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            ws="none",
-        )
-    )
+    server = server_of(Api(service), settings.host, settings.port)
     died = service.gate.engine.died
     died.add_done_callback(lambda _: server.handle_exit(signal.SIGTERM, None))
     try:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx2
-import uvicorn
 
 from tests.engine.gates import open_gate
 from tidegate.engine.gate import Gate
-from tidegate.service.api import build
+from tidegate.service.api import Api
 from tidegate.service.auth import Terms, Verifier
-from tidegate.service.connections import Impatient
+from tidegate.service.connections import server_of
 from tidegate.service.front import Service
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
 from tidegate.service.limits import RequestRate
@@ -93,21 +92,24 @@ async def fronted(
             wait_s=5.0,
             rate=rate,
         )
-        config = uvicorn.Config(
-            build(service), port=0, log_config=None, lifespan="off", http=Impatient
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.ensure_future(server.serve())
-        while not server.started:  # noqa: ASYNC110  It has no event to wait for.
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        base = f"http://127.0.0.1:{port}"
-        try:
-            async with httpx2.AsyncClient(base_url=base, timeout=20) as client:
-                yield Front(gate, client)
-        finally:
-            server.should_exit = True
-            await serving
+        async with served(service) as front:
+            yield front
+
+
+@asynccontextmanager
+async def served(service: Service) -> AsyncIterator[Front]:
+    server = server_of(Api(service))
+    serving = asyncio.ensure_future(server.serve())
+    while not server.started:  # noqa: ASYNC110  It has no event to wait for.
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    base = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx2.AsyncClient(base_url=base, timeout=20) as client:
+            yield Front(service.gate, client)
+    finally:
+        server.should_exit = True
+        await serving
 
 
 Scene: TypeAlias = Callable[[Front], Awaitable[None]]

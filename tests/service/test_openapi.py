@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import httpx2
 import hypothesis
 import pytest
 import schemathesis
@@ -26,10 +25,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.conftest import SCHEMA
-from tests.service.rig import ALICE, PUBLIC, TERMS, Front, Play, token
+from tests.service.rig import ALICE, PUBLIC, TERMS, Front, Play, served, token
 from tidegate.app import Setup, open_gate
 from tidegate.core.refusals import Reason, Refusal
-from tidegate.service.api import RULES, build
+from tidegate.service.api import RULES
 from tidegate.service.auth import Verifier
 from tidegate.service.docs_page import meaning_of
 from tidegate.service.front import Service
@@ -208,9 +207,7 @@ def test_a_core_that_is_away_gives_a_documented_answer(database: str, tmp_path: 
         async with open_gate(setup) as gate:
             verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
             service = Service(gate, verifier.authenticate, Meters(), time.monotonic, lambda: "1")
-            transport = httpx2.ASGITransport(build(service))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
-                front = Front(gate, client)
+            async with served(service) as front:
                 said = await front.call("GET", "/api/v1/balances", who=TOKENS["user"])
                 assert (said.status, said.body["code"]) == (503, "UNAVAILABLE")
                 assert said.headers["x-request-id"] == "1"

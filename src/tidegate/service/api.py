@@ -1,16 +1,12 @@
 """The HTTP service: every route with its rule, and nothing without one."""
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from tidegate.core.refusals import Refusal
 from tidegate.service import health, openapi, operator, pool, transfers
-from tidegate.service.connections import Uncrowded
 from tidegate.service.front import (
     ANYBODY,
     APPROVER,
@@ -22,17 +18,18 @@ from tidegate.service.front import (
     Service,
     guarded,
 )
+from tidegate.service.http import CLOSE, Reply, Request
 from tidegate.service.problem import METHOD_NOT_ALLOWED, NOT_FOUND, SYSTEM_ERROR, problem
 
 V1 = "/api/v1"
 DESK = f"{V1}/operator"
 
 
-async def document(_: Call) -> Response:
+async def document(_: Call) -> Reply:
     return openapi.serve(RULES)
 
 
-async def docs(_: Call) -> Response:
+async def docs(_: Call) -> Reply:
     return openapi.serve_page(RULES)
 
 
@@ -69,23 +66,48 @@ RULES: Sequence[Rule] = (
 )
 
 
-def build(service: Service) -> Starlette:
-    async def not_found(_: Request, __: Exception) -> Response:
-        return problem(NOT_FOUND, service.new_id())
+Methods: TypeAlias = Mapping[str, Rule]
 
-    async def not_allowed(_: Request, refused: Exception) -> Response:
-        headers = refused.headers if isinstance(refused, HTTPException) else None
-        return problem(METHOD_NOT_ALLOWED, service.new_id(), headers=headers)
 
-    async def failed(_: Request, __: Exception) -> Response:
-        return problem(SYSTEM_ERROR, service.new_id())
+class Api:
+    """Finds the rule for a request, and has it answered behind that rule."""
 
-    routes = [Route(rule.path, guarded(service, rule), methods=[rule.method]) for rule in RULES]
-    api = Starlette(
-        routes=routes,
-        middleware=[Middleware(Uncrowded, new_id=service.new_id)],
-        exception_handlers={404: not_found, 405: not_allowed, Exception: failed},
-    )
-    # A redirect would be built from a header that the caller chooses.
-    api.router.redirect_slashes = False
-    return api
+    def __init__(self, service: Service, rules: Sequence[Rule] = RULES) -> None:
+        self._service = service
+        by_path: dict[str, dict[str, Rule]] = defaultdict(dict)
+        for rule in rules:
+            by_path[rule.path][rule.method] = rule
+            if rule.method == "GET":
+                by_path[rule.path]["HEAD"] = rule
+        self.routes: Mapping[str, Methods] = by_path
+        self._fixed = {path: methods for path, methods in by_path.items() if "{" not in path}
+        self._named = [
+            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), methods)
+            for path, methods in by_path.items()
+            if "{" in path
+        ]
+
+    async def __call__(self, request: Request) -> Reply:
+        methods = self._fixed.get(request.path) or self._find(request)
+        if methods is None:
+            return problem(NOT_FOUND, self._service.new_id())
+        rule = methods.get(request.method)
+        if rule is None:
+            allowed = {"Allow": ", ".join(sorted(methods))}
+            return problem(METHOD_NOT_ALLOWED, self._service.new_id(), headers=allowed)
+        return await guarded(self._service, rule, request)
+
+    def _find(self, request: Request) -> Methods | None:
+        for pattern, methods in self._named:
+            if found := pattern.fullmatch(request.path):
+                request.named = found.groupdict()
+                return methods
+        return None
+
+    def turned_away(self) -> Reply:
+        """For whoever came over a connection too many."""
+        return problem(Refusal.OVERLOADED, self._service.new_id(), headers=CLOSE)
+
+    def failed(self) -> Reply:
+        """For whoever met a bug of ours."""
+        return problem(SYSTEM_ERROR, self._service.new_id(), headers=CLOSE)

@@ -1,13 +1,8 @@
 """What every route shares: who asks, may they, what did they send, and errors as problems."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
-
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tidegate.core.answers import Unreachable
 from tidegate.core.ports import StoreFault
@@ -16,14 +11,13 @@ from tidegate.engine.audit import Audit
 from tidegate.engine.gate import Gate
 from tidegate.service.auth import Identity
 from tidegate.service.body import Malformed, decode
+from tidegate.service.http import JSON, Reply, Request
 from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
 from tidegate.service.problem import PAYLOAD_TOO_LARGE, SYSTEM_ERROR, UNAVAILABLE, problem
 
 MAX_BODY = 16 * 1024
 MAX_BATCH_BODY = 1024 * 1024
-BODY_S = 10.0  # A body that drips longer than this is not waited for.
-JSON = "application/json"
 
 T = TypeVar("T")
 
@@ -66,13 +60,19 @@ class Call(NamedTuple):
         return self.identity.owner
 
     async def body(self, type_: type[T], limit: int = MAX_BODY) -> T:
-        kind = self.request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != JSON:
+        kind = self.request.header(b"content-type") or ""
+        if kind != JSON and kind.split(";")[0].strip().lower() != JSON:
             raise Refused(Refusal.INVALID_REQUEST, f"send {JSON}")
-        return decode(await _read(self.request, limit), type_, max_bytes=limit)
+        try:
+            raw = await self.request.body(limit)
+        except TimeoutError as late:
+            raise Refused(Refusal.INVALID_REQUEST, "the body took too long to arrive") from late
+        if len(raw) > limit:
+            raise Refused(PAYLOAD_TOO_LARGE)
+        return decode(raw, type_, max_bytes=limit)
 
 
-Endpoint: TypeAlias = Callable[[Call], Awaitable[Response]]
+Endpoint: TypeAlias = Callable[[Call], Awaitable[Reply]]
 
 NOBODY = Identity(subject="", owner=None, roles=frozenset())
 USER = frozenset({"user"})
@@ -92,36 +92,18 @@ class Rule(NamedTuple):
     summary: str
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise Refused(PAYLOAD_TOO_LARGE)
-    except TimeoutError as late:
-        raise Refused(Refusal.INVALID_REQUEST, "the body took too long to arrive") from late
-    return bytes(body)
-
-
-def guarded(service: Service, rule: Rule) -> Callable[[Request], Awaitable[Response]]:
+async def guarded(service: Service, rule: Rule, request: Request) -> Reply:
     """A route behind its rule: nobody gets in but those whom the rule names."""
-
-    async def serve(request: Request) -> Response:
-        request_id = service.new_id()
-        began_s = service.clock()
-        response = await _answer(service, rule, request, request_id)
-        response.headers["X-Request-Id"] = request_id
-        took_s = service.clock() - began_s
-        service.meters.request(rule.path, response.status_code, took_s)
-        service.took(took_s)
-        return response
-
-    return serve
+    request_id = service.new_id()
+    began_s = service.clock()
+    said = await _answer(service, rule, request, request_id)
+    took_s = service.clock() - began_s
+    service.meters.request(rule.path, said.status, took_s)
+    service.took(took_s)
+    return Reply(said.status, said.body, {**said.headers, "X-Request-Id": request_id})
 
 
-async def _answer(service: Service, rule: Rule, request: Request, request_id: str) -> Response:
+async def _answer(service: Service, rule: Rule, request: Request, request_id: str) -> Reply:
     identity = await _identity(service, request) if rule.roles else NOBODY
     if identity is None:
         return problem(Refusal.UNAUTHORIZED, request_id)
@@ -130,7 +112,8 @@ async def _answer(service: Service, rule: Rule, request: Request, request_id: st
     try:
         return await rule.endpoint(Call(service, request, identity, request_id))
     except Malformed as fault:
-        return _counted(service, problem(Refusal.INVALID_REQUEST, request_id, str(fault)))
+        service.meters.refusal(Refusal.INVALID_REQUEST)
+        return problem(Refusal.INVALID_REQUEST, request_id, str(fault))
     except Refused as refused:
         service.meters.refusal(refused.code)
         return problem(refused.code, request_id, refused.detail, refused.more)
@@ -141,19 +124,10 @@ async def _answer(service: Service, rule: Rule, request: Request, request_id: st
         return problem(SYSTEM_ERROR, request_id)
 
 
-def _counted(service: Service, response: Response) -> Response:
-    service.meters.refusal(Refusal.INVALID_REQUEST)
-    return response
-
-
 async def _identity(service: Service, request: Request) -> Identity | None:
-    given = request.headers.getlist("authorization")
+    given = request.headers_of(b"authorization")
     # Of two, somebody in front of us may have read the other.
     scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:
         return None
     return await service.authenticate(token)
-
-
-def reply(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, JSON)

@@ -2,22 +2,22 @@
 
 import asyncio
 
-from starlette.responses import Response
-
 from tidegate.core.answers import Unreachable
 from tidegate.core.ports import StoreFault
-from tidegate.service.front import Call, reply
+from tidegate.service.front import Call
+from tidegate.service.http import Reply, reply
 from tidegate.store import reading
 from tidegate.systems.trading import Trading
 
 PING_S = 1.0
+PAGE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def alive(_: Call) -> Response:
+async def alive(_: Call) -> Reply:
     return reply({"status": "ok"})
 
 
-async def ready(call: Call) -> Response:
+async def ready(call: Call) -> Reply:
     """Whether a transfer made now would go through, system by system."""
     gate = call.service.gate
     try:
@@ -42,7 +42,7 @@ async def _answers(core: Trading) -> bool:
     return True
 
 
-async def metrics(call: Call) -> Response:
+async def metrics(call: Call) -> Reply:
     gate, meters = call.service.gate, call.service.meters
     for name, lane in gate.engine.lanes.items():
         meters.lane(name, len(lane.ring), closed=lane.closed)
@@ -52,4 +52,4 @@ async def metrics(call: Call) -> Response:
     for asset, sums in (report.assets if report else {}).items():
         meters.gap(asset, sums.gap)
     meters.backlog(list(await reading.backlog(gate.store)))
-    return Response(meters.page(), media_type="text/plain; version=0.0.4")
+    return Reply(200, meters.page(), {"Content-Type": PAGE})

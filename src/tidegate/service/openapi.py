@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.responses import Response
 
 from tidegate.engine.verdicts import Report
 from tidegate.service import pool, replies, shapes
@@ -20,7 +19,8 @@ from tidegate.service.docs_page import (
     codes_of,
     page,
 )
-from tidegate.service.front import JSON, Rule
+from tidegate.service.front import Rule
+from tidegate.service.http import JSON, Reply
 from tidegate.service.problem import MEDIA_TYPE, TRY_AGAIN
 
 REF = "#/components/schemas/{name}"
@@ -221,12 +221,13 @@ def _encoded(rules: tuple[Rule, ...]) -> bytes:
     return msgspec.json.encode(document(rules))
 
 
-def serve(rules: Sequence[Rule]) -> Response:
-    return Response(_encoded(tuple(rules)), 200, {"Cache-Control": "no-cache"}, JSON)
+def serve(rules: Sequence[Rule]) -> Reply:
+    headers = {"Content-Type": JSON, "Cache-Control": "no-cache"}
+    return Reply(200, _encoded(tuple(rules)), headers)
 
 
-def serve_page(rules: Sequence[Rule]) -> Response:
-    return Response(_page(tuple(rules)), 200, HEADERS, HTML)
+def serve_page(rules: Sequence[Rule]) -> Reply:
+    return Reply(200, _page(tuple(rules)), {"Content-Type": f"{HTML}; charset=utf-8", **HEADERS})
 
 
 @cache

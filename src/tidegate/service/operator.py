@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from uuid import UUID
 
 import msgspec
-from starlette.responses import Response
 
 from tidegate.core import wire
 from tidegate.core.money import format_amount, parse_amount
@@ -15,7 +14,8 @@ from tidegate.core.transfer import Transfer
 from tidegate.engine import resolve
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import LEDGER, Crossing
-from tidegate.service.front import Call, Refused, reply
+from tidegate.service.front import Call, Refused
+from tidegate.service.http import Reply, reply
 from tidegate.service.problem import NOT_FOUND, code_of
 from tidegate.service.shapes import (
     NO_TRANSFER,
@@ -41,19 +41,19 @@ MAX_REASON = 500
 STUCK_DIGITS = 9  # Thirty years, in seconds.
 
 
-async def deposit(call: Call) -> Response:
+async def deposit(call: Call) -> Reply:
     body = await call.body(CrossingBody)
     crossing = Crossing(body.account, body.asset, body.amount, body.cid)
     return _crossed(call, await call.service.gate.deposit(crossing, body.user_id))
 
 
-async def withdraw(call: Call) -> Response:
+async def withdraw(call: Call) -> Reply:
     body = await call.body(CrossingBody)
     crossing = Crossing(body.account, body.asset, body.amount, body.cid)
     return _crossed(call, await call.service.gate.withdraw(crossing, body.user_id))
 
 
-def _crossed(call: Call, said: Receipt | Refusal) -> Response:
+def _crossed(call: Call, said: Receipt | Refusal) -> Reply:
     if isinstance(said, Refusal):
         raise Refused(said)
     transfer = said.transfer
@@ -64,7 +64,7 @@ def _crossed(call: Call, said: Receipt | Refusal) -> Response:
     return reply(shown(call, transfer) | {"duplicate": said.duplicate}, status)
 
 
-async def account_status(call: Call) -> Response:
+async def account_status(call: Call) -> Reply:
     body = await call.body(StatusBody)
     gate = call.service.gate
     account, asset = gate.accounts.get(body.account), gate.assets.get(body.asset)
@@ -87,10 +87,10 @@ async def account_status(call: Call) -> Response:
     return reply(msgspec.structs.asdict(body))
 
 
-async def set_asset(call: Call) -> Response:
+async def set_asset(call: Call) -> Reply:
     body = await call.body(AssetBody)
     gate = call.service.gate
-    asset = gate.assets.get(call.request.path_params["code"])
+    asset = gate.assets.get(call.request.named["code"])
     if asset is None:
         raise Refused(NOT_FOUND, "there is no such asset")
     if body.status not in (None, "ACTIVE", "SUSPENDED"):
@@ -121,8 +121,8 @@ def _amount(text: str | None, decimals: int) -> int | None:
     return amount
 
 
-async def search(call: Call) -> Response:
-    query = call.request.query_params
+async def search(call: Call) -> Reply:
+    query = call.request.parameters
     limit = limit_from(query.get("limit"))
     before = cursor_from(query.get("cursor"))
     store = call.service.gate.store
@@ -175,14 +175,14 @@ def shown(call: Call, transfer: Transfer) -> dict[str, object]:
 
 
 async def _found(call: Call) -> Transfer:
-    id_: UUID = id_from(call.request.path_params["id"])
+    id_: UUID = id_from(call.request.named["id"])
     found = await reading.one(call.service.gate.store, id_)
     if found is None:
         raise Refused(NOT_FOUND, NO_TRANSFER)
     return found
 
 
-async def history(call: Call) -> Response:
+async def history(call: Call) -> Reply:
     """One transfer with every answer and the attempts that are kept."""
     transfer, store = await _found(call), call.service.gate.store
     answers = [
@@ -206,7 +206,7 @@ async def history(call: Call) -> Response:
     return reply({"transfer": shown(call, transfer), "history": answers, "attempts": attempts})
 
 
-async def retry_now(call: Call) -> Response:
+async def retry_now(call: Call) -> Reply:
     transfer = await _found(call)
     if transfer.lane is None:
         raise Refused(Refusal.INVALID_REQUEST, "this transfer has ended")
@@ -215,7 +215,7 @@ async def retry_now(call: Call) -> Response:
     return reply(shown(call, transfer), 202)
 
 
-async def propose(call: Call) -> Response:
+async def propose(call: Call) -> Reply:
     """One person says what became of a stuck question; nothing happens until another agrees."""
     body, transfer = await call.body(ResolveBody), await _found(call)
     proposal = Proposal(
@@ -232,10 +232,10 @@ async def propose(call: Call) -> Response:
     return reply({"resolution": said, "req_id": ulid_of(transfer.id)}, 201)
 
 
-async def confirm(call: Call) -> Response:
+async def confirm(call: Call) -> Reply:
     """The second person. The system is asked first to make a «no» true."""
     gate = call.service.gate
-    number = _number("the resolution", call.request.path_params["id"])
+    number = _number("the resolution", call.request.named["id"])
     found = await resolutions.find(gate.store, number)
     if found is None:
         raise Refused(NOT_FOUND, "there is no such resolution")
@@ -249,13 +249,13 @@ async def confirm(call: Call) -> Response:
     return reply({"resolution": found.id, "outcome": outcome, "transfer": shown(call, transfer)})
 
 
-async def halt(call: Call) -> Response:
+async def halt(call: Call) -> Reply:
     reason = _reason(await call.body(ReasonBody))
     await call.service.gate.store.halt(reason, call.identity.subject)
     return reply({"halted": True, "reason": reason})
 
 
-async def resume(call: Call) -> Response:
+async def resume(call: Call) -> Reply:
     reason = _reason(await call.body(ReasonBody))
     await call.service.gate.store.resume(reason, call.identity.subject)
     return reply({"halted": False, "reason": reason})
@@ -268,14 +268,14 @@ def _reason(body: ReasonBody) -> str:
     return reason
 
 
-async def audit(call: Call) -> Response:
+async def audit(call: Call) -> Reply:
     if call.service.audit is None:
         raise Refused(NOT_FOUND, "no audit runs here")
-    full = call.request.query_params.get("full", "true") != "false"
+    full = call.request.parameters.get("full", "true") != "false"
     return reply(await call.service.audit.run(full=full))
 
 
-async def audit_progress(call: Call) -> Response:
+async def audit_progress(call: Call) -> Reply:
     """How far the audit under way has come, or how much the last one has read."""
     audit = call.service.audit
     if audit is None:

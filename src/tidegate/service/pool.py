@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from starlette.responses import Response
 
 from tidegate.core.money import parse_amount
 from tidegate.core.ports import StoreFault
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import MAX_OWNER, well_formed_cid
-from tidegate.service.front import Call, Refused, reply
+from tidegate.service.front import Call, Refused
+from tidegate.service.http import Reply, reply
 from tidegate.service.problem import NOT_FOUND
 from tidegate.service.shapes import NO_TRANSFER, id_from, limit_from
 from tidegate.store.pool import STATEMENTS
@@ -62,7 +62,7 @@ class PoolPage(msgspec.Struct, frozen=True):
     next_offset: int | None
 
 
-async def create(call: Call) -> Response:
+async def create(call: Call) -> Reply:
     body = await call.body(PoolBody)
     service, owner = call.service, call.owner
     values = _values(call, body)
@@ -116,7 +116,7 @@ def _values(call: Call, body: PoolBody) -> Mapping[str, object]:
 
 def _key(call: Call, body: PoolBody) -> str | None:
     """The header and the field are one thing; where both are given they must agree."""
-    header = call.request.headers.get("idempotency-key")
+    header = call.request.header(b"idempotency-key")
     if header is not None:
         header = header.strip().removeprefix('"').removesuffix('"')
         if body.cid is not None and body.cid != header:
@@ -127,8 +127,8 @@ def _key(call: Call, body: PoolBody) -> str | None:
     return cid
 
 
-async def show(call: Call) -> Response:
-    return reply(await _shown(call, id_from(call.request.path_params["id"])))
+async def show(call: Call) -> Reply:
+    return reply(await _shown(call, id_from(call.request.named["id"])))
 
 
 async def _shown(call: Call, id_: UUID) -> PoolTransfer:
@@ -140,8 +140,8 @@ async def _shown(call: Call, id_: UUID) -> PoolTransfer:
     return _shape(rows[0])
 
 
-async def list_own(call: Call) -> Response:
-    query = call.request.query_params
+async def list_own(call: Call) -> Reply:
+    query = call.request.parameters
     limit, status = limit_from(query.get("limit")), query.get("status")
     if status is not None and status not in STATUSES:
         raise Refused(Refusal.INVALID_REQUEST, f"a status is one of {', '.join(STATUSES)}")

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from http import HTTPStatus
 
-import msgspec
-from starlette.responses import Response
-
 from tidegate.core.refusals import Reason, Refusal
+from tidegate.service.http import Reply, reply
 
 SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
 PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
@@ -85,7 +83,7 @@ def problem(
     detail: str = "",
     more: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Response:
+) -> Reply:
     status = STATUS.get(code, DEFAULT_STATUS)
     body = {
         "type": f"https://tidegate.invalid/problems/{code.lower()}",
@@ -102,4 +100,4 @@ def problem(
         said["WWW-Authenticate"] = "Bearer"
     if status in TRY_AGAIN:
         said.setdefault("Retry-After", "1")
-    return Response(msgspec.json.encode(body), status, said, MEDIA_TYPE)
+    return reply(body, status, said, MEDIA_TYPE)

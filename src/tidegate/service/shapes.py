@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from uuid import UUID
 
 import msgspec
@@ -115,13 +116,20 @@ def id_from(text: str) -> UUID:
 
 
 def time_of(at_us: int) -> str:
-    at = datetime.fromtimestamp(at_us / 1_000_000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second(at_us // 1_000_000)}.{at_us // 1000 % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(at_s: int) -> str:
+    """Of what is shown, most has happened just now."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def account_name(accounts: Mapping[str, Account], party: Party) -> str:
-    known = {(a.system, a.book): name for name, a in accounts.items()}
-    return known.get((party.system, party.book), party.book)
+    for name, account in accounts.items():
+        if account.book == party.book and account.system == party.system:
+            return name
+    return party.book
 
 
 def asset_of(assets: Mapping[str, Asset], asset_id: int) -> Asset:

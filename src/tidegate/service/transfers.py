@@ -2,15 +2,14 @@
 
 import asyncio
 
-from starlette.responses import Response
-
 from tidegate.core.money import format_amount
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Wish
 from tidegate.core.transfer import Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import CORE, LEDGER
-from tidegate.service.front import MAX_BATCH_BODY, Call, Refused, reply
+from tidegate.service.front import MAX_BATCH_BODY, Call, Refused
+from tidegate.service.http import Reply, reply
 from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, code_of
 from tidegate.service.shapes import (
     NO_TRANSFER,
@@ -34,19 +33,20 @@ FIRST_ACCOUNTS = {"funding": "FUNDING", "trading": "SPOT"}
 FIRST_STATUS = {"COMMITTED": "committed", "FAILED": "failed", "ROLLED_BACK": "failed"}
 
 
-async def create(call: Call) -> Response:
+async def create(call: Call) -> Reply:
     body = await call.body(TransferBody)
-    said = await _made(call, _wish(call, body))
+    said = await _made(call, _wish(call, body), _wait_s(call))
     return _created(call, said)
 
 
-async def create_batch(call: Call) -> Response:
+async def create_batch(call: Call) -> Reply:
     """An answer per item, in order; each is made or refused by itself."""
     body = await call.body(BatchBody, MAX_BATCH_BODY)
     if not 0 < len(body.transfers) <= MAX_BATCH:
         raise Refused(Refusal.INVALID_REQUEST, f"send 1 to {MAX_BATCH} transfers")
     wishes = [Wish(b.source, b.target, b.asset, b.amount, b.cid, b.user_id) for b in body.transfers]
-    said = await asyncio.gather(*(_made(call, wish) for wish in wishes))
+    wait_s = _wait_s(call)
+    said = await asyncio.gather(*(_made(call, wish, wait_s) for wish in wishes))
     return reply({"results": [_item(call, each) for each in said]})
 
 
@@ -62,12 +62,12 @@ def _item(call: Call, said: Receipt | Refusal) -> dict[str, object]:
     return {"status": status, "transfer": shown}
 
 
-async def show(call: Call) -> Response:
+async def show(call: Call) -> Reply:
     return reply(shape(call.service.gate, await _own(call)))
 
 
-async def list_own(call: Call) -> Response:
-    query = call.request.query_params
+async def list_own(call: Call) -> Reply:
+    query = call.request.parameters
     limit, state = limit_from(query.get("limit")), word_from(query.get("state"))
     before = cursor_from(query["cursor"]) if "cursor" in query else None
     gate = call.service.gate
@@ -77,7 +77,7 @@ async def list_own(call: Call) -> Response:
     return reply({"transfers": shown, "next_cursor": cursor})
 
 
-async def balances(call: Call) -> Response:
+async def balances(call: Call) -> Reply:
     gate, owner = call.service.gate, call.owner
     held = await gate.ledger.balances(gate.store, owner)
     rows = []
@@ -122,16 +122,16 @@ def _balance(
     }
 
 
-async def assets(call: Call) -> Response:
+async def assets(call: Call) -> Reply:
     return reply({"assets": [asset_shape(a) for a in call.service.gate.assets.values()]})
 
 
-async def create_first(call: Call) -> Response:
+async def create_first(call: Call) -> Reply:
     """The older shape: funding and trading, status instead of state."""
     body = await call.body(FirstBody)
     accounts = [FIRST_ACCOUNTS.get(name, name.upper() + "?") for name in (body.source, body.target)]
     wish = Wish(accounts[0], accounts[1], body.asset, body.amount, body.cid, body.user_id)
-    said = await _made(call, _with_key(call, wish))
+    said = await _made(call, _with_key(call, wish), _wait_s(call))
     if isinstance(said, Refusal):
         raise Refused(said)
     transfer = said.transfer
@@ -142,7 +142,7 @@ async def create_first(call: Call) -> Response:
     return reply(answer, 202 if transfer.lane else 200)
 
 
-async def show_first(call: Call) -> Response:
+async def show_first(call: Call) -> Reply:
     transfer = await _own(call)
     return reply(
         {
@@ -160,7 +160,7 @@ def _wish(call: Call, body: TransferBody) -> Wish:
 
 def _with_key(call: Call, wish: Wish) -> Wish:
     """The header and the field are one thing; where both are given they must agree."""
-    header = call.request.headers.get("idempotency-key")
+    header = call.request.header(b"idempotency-key")
     if header is None:
         return wish
     header = header.strip().removeprefix('"').removesuffix('"')
@@ -169,27 +169,27 @@ def _with_key(call: Call, wish: Wish) -> Wish:
     return Wish(wish.source, wish.target, wish.asset, wish.amount, header, wish.user_id)
 
 
-async def _made(call: Call, wish: Wish) -> Receipt | Refusal:
+async def _made(call: Call, wish: Wish, wait_s: float) -> Receipt | Refusal:
     service, owner = call.service, call.owner
     # A veto and no refusal: a replay is answered however often it comes.
     slow = service.rate is None or service.rate.admits(owner)
     veto = None if slow else Refusal.RATE_LIMIT_EXCEEDED
-    said = await service.gate.transfer(wish, owner, _wait_s(call), veto)
+    said = await service.gate.transfer(wish, owner, wait_s, veto)
     if isinstance(said, Receipt) and said.transfer.lane is None and not said.duplicate:
-        call.service.meters.ended(said.transfer)
+        service.meters.ended(said.transfer)
     return said
 
 
 def _wait_s(call: Call) -> float:
     """`Prefer: wait=N`, within a bound."""
-    for wish in call.request.headers.get("prefer", "").split(","):
+    for wish in (call.request.header(b"prefer") or "").split(","):
         name, _, value = wish.strip().partition("=")
         if name == "wait" and value.isascii() and value.isdigit() and len(value) < 6:
             return min(float(value), MAX_WAIT_S)
     return call.service.wait_s
 
 
-def _created(call: Call, said: Receipt | Refusal) -> Response:
+def _created(call: Call, said: Receipt | Refusal) -> Reply:
     if isinstance(said, Refusal):
         raise Refused(said)
     transfer = said.transfer
@@ -212,7 +212,7 @@ def _outcome(said: Receipt) -> dict[str, object]:
 
 async def _own(call: Call) -> Transfer:
     """A stranger's transfer and one that is not there get the same answer."""
-    found = await reading.one(call.service.gate.store, id_from(call.request.path_params["id"]))
+    found = await reading.one(call.service.gate.store, id_from(call.request.named["id"]))
     if found is None or found.owner != call.owner or found.flow != "internal_transfer":
         raise Refused(NOT_FOUND, NO_TRANSFER)
     return found
