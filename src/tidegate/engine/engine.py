@@ -1,7 +1,6 @@
 """The engine as a whole: its lanes, its births, and those who wait for an end."""
 
 import asyncio
-import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from tidegate.engine.births import IN_FLIGHT, Answering, Births, Receipt
 from tidegate.engine.lanes import MAX_BATCH, Lane
 from tidegate.engine.rings import RING_SIZE, Apart, Ring
 from tidegate.engine.step import Means
+from tidegate.engine.waiting import Waiting
 
 POLL_S = 0.25
 STOP_S = 10.0
@@ -50,15 +50,6 @@ class Parts(Generic[Tx]):
     admission: Admission[Tx] | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Watcher:
-    """Somebody who waits for the end of a transfer, and what to say if it takes too long."""
-
-    answer: Answering
-    receipt: Receipt
-    impatience: asyncio.TimerHandle | None = None
-
-
 class Engine(Generic[Tx]):
     """`async with Engine(parts) as engine`, then `await engine.transfer(request)`."""
 
@@ -67,6 +58,7 @@ class Engine(Generic[Tx]):
         local = {system.name: system for system in parts.local}
         assert not outside.keys() & local.keys(), "two systems have the same name"
         self.parts = parts
+        self.waiting = Waiting()
         self.means = Means(
             store=parts.store,
             flows=parts.flows,
@@ -76,7 +68,7 @@ class Engine(Generic[Tx]):
             clock=parts.clock,
             dice=parts.dice,
             alert=parts.alert,
-            ended=self._ended,
+            ended=self.waiting.ended,
             woken=self._woken,
             rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
             apart=Apart(self._freed),
@@ -89,7 +81,6 @@ class Engine(Generic[Tx]):
         )
         self.births = Births(self.means)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
-        self._watched: dict[UUID, list[Watcher]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -142,7 +133,7 @@ class Engine(Generic[Tx]):
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
 
         def follow(answer: Answering, receipt: Receipt) -> None:
-            self._follow(answer, receipt, wait_s)
+            self.waiting.follow(answer, receipt, wait_s)
 
         said = await self.births.submit(request, veto, follow)
         return said if isinstance(said, Refusal) else await self._latest(said)
@@ -150,25 +141,10 @@ class Engine(Generic[Tx]):
     async def wait(self, transfer: Transfer, wait_s: float) -> Transfer:
         """The transfer at its end, or as it stands when the time is over."""
         answer: Answering = asyncio.get_running_loop().create_future()
-        self._follow(answer, Receipt(transfer), wait_s)
+        self.waiting.follow(answer, Receipt(transfer), wait_s)
         said = await answer
         assert isinstance(said, Receipt)
         return (await self._latest(said)).transfer
-
-    def _follow(self, answer: Answering, receipt: Receipt, wait_s: float) -> None:
-        """Let somebody wait for the end, who is then answered by it; or by this, if it is late."""
-        loop = asyncio.get_running_loop()
-        watcher = Watcher(answer, receipt)
-        watcher.impatience = loop.call_later(wait_s, self._give_up, watcher)
-        self._watched.setdefault(receipt.transfer.id, []).append(watcher)
-
-    def _give_up(self, watcher: "Watcher") -> None:
-        watchers = self._watched[watcher.receipt.transfer.id]
-        watchers.remove(watcher)
-        if not watchers:
-            del self._watched[watcher.receipt.transfer.id]
-        if not watcher.answer.done():
-            watcher.answer.set_result(watcher.receipt)
 
     async def _latest(self, receipt: Receipt) -> Receipt:
         """Who was not told of an end is told how far it is."""
@@ -181,11 +157,10 @@ class Engine(Generic[Tx]):
         """Look for ends that another process brought about, for all who wait at once."""
         while True:
             await asyncio.sleep(POLL_S)
-            # Those who have waited longest. What this process ends itself, it tells at once.
-            ids = list(itertools.islice(self._watched, MAX_BATCH))
-            if ids:
+            # What this process ends itself, it tells at once.
+            if ids := self.waiting.longest(MAX_BATCH):
                 for transfer in await self._look(self.means.store.ended, ids):
-                    self._ended(transfer)
+                    self.waiting.ended(transfer)
 
     async def _look(
         self, find: Callable[[Sequence[UUID]], Awaitable[Sequence[Transfer]]], ids: Sequence[UUID]
@@ -195,13 +170,6 @@ class Engine(Generic[Tx]):
             return await find(ids)
         except StoreUnavailable:
             return []
-
-    def _ended(self, transfer: Transfer) -> None:
-        for watcher in self._watched.pop(transfer.id, ()):
-            if watcher.impatience is not None:
-                watcher.impatience.cancel()
-            if not watcher.answer.done():
-                watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
 
     def _freed(self) -> None:
         """Somebody was passed over, whose turn it may be now."""

@@ -1,0 +1,65 @@
+"""Those who wait for the end of a transfer, and what they are told if it takes too long."""
+
+import asyncio
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from uuid import UUID
+
+from tidegate.core.transfer import Transfer
+from tidegate.engine.births import Answering, Receipt
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    answer: Answering
+    receipt: Receipt  # What is said if the end is late.
+    patience_s: float
+    until_s: float
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self._watchers: dict[UUID, list[Watcher]] = {}
+        # By how long they wait, so that whoever came first is the first to go: one timer is enough
+        # for a line of thousands. A timer for each costs more than all else that waiting takes.
+        self._lines: dict[float, dict[Watcher, None]] = {}
+
+    def follow(self, answer: Answering, receipt: Receipt, patience_s: float) -> None:
+        """Let somebody wait for the end, who is then answered by it; or by this, if it is late."""
+        loop = asyncio.get_running_loop()
+        watcher = Watcher(answer, receipt, patience_s, loop.time() + patience_s)
+        self._watchers.setdefault(receipt.transfer.id, []).append(watcher)
+        if patience_s not in self._lines:
+            self._lines[patience_s] = {}
+            loop.call_at(watcher.until_s, self._look, patience_s)
+        self._lines[patience_s][watcher] = None
+
+    def ended(self, transfer: Transfer) -> None:
+        for watcher in self._watchers.pop(transfer.id, ()):
+            del self._lines[watcher.patience_s][watcher]
+            if not watcher.answer.done():
+                watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
+
+    def longest(self, limit: int) -> list[UUID]:
+        """For what those wait who have waited longest."""
+        return list(islice(self._watchers, limit))
+
+    def _look(self, patience_s: float) -> None:
+        """Let those go whose time is over, and come again for the next in their line."""
+        loop, line = asyncio.get_running_loop(), self._lines[patience_s]
+        now_s = loop.time()
+        for watcher in list(takewhile(lambda w: w.until_s <= now_s, line)):
+            self._give_up(watcher)
+        if line:
+            loop.call_at(next(iter(line)).until_s, self._look, patience_s)
+        else:
+            del self._lines[patience_s]
+
+    def _give_up(self, watcher: Watcher) -> None:
+        id_ = watcher.receipt.transfer.id
+        del self._lines[watcher.patience_s][watcher]
+        self._watchers[id_].remove(watcher)
+        if not self._watchers[id_]:
+            del self._watchers[id_]
+        if not watcher.answer.done():
+            watcher.answer.set_result(watcher.receipt)
