@@ -5,13 +5,16 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.running import PROGRAM, Up, alive, descendants, eventually, running, tidegate
 from tidegate.client import Client
+from tidegate.settings import Settings
 from tidegate.supervisor import token
+from tidegate.supervisor.house import Ended, House, _end
 
 NAMES = {"api", "worker-1", "core", "postgres"}
 
@@ -106,6 +109,22 @@ def test_an_end_during_the_start_leaves_no_one_behind(tmp_path: Path) -> None:
             child.send_signal(signal.SIGTERM)
             child.wait(60)
         eventually(lambda everyone=everyone: not [p for p in everyone if alive(p)], 5)  # type: ignore[misc]
+
+
+def test_an_end_that_somebody_on_the_way_has_swallowed_is_not_forgotten(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    house = House(Settings(directory=str(tmp_path)))
+    try:
+        with suppress(Ended):
+            _end(signal.SIGTERM, None)
+        with pytest.raises(Ended):
+            house.tend(0.0)
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+    house.tend(0.0)
+    assert not issubclass(Ended, Exception), "any «except Exception» would take it for its own"
 
 
 def test_a_directory_in_use_is_refused_in_one_line(tmp_path: Path) -> None:

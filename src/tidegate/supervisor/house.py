@@ -46,8 +46,10 @@ class Refused(Exception):
     """It cannot run; one line says why, and what to do."""
 
 
-class Ended(Exception):
-    """A signal asks for the end."""
+class Ended(BaseException):
+    """A signal asks for the end. Whatever is under way must not take it for a failure of its own,
+    as it may every Exception.
+    """
 
 
 class House:
@@ -135,6 +137,8 @@ class House:
 
     def tend(self, wait_s: float | None) -> None:
         """Wait until a child dies or is due, and start again what can be."""
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+            raise Ended  # It was raised before, where nobody could be told: in a finaliser, say.
         now = time.monotonic()
         dues = [max(child.due_s - now, 0.0) for child in self.children if child.due_s is not None]
         timeout = min([*dues, *([wait_s] if wait_s is not None else [])], default=None)
