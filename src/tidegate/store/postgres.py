@@ -220,11 +220,11 @@ class PostgresStore:
         rows = [written(move, leased, at_us, move.before.created_us) for move in moves]
         values = {
             "count": len(moves),
+            **attempt_columns(moves),
             **party_columns(moves),
             **self._columns(moves, rows, leased),
         }
         await tx.post(STATEMENTS["record"], values)
-        await self._keep_attempts(tx, moves)
         return [row for row, _ in rows]
 
     async def insert(
@@ -235,15 +235,11 @@ class PostgresStore:
         rows = [written(move, leased, at_us, at_us) for move in moves]
         values = {
             **birth_columns(births),
+            **attempt_columns(moves),
             **self._columns(moves, rows, leased),
         }
         await tx.post(STATEMENTS["insert"], values)
-        await self._keep_attempts(tx, moves)
         return [row for row, _ in rows]
-
-    async def _keep_attempts(self, tx: PostgresTransaction, moves: Sequence[Move]) -> None:
-        if kept := [move for move in moves if move.attempt]:
-            await tx.post(STATEMENTS["tried"], attempt_columns(kept))
 
     def _columns(
         self,

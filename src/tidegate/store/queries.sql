@@ -64,8 +64,7 @@ SELECT h.id,
            %(history_hashes)s::bytea[]
        ) AS h (id, kind, evidence, hash);
 
--- tried: why the last question stays open; the newest few are kept. Said behind record or insert,
--- if there is anything to say: to make it a part of them cost every batch without.
+-- tried: why the last question stays open, part of record and of insert; the newest few are kept.
 INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
 SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
   FROM unnest(
@@ -126,6 +125,7 @@ WITH moved AS (
        AND t.version = m.version
     RETURNING t.id
 ),
+kept AS ({tried}),
 answered AS ({answers})
 -- Fewer or more than were locked: that divides by zero, and so nothing of this has happened.
 SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
@@ -157,6 +157,7 @@ keyed AS (
       FROM moved
      ORDER BY owner, key
 ),
+kept AS ({tried}),
 answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
                        parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,

@@ -149,13 +149,13 @@ def party_columns(moves: Sequence[Move]) -> dict[str, object]:
 
 
 def attempt_columns(moves: Sequence[Move]) -> dict[str, object]:
-    """Of moves that stay where they are."""
+    kept = [m for m in moves if m.attempt]
     return {
-        "attempt_ids": uuids(m.before.id for m in moves),
-        "attempt_slots": numbers(m.after.retries % ATTEMPTS_KEPT for m in moves),
-        "attempt_versions": numbers(m.before.version for m in moves),
-        "attempt_retries": numbers(m.after.retries for m in moves),
-        "attempt_reasons": texts(m.attempt for m in moves),
+        "attempt_ids": uuids(m.before.id for m in kept),
+        "attempt_slots": numbers(m.after.retries % ATTEMPTS_KEPT for m in kept),
+        "attempt_versions": numbers(m.before.version for m in kept),
+        "attempt_retries": numbers(m.after.retries for m in kept),
+        "attempt_reasons": texts(m.attempt for m in kept),
     }
 
 
