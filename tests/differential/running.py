@@ -50,7 +50,7 @@ async def _play(house: House, part: Part, *, shrink: bool) -> Counts:
     except Difference as first:
         if not shrink:
             raise
-        raise await _shortest(house, first) from None
+        raise await _shortest(house, first) from first
 
 
 async def _shortest(house: House, shown: Difference) -> Difference:

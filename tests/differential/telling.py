@@ -96,10 +96,10 @@ class TellingStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
         whole = self.inner.transaction()
-        with operation(self.seat, "begin", "") as told:
-            tx = await whole.__aenter__()
-            told.result = await tx.begun()
         try:
+            with operation(self.seat, "begin", "") as told:
+                tx = await whole.__aenter__()
+                told.result = await tx.begun()
             yield tx
         except BaseException as fault:
             self.seat.tell("rollback", type(fault).__name__, None)

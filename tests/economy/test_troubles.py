@@ -117,7 +117,8 @@ async def deafen(rig: Rig) -> None:
     while True:
         await asyncio.sleep(1.0)
         rig.run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
         )
 
 
@@ -229,7 +230,8 @@ def test_a_cut_connection_is_made_anew(play: Play) -> None:
             for _ in range(5):
                 rig.run(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE application_name = 'tidegate' AND pid <> pg_backend_pid()"
+                    " WHERE application_name = 'tidegate' AND datname = current_database()"
+                    " AND pid <> pg_backend_pid()"
                 )
                 await rig.until(rig.insert(10), "completed")
         truth(rig, 2_000)
