@@ -71,13 +71,14 @@ class Pipe:
         self._at = 0  # Whose results are coming in.
         self._back: asyncio.Future[None] | None = None
         self._socket: int | None = None  # As long as we listen.
+        self._hung_up = False  # The server, while nobody asked it anything.
         self._pgconn.enter_pipeline_mode()
 
     @property
     def at_rest(self) -> bool:
         """Whether the next may use it: nothing waits, nothing is under way, nothing is open."""
         idle = self._pgconn.transaction_status == TransactionStatus.IDLE
-        return idle and self._back is None and not self._flight
+        return idle and self._back is None and not self._flight and not self._hung_up
 
     def send(self, statement: str, values: Mapping[str, object]) -> Reply:
         """Put a statement into the flight. It is not under way yet."""
@@ -141,7 +142,8 @@ class Pipe:
 
     def _read(self) -> None:
         if self._back is None:
-            self.deaf()  # It was closed from there, and we would be told so without end.
+            self._hung_up = True
+            self.deaf()  # A closed socket would tell us so without end.
             return
         try:
             self._pgconn.consume_input()

@@ -321,6 +321,8 @@ class PostgresStore:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Pipe]:
+        while self._idle and not self._idle[-1].pipe.at_rest:
+            await self._give_back(self._idle.pop())  # The server has left it meanwhile.
         session = self._idle.pop() if self._idle else await self._new()
         try:
             yield session.pipe
