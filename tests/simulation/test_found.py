@@ -13,8 +13,10 @@ from tidegate.core.transfer import Move, Party, Transfer
 from tidegate.engine.lanes import Lane
 from tidegate.simulation.auditor import LEDGER
 from tidegate.simulation.fate import Fault, Plan
+from tidegate.simulation.network import Line, Network, Writer
 from tidegate.simulation.people import ASSET
 from tidegate.simulation.scenario import Scenario, run
+from tidegate.simulation.world import Host
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.memory import ACCOUNTS
 
@@ -92,3 +94,38 @@ def test_a_refusal_for_an_old_reason_at_a_new_place_is_news(
 
     monkeypatch.setattr(tidegate.engine.step, "_is_news", forgetful)
     assert "stuck in SUSPENDING, and nobody was told" in str(run(1, Plan(), nowhere).fault)
+
+
+class DiesAsItRises(Plan):
+    """The core is killed as it clears away, and loses its power as it does so at its next start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = [Fault.CORE_KILLED, Fault.POWER_LOST]
+
+    def suffers(self, point: str) -> Fault | None:
+        return self.left.pop(0) if self.left and point == "unlink" else None
+
+
+def test_nobody_talks_to_the_shadow_of_a_core_that_died_as_it_rose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve, served = Network._serve, list[bool]()
+
+    def seen(self: Network, line: Line, writer: Writer) -> None:
+        assert isinstance(self.host, Host)
+        assert self.host.core is not None
+        served.append(self.host.running and self.host.core.disk is self.host.disk)
+        serve(self, line, writer)
+
+    def cored(scene: Scenario) -> None:
+        scene.wishes = [wish for wish in scene.wishes if wish.flow == "internal_transfer"]
+        scene.world.terms = scene.world.terms._replace(snapshot_records=1)
+
+    monkeypatch.setattr(Network, "_serve", seen)
+    plans = []
+    for seed in range(20):
+        plans.append(DiesAsItRises())
+        assert run(seed, plans[-1], cored).fault is None
+    assert any(not plan.left for plan in plans)
+    assert all(served)

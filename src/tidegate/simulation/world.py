@@ -160,7 +160,10 @@ class Host:
         limits = Limits(snapshot_records=self.world.terms.snapshot_records, marks=10_000)
         try:
             uuid = STRANGE if self.stranger else UUID
-            self.core = core = await Core.open(disk, uuid, limits)
+            core = await Core.open(disk, uuid, limits)
+            if disk.shut:
+                return  # Killed by its last step: nobody shall talk to its shadow.
+            self.core = core
             self.be_busy(busy=self.busy)
             self.world.note("core", f"epoch {core.epoch} at position {core.place.position}")
             if not self.stranger:
