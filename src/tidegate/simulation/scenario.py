@@ -29,7 +29,7 @@ from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
 from tidegate.simulation.disk import STALL_S
 from tidegate.simulation.fate import Fate, Fault, Swarm
-from tidegate.simulation.loop import SimLoop, simulate
+from tidegate.simulation.loop import SimLoop, simulate, uncollected
 from tidegate.simulation.people import (
     ASSET,
     BOOKS,
@@ -317,6 +317,16 @@ def run(
 
     `alter` may change the scenario before it begins: its wishes, its mood, the world's terms.
     """
+    with uncollected():
+        return _run(seed, fate, alter, flows)
+
+
+def _run(
+    seed: int,
+    fate: Fate | None,
+    alter: Callable[[Scenario], None] | None,
+    flows: Mapping[str, Flow],
+) -> Result:
     dice = random.Random(seed)  # noqa: S311  To be thrown again.
     scenes: list[Scenario] = []
 
