@@ -83,3 +83,21 @@ def test_those_who_have_waited_longest_come_first() -> None:
         assert waiting.longest(2) == [UUID(int=3), UUID(int=1)]
 
     asyncio.run(scene())
+
+
+def test_it_is_known_whether_anybody_waits() -> None:
+    async def scene() -> None:
+        waiting = Waiting()
+        assert not waiting.anyone.is_set()
+        follow(waiting, 1, 30)
+        follow(waiting, 2, 0.01)
+        waiting.ended(transfer(1, None))
+        assert waiting.anyone.is_set()
+        await rest(0.05)
+        assert not waiting.anyone.is_set()
+        follow(waiting, 3, 30)
+        assert waiting.anyone.is_set()
+        waiting.ended(transfer(3, None))
+        assert not waiting.anyone.is_set()
+
+    asyncio.run(scene())

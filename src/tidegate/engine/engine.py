@@ -156,6 +156,7 @@ class Engine(Generic[Tx]):
     async def _poll(self) -> None:
         """Look for ends that another process brought about, for all who wait at once."""
         while True:
+            await self.waiting.anyone.wait()
             await asyncio.sleep(POLL_S)
             # What this process ends itself, it tells at once.
             if ids := self.waiting.longest(MAX_BATCH):

@@ -1,6 +1,5 @@
 """Lanes: one loop per system, so that a slow one never delays another."""
 
-import asyncio
 import contextlib
 from typing import Generic
 
@@ -8,6 +7,7 @@ from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ports import StoreUnavailable, Tx
 from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert
+from tidegate.engine.bell import Bell
 from tidegate.engine.step import Means, pause_s, step
 
 MAX_BATCH = 1024
@@ -29,7 +29,7 @@ class Lane(Generic[Tx]):
         self._hinted = False  # Somebody has said that something is due.
         self._told = False  # Somebody knows that the system is unreachable.
         self._probing = False
-        self._work = asyncio.Event()
+        self._work = Bell()
         self._stopping = False
 
     @property
@@ -37,16 +37,16 @@ class Lane(Generic[Tx]):
         return self.failures > 0
 
     def wake(self) -> None:
-        self._work.set()
+        self._work.ring()
 
     def look(self) -> None:
         """Look for what is due now, and not at the next scan."""
         self._hinted = True
-        self._work.set()
+        self._work.ring()
 
     def stop(self) -> None:
         self._stopping = True
-        self._work.set()
+        self._work.ring()
 
     async def run(self) -> None:
         """For ever: take a batch, step. A crash at any point leaves rows that are simply due."""
@@ -71,8 +71,8 @@ class Lane(Generic[Tx]):
             await self.means.store.release(batch)
 
     async def _turn(self) -> None:
-        # Cleared before looking: whoever adds work after the look sets it again.
-        self._work.clear()
+        # Silenced before looking: whoever adds work after the look rings again.
+        self._work.silence()
         if self.closed:
             await self._probe()
             return
@@ -151,8 +151,5 @@ class Lane(Generic[Tx]):
 
     async def _rest(self, seconds: float) -> None:
         """Until there is work, or the time is over."""
-        if self._stopping:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._work.wait()
+        if not self._stopping:
+            await self._work.rest(seconds)

@@ -23,12 +23,14 @@ class Waiting:
         # By how long they wait, so that whoever came first is the first to go: one timer is enough
         # for a line of thousands. A timer for each costs more than all else that waiting takes.
         self._lines: dict[float, dict[Watcher, None]] = {}
+        self.anyone = asyncio.Event()  # Set as long as somebody waits.
 
     def follow(self, answer: Answering, receipt: Receipt, patience_s: float) -> None:
         """Let somebody wait for the end, who is then answered by it; or by this, if it is late."""
         loop = asyncio.get_running_loop()
         watcher = Watcher(answer, receipt, patience_s, loop.time() + patience_s)
         self._watchers.setdefault(receipt.transfer.id, []).append(watcher)
+        self.anyone.set()
         if patience_s not in self._lines:
             self._lines[patience_s] = {}
             loop.call_at(watcher.until_s, self._look, patience_s)
@@ -39,6 +41,7 @@ class Waiting:
             del self._lines[watcher.patience_s][watcher]
             if not watcher.answer.done():
                 watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
+        self._seen_off()
 
     def longest(self, limit: int) -> list[UUID]:
         """For what those wait who have waited longest."""
@@ -63,3 +66,8 @@ class Waiting:
             del self._watchers[id_]
         if not watcher.answer.done():
             watcher.answer.set_result(watcher.receipt)
+        self._seen_off()
+
+    def _seen_off(self) -> None:
+        if not self._watchers:
+            self.anyone.clear()
