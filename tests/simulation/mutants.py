@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(engine.calls_nobody, "nobody was told", hunts.BUSY),
     Mutant(engine.cries_wolf, "a false alarm"),
     Mutant(engine.drops_an_answer, "does not follow"),
-    Mutant(store.no_compare_and_set, "had ended|does not lead to its row"),
+    Mutant(store.no_compare_and_set, "had ended|does not follow|does not lead to its row"),
     Mutant(store.compares_states, "does not follow", hunts.REFUNDS),
     Mutant(store.trusts_the_lease, "does not follow", hunts.REFUNDS),
     Mutant(store.leases_by_the_workers_clock, "not ended"),

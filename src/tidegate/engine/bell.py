@@ -18,18 +18,19 @@ class Bell:
     def silence(self) -> None:
         self._rung = False
 
-    async def rest(self, seconds: float) -> None:
+    async def rest(self, seconds: float | None = None) -> None:
         """Until it rings, or the time is over."""
         if self._rung:
             return
         loop = asyncio.get_running_loop()
         rest = loop.create_future()
-        timer = loop.call_later(seconds, _end, rest)
+        timer = None if seconds is None else loop.call_later(seconds, _end, rest)
         self._resting[rest] = None
         try:
             await rest
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             del self._resting[rest]
 
 

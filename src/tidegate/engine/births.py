@@ -15,6 +15,7 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request, recheck, transfer_of
 from tidegate.core.transfer import Move, Transfer, lane_of
 from tidegate.engine.alerts import Alert
+from tidegate.engine.gathering import MANY, Gathering
 from tidegate.engine.rings import Slots
 from tidegate.engine.step import Means, announce, be_witnessed, pause_s, settle
 
@@ -65,10 +66,10 @@ class Delivery(NamedTuple):
 
 
 class Births(Generic[Tx]):
-    def __init__(self, means: Means[Tx]) -> None:
+    def __init__(self, means: Means[Tx], many: int = MANY) -> None:
         self._means = means
         self._waiting: deque[Newborn] = deque()
-        self._arrived = asyncio.Event()
+        self._gathering = Gathering(many)
         self._stopping = False
 
     async def submit(
@@ -85,8 +86,12 @@ class Births(Generic[Tx]):
         first = lane_of(flow, request.parties, flow.arrive(flow.first)[-1])
         newborn.local = first in self._means.local
         self._waiting.append(newborn)
-        self._arrived.set()
-        return await answer
+        self._gathering.callers += 1
+        self.wake()
+        try:
+            return await answer
+        finally:
+            self._gathering.callers -= 1
 
     def _refusal(self, request: Request) -> Refusal | None:
         means = self._means
@@ -102,27 +107,30 @@ class Births(Generic[Tx]):
         return recheck(request)
 
     async def run(self) -> None:
-        """Take whatever arrived while the batch before was on its way; no timer."""
-        apart = self._means.apart
+        """Take what arrived while the batch before was on its way, when it is worth its price."""
+        apart, gathering = self._means.apart, self._gathering
         while not (self._stopping and not self._waiting):
+            gathering.look()
+            if not (self._stopping or await gathering.gathered(len(self._waiting))):
+                continue
             if batch := apart.choose(self._waiting, MAX_BATCH, self._locks):
+                gathering.left()
                 with apart.locking(map(self._locks, batch)):
                     await self._deliver(batch)
             else:
-                self._arrived.clear()
-                await self._arrived.wait()
+                await gathering.rest()
 
     def _locks(self, newborn: Newborn) -> int | None:
         """Whose accounts the birth will lock, if anybody's: of one that asks outside, nobody's."""
         return newborn.request.owner if newborn.local else None
 
     def wake(self) -> None:
-        self._arrived.set()
+        self._gathering.arrived(len(self._waiting))
 
     def stop(self) -> None:
         """Accept no more; what was accepted is still brought into the world."""
         self._stopping = True
-        self._arrived.set()
+        self._gathering.hurry()
 
     async def _deliver(self, batch: Sequence[Newborn]) -> None:
         try:

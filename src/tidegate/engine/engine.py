@@ -24,6 +24,7 @@ from tidegate.core.request import Request
 from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import IN_FLIGHT, Answering, Births, Receipt
+from tidegate.engine.gathering import MANY
 from tidegate.engine.lanes import MAX_BATCH, Lane
 from tidegate.engine.rings import RING_SIZE, Apart, Ring
 from tidegate.engine.step import Means
@@ -47,6 +48,7 @@ class Parts(Generic[Tx]):
     scan_s: float = 1.0
     ring_size: int = RING_SIZE
     loops_per_lane: int = 2
+    many: int = MANY  # Callers: with fewer, nobody waits for a batch to be worth its price.
     admission: Admission[Tx] | None = None
 
 
@@ -79,7 +81,7 @@ class Engine(Generic[Tx]):
             witnesses={name: s for name, s in local.items() if isinstance(s, Witness)},
             admission=parts.admission,
         )
-        self.births = Births(self.means)
+        self.births = Births(self.means, parts.many)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.

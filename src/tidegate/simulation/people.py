@@ -79,10 +79,10 @@ class Mood:
             # Money that came in, is not taken, and not even by the suspense book.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
             self.worse, self.deposits = (Status.DISABLED,), 0.6
-        elif chance < 0.32:
+        elif chance < 0.36:
             # Money that cannot arrive. Where the core cannot undo, it must wait.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
-            self.members, self.from_spot = 0.6, 1.0
+            self.members, self.from_spot = 0.65, 1.0
             self.worse, self.from_core, self.withdrawals = (Status.DISABLED,), 0.8, 0.4
 
 

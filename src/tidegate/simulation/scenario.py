@@ -25,6 +25,7 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.wire import Verb
 from tidegate.engine.births import Receipt
+from tidegate.engine.gathering import MANY
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
 from tidegate.simulation.disk import STALL_S
@@ -380,6 +381,7 @@ def thrown_terms(dice: random.Random) -> Terms:
         loops_per_lane=dice.choice((1, 1, 2)),
         ring_size=dice.choice((1, 100, 100)),
         scan_s=dice.choice((1.0, 2.0, 2.0)),
+        many=dice.choice((2, MANY)),
         snapshot_records=dice.choice((8, 25, 10**6)),
         reversible=dice.random() < 0.8,
     )

@@ -15,6 +15,7 @@ from tidegate.core.transfer import Question
 from tidegate.core.wire import KEY, OPERATION, STATUS, Book, Kind, Mark, Status, Verb, account
 from tidegate.engine.alerts import Alert
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.gathering import MANY
 from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, Eyes
 from tidegate.simulation.disk import Hands, Platter, SimDisk
 from tidegate.simulation.fate import Fate, Fault, Plan
@@ -40,6 +41,7 @@ class Terms(NamedTuple):
     loops_per_lane: int = 1
     ring_size: int = 100
     scan_s: float = 1.0
+    many: int = MANY
     snapshot_records: int = 10**6
     reversible: bool = True  # Whether the core is said to be able to undo a debit.
 
@@ -100,6 +102,7 @@ class Node:
                 scan_s=world.terms.scan_s,
                 ring_size=world.terms.ring_size,
                 loops_per_lane=world.terms.loops_per_lane,
+                many=world.terms.many,
             )
         )
         await self.engine.__aenter__()
