@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(core.takes_an_old_copy, "not ours", hunts.OLD_COPY),
     Mutant(core.core_forgets_refusals, "said otherwise before"),
     Mutant(core.core_forgets_by_count, "said otherwise before|this was done|the core answers"),
-    Mutant(core.answers_before_the_sync, "is durable"),
+    Mutant(core.answers_before_the_sync, "is durable|does not read its own disk"),
     Mutant(core.answers_duplicates_before_the_sync, "answers by", hunts.SLOW_DISK),
     Mutant(core.remembers_before_the_log, "no frame|durable|has a gap"),
     Mutant(core.syncs_once_more, "is durable"),
