@@ -137,7 +137,8 @@ def keep_scale(old: Report, fresh: Report) -> Report:
 
 def add_scale(old: Report, scale: Report, found: Mapping[str, float]) -> Report:
     """The same from the other side: what was measured of scale, into the last run."""
-    both = {**old.get("scale", {}), **scale}
+    before = old.get("scale", {})
+    both = {**before, **scale, "measured": {**before.get("measured", {}), **scale["measured"]}}
     return {**old, "scale": both, "ratios": {**old.get("ratios", {}), **found}}
 
 
