@@ -1,4 +1,4 @@
-"""A bell that ends rests: `asyncio.timeout` around an event takes three times as many steps."""
+"""A bell that ends rests, for less than `asyncio.timeout` around an event: nothing is cancelled."""
 
 import asyncio
 
