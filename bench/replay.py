@@ -13,7 +13,7 @@ from tidegate.core.wire import Kind, Operation, Verb
 from tidegate.trading_core.core import Core, Limits
 from tidegate.trading_core.disk import RealDisk
 
-BATCH, SEED = 1_024, 7
+BATCH, SEED, STARTS = 1_024, 7, 3
 REPLAYED_ACCOUNTS = 10_000
 UUID = bytes(range(16))
 # No snapshot between: what is replayed is the whole log.
@@ -63,7 +63,7 @@ def _each_once(accounts: int) -> Iterator[bytes]:
 
 
 def replay_per_s(directory: Path, records: int) -> dict[str, object]:
-    """From a log of so many records to a core that may serve."""
+    """From a log of so many records to a core that may serve: the median of some starts."""
     return asyncio.run(_replay(directory / "replayed", records))
 
 
@@ -76,11 +76,18 @@ async def _replay(directory: Path, records: int) -> dict[str, object]:
     core.stop()
     await running
     core.disk.unlock()
-    began_s = time.perf_counter()
-    again = await Core.open(RealDisk(directory), UUID, ONE_LOG)
-    seconds = time.perf_counter() - began_s
-    assert again.place.position == records, "every record was read"
-    assert sum(again.book.totals.values()) == total == records, "no money was made or lost"
-    again.log.close()
+    seconds = sorted([await _start(directory, records, total) for _ in range(STARTS)])
     shutil.rmtree(directory)
-    return {"records": records, "seconds": round(seconds, 2), "per_s": round(records / seconds)}
+    median = seconds[STARTS // 2]
+    return {"records": records, "seconds": seconds, "per_s": round(records / median)}
+
+
+async def _start(directory: Path, records: int, total: int) -> float:
+    began_s = time.perf_counter()
+    core = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    seconds = time.perf_counter() - began_s
+    assert core.place.position == records, "every record was read"
+    assert sum(core.book.totals.values()) == total == records, "no money was made or lost"
+    core.log.close()
+    core.disk.unlock()
+    return round(seconds, 2)

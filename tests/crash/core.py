@@ -11,7 +11,7 @@ FUSE = Fuse(int(sys.argv[3]))
 
 
 class FusedFile(RealFile):
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         FUSE.burn("before an append")
         super().append(chunk)
         FUSE.burn("after an append")

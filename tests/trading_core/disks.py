@@ -33,8 +33,11 @@ class SimFile:
     def __init__(self, disk: "SimDisk", inode: Inode) -> None:
         self._disk, self._inode = disk, inode
 
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         self._disk.step(lambda: self._inode.content.extend(chunk))
+
+    async def extend(self, body: memoryview) -> None:
+        self.append(body)
 
     async def fdatasync(self) -> None:
         self._disk.step(lambda: setattr(self._inode, "synced", len(self._inode.content)))
@@ -178,13 +181,17 @@ class WatchedFile:
     def __init__(self, disk: Watched, file: File) -> None:
         self._disk, self._file = disk, file
 
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         try:
             self._disk.count("append")
         except OSError:
             self._file.append(chunk[: len(chunk) // 2])  # A full disk takes some of it.
             raise
         self._file.append(chunk)
+
+    async def extend(self, body: memoryview) -> None:
+        self._disk.count("append")
+        await self._file.extend(body)
 
     async def fdatasync(self) -> None:
         self._disk.count("fdatasync")

@@ -252,9 +252,8 @@ def test_replay_of_the_records_gives_the_same_state() -> None:
         desk.ask(*batch)
     again = Book()
     for records in desk.records:
-        draft = Draft(again)
-        draft.replay(records)
-        again.apply(draft)
+        again.replay(records)
+    again.recount()
     assert digest(again) == digest(desk.book)
     assert dict(group_totals(again)) == again.totals
 
@@ -264,7 +263,20 @@ def test_replay_refuses_records_that_do_not_fit() -> None:
     desk.ask(credit(1, 10))
     desk.ask(credit(2, 10))
     with pytest.raises(Inconsistent):
-        Draft(Book()).replay(desk.records[1])
+        Book().replay(desk.records[1])
+
+
+@pytest.mark.parametrize("lost", [credit(2, 5), debit(2, 5)])
+@pytest.mark.parametrize("later", [credit(3, 1), debit(3, 1)])
+def test_replay_refuses_a_plain_move_behind_one_that_is_missing(
+    lost: Operation, later: Operation
+) -> None:
+    desk, again = Desk(), Book()
+    for each in (credit(1, 10), lost, later):
+        desk.ask(each)
+    again.replay(desk.records[0])
+    with pytest.raises(Inconsistent, match="record 2 does not fit"):
+        again.replay(desk.records[2])
 
 
 def test_replay_refuses_an_undo_of_nothing() -> None:
@@ -272,7 +284,7 @@ def test_replay_refuses_an_undo_of_nothing() -> None:
     desk.ask(credit(1, 10), debit(2, 10))
     desk.ask(refund(2, 10))
     with pytest.raises(Inconsistent):
-        Draft(Book()).replay(desk.records[1])
+        Book().replay(desk.records[1])
 
 
 _plain = st.builds(

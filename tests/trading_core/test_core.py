@@ -101,8 +101,11 @@ class SlowFile:
     def __init__(self, disk: SlowDisk, file: File) -> None:
         self._disk, self._file = disk, file
 
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         self._file.append(chunk)
+
+    async def extend(self, body: memoryview) -> None:
+        await self._file.extend(body)
 
     async def fdatasync(self) -> None:
         self._disk.waiting += 1

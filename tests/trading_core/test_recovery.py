@@ -1,11 +1,13 @@
 """What a restart finds again, what it sets aside, and what it refuses to come back."""
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.trading_core.disks import Watched
 from tests.trading_core.scenes import (
     ANN,
     BOB,
@@ -178,27 +180,46 @@ def test_what_a_restart_found_is_vouched_for_from_then_on(tmp_path: Path) -> Non
         _reopened(directory)
 
 
-def test_records_that_do_not_follow_halt_even_if_every_crc_is_right(tmp_path: Path) -> None:
+def _log(directory: Path, record: bytes, count: int = 1) -> str:
+    """A log of one frame with one record, every CRC of which is right."""
+    begin = wal.genesis(UUID_A)
+    header = Header(UUID_A, 1, begin, begin)
+    payload = wal.pack_section(Section.OPERATIONS, 1, record)
+    frame, _ = wal.pack_frame(begin, count, payload)
+    (directory / header.name).write_bytes(wal.pack_header(header) + frame)
+    return header.name
+
+
+def _credited_twice() -> list[bytes]:
     desk = Desk()
     desk.ask(credit(1, 5))
     desk.ask(credit(2, 5))
-    begin = wal.genesis(UUID_A)
-    payload = wal.pack_section(Section.OPERATIONS, 1, desk.records[1])
-    header = Header(UUID_A, 1, begin, begin)
-    frame, _ = wal.pack_frame(begin, 1, payload)
-    (tmp_path / header.name).write_bytes(wal.pack_header(header) + frame)
+    return desk.records
+
+
+def test_records_that_do_not_follow_halt_even_if_every_crc_is_right(tmp_path: Path) -> None:
+    name = _log(tmp_path, _credited_twice()[1])
     with pytest.raises(Damaged, match="does not fit the balance before it"):
         _reopened(tmp_path)
+    assert [path.name for path in tmp_path.glob("*log-*")] == [name], "no copy is left"
+
+
+def test_damage_is_told_even_if_there_is_no_room_for_the_copy(tmp_path: Path) -> None:
+    """The log is copied while it is replayed: of two bad news, the worse one counts."""
+    name, disk = _log(tmp_path, _credited_twice()[1]), Watched(RealDisk(tmp_path))
+    disk.fails = "append", errno.ENOSPC
+
+    async def reopen() -> None:
+        async with running(disk):
+            pass
+
+    with pytest.raises(Damaged, match="does not fit the balance before it"):
+        asyncio.run(reopen())
+    assert [path.name for path in tmp_path.glob("*log-*")] == [name], "no copy is left"
 
 
 def test_a_frame_that_miscounts_its_records_halts(tmp_path: Path) -> None:
-    desk = Desk()
-    desk.ask(credit(1, 5))
-    begin = wal.genesis(UUID_A)
-    payload = wal.pack_section(Section.OPERATIONS, 1, desk.records[0])
-    header = Header(UUID_A, 1, begin, begin)
-    frame, _ = wal.pack_frame(begin, 2, payload)
-    (tmp_path / header.name).write_bytes(wal.pack_header(header) + frame)
+    _log(tmp_path, _credited_twice()[0], count=2)
     with pytest.raises(Damaged, match="miscounts"):
         _reopened(tmp_path)
 

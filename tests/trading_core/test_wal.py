@@ -27,6 +27,7 @@ def state_after(payloads: list[bytes]) -> str:
     book = Book()
     for payload in payloads:
         replay(book, payload)
+    book.recount()
     return digest(book)
 
 

@@ -163,7 +163,7 @@ class SimFile:
     def __init__(self, disk: SimDisk, inode: Inode) -> None:
         self._disk, self._inode = disk, inode
 
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         disk, content = self._disk, self._inode.content
         if disk.shut:
             return
@@ -176,6 +176,10 @@ class SimFile:
         if fault in ERRORS:
             raise OSError(ERRORS[fault], "simulated")
         disk.crash(fault)
+
+    async def extend(self, body: memoryview) -> None:
+        await self._disk.work(self._disk.dice.random() * SYNC_S)
+        self.append(body)
 
     async def fdatasync(self) -> None:
         disk, inode = self._disk, self._inode

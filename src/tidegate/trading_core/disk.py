@@ -22,7 +22,10 @@ class Locked(Exception):
 class File(Protocol):
     """A file that only grows."""
 
-    def append(self, chunk: bytes) -> None: ...
+    def append(self, chunk: bytes | memoryview) -> None: ...
+
+    async def extend(self, body: memoryview) -> None:
+        """Append what is large. Meanwhile others go on."""
 
     async def fdatasync(self) -> None:
         """When it returns, everything appended survives a loss of power."""
@@ -56,10 +59,14 @@ class RealFile:
         self._syncer = syncer
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         rest = memoryview(chunk)
         while rest:
             rest = rest[os.write(self._fd, rest) :]
+
+    async def extend(self, body: memoryview) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._syncer, self.append, body)
 
     async def fdatasync(self) -> None:
         # In a thread, because a slow disk must not keep us from saying BUSY.

@@ -21,13 +21,15 @@ from tidegate.trading_core.book import (
     ACTIVE,
     AMOUNT,
     CREDIT,
+    CREDITED,
     DEBIT,
+    DEBITED,
     DONE,
     FINGERPRINT,
     REFUND,
     UNDONE_BIT,
-    VERB,
     VERSION_BITS,
+    Asked,
     Draft,
     answer_of,
     verb_of,
@@ -40,7 +42,6 @@ EMPTY, TOMBSTONE = int(Outcome.EMPTY), int(Outcome.TOMBSTONE)
 UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
-CREDITED, DEBITED = CREDIT << VERB | DONE, DEBIT << VERB | DONE
 VERSIONS = (1 << VERSION_BITS) - 1
 
 
@@ -125,7 +126,7 @@ def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[in
     return outcome, draft.position
 
 
-def _repeat(draft: Draft, stored: int, asked: tuple[int, int, bytes, int]) -> tuple[int, int]:
+def _repeat(draft: Draft, stored: int, asked: Asked) -> tuple[int, int]:
     """The stored answer, if the question is the stored one."""
     verb, undoes, account, amount = asked
     index = draft.index(account)

@@ -6,16 +6,19 @@ under the next epoch, because what the last run wrote may so far exist in the pa
 a failed fsync leaves it readable and not durable.
 """
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from tidegate.core.wire import FLOOR, STATUS, rows
 from tidegate.trading_core import snapshot, wal
 from tidegate.trading_core.book import Book, Draft, Inconsistent
-from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.disk import Disk, File
 from tidegate.trading_core.snapshot import Marks, State
-from tidegate.trading_core.wal import RESTORE, Damaged, Header, Log, Place, Section, Tail
+from tidegate.trading_core.wal import RESTORE, Damaged, Header, Log, Section, Tail
 
 _SEGMENT = re.compile(wal.PREFIX + r"([0-9]{20})-([0-9]{10})")
 _SNAPSHOT = re.compile(snapshot.PREFIX + r"([0-9]{20})")
@@ -35,7 +38,13 @@ class Newest(NamedTuple):
 
     segment: Segment
     content: bytes
+    header: Header
     tail: Tail
+
+    @property
+    def body(self) -> memoryview:
+        """A view, because a log may be large and is copied once more as it is."""
+        return memoryview(self.content)[wal.HEADER_SIZE : self.tail.offset]
 
 
 class Recovered(NamedTuple):
@@ -61,15 +70,35 @@ async def recover(disk: Disk, fresh_uuid: bytes, marks: int) -> Recovered:
     if state is None:
         begin = wal.genesis(headers[0].uuid)
         state = State(headers[0].uuid, 0, begin, Book(), Marks(marks, begin))
-    for (segment, content), header in zip(contents, headers, strict=True):
-        state = _replay_segment(state, segment.name, content, header)
     # Only the newest may end in a torn write: what follows the others vouches for their ends.
-    newest = Newest(*contents[-1], wal.read_tail(contents[-1][1], headers[-1]))
-    wal.judge_tail(newest.segment.name, newest.content, headers[-1], newest.tail)
+    newest = Newest(*contents[-1], headers[-1], wal.read_tail(contents[-1][1], headers[-1]))
+    wal.judge_tail(newest.segment.name, newest.content, newest.header, newest.tail)
     epoch = 1 + max(state.epoch, *(s.epoch for s in segments))
-    log = await _continue(disk, state._replace(epoch=epoch), newest, notes)
+    fresh = Header(state.uuid, epoch, newest.header.start, newest.tail.place)
+    replayed = partial(_replayed, state._replace(epoch=epoch), contents, headers)
+    state, file = await _replay_beside(disk, replayed, fresh, newest.body)
+    if newest.tail.cut:
+        notes.append(_keep_torn(disk, newest))
+    log = await wal.publish(disk, fresh, file, wal.HEADER_SIZE + len(newest.body))
     _prune(disk, log.header, segments)
-    return Recovered(state._replace(epoch=epoch), log, tuple(notes))
+    return Recovered(state, log, tuple(notes))
+
+
+async def _replay_beside(
+    disk: Disk, replayed: Callable[[], State], fresh: Header, body: memoryview
+) -> tuple[State, File]:
+    """Replay while the disk takes the copy, which gets a name that counts only after that."""
+    copying = asyncio.ensure_future(wal.write(disk, fresh, body))
+    await asyncio.sleep(0)  # It begins, and then waits for the disk only.
+    try:
+        state = replayed()
+    except Damaged:
+        with suppress(OSError):
+            (await copying).close()
+        if wal.TEMPORARY + fresh.name in disk.names():
+            disk.unlink(wal.TEMPORARY + fresh.name)
+        raise
+    return state, await copying
 
 
 def segments_of(names: list[str]) -> list[Segment]:
@@ -87,18 +116,18 @@ def snapshots_of(names: list[str]) -> list[int]:
 
 
 def replay(book: Book, payload: bytes) -> None:
-    """Apply one frame of the log. It is applied wholly, as it was when it was written."""
-    draft = Draft(book)
+    """Apply one frame of the log."""
     for kind, _, body in wal.sections(payload):
-        match kind:
-            case Section.OPERATIONS:
-                draft.replay(body)
-            case Section.STATUS:
-                for account, status in rows(STATUS, body):
-                    draft.note_status(account, status)
-            case Section.FLOOR:
-                draft.note_floor(body[FLOOR.size :].decode(), int.from_bytes(body[: FLOOR.size]))
-    book.apply(draft)
+        if kind is Section.OPERATIONS:
+            book.replay(body)
+            continue
+        draft = Draft(book)
+        if kind is Section.STATUS:
+            for account, status in rows(STATUS, body):
+                draft.note_status(account, status)
+        else:
+            draft.note_floor(body[FLOOR.size :].decode(), int.from_bytes(body[: FLOOR.size]))
+        book.apply(draft)
 
 
 async def rotate(disk: Disk, log: Log, state: State) -> Log:
@@ -158,55 +187,47 @@ def _header(segment: Segment, content: bytes) -> Header:
     return header
 
 
+def _replayed(state: State, contents: list[tuple[Segment, bytes]], headers: list[Header]) -> State:
+    for (segment, content), header in zip(contents, headers, strict=True):
+        state = _replay_segment(state, segment.name, content, header)
+    state.book.recount()
+    return state
+
+
 def _replay_segment(state: State, name: str, content: bytes, header: Header) -> State:
     if header.uuid != state.uuid or header.start != state.place:
         raise Damaged(
             f"{name} begins at position {header.start.position} of core {header.uuid.hex()}, and "
             f"what is before it reads up to {state.place.position} of {state.uuid.hex()}. {RESTORE}"
         )
-    place = header.start
-    for place in _apply_frames(state, content):
-        state.marks.add(place)
-    return state._replace(place=place)
 
-
-def _apply_frames(state: State, content: bytes) -> Iterator[Place]:
-    for frame in wal.frames(content, wal.HEADER_SIZE, state.place):
+    for frame in wal.frames(content, wal.HEADER_SIZE, header.start):
         try:
             replay(state.book, frame.payload)
         except Inconsistent as wrong:
             raise Damaged(f"{wrong}. {RESTORE}") from wrong
         if state.book.position != frame.after.position:
             raise Damaged(f"a frame miscounts its records at {frame.after.position}. {RESTORE}")
-        yield frame.after
+        state.marks.add(frame.after)
+        state = state._replace(place=frame.after)
+    return state
 
 
-async def _continue(disk: Disk, state: State, newest: Newest, notes: list[str]) -> Log:
-    segment, content, tail = newest
-    header = wal.read_header(segment.name, content)
-    if tail.cut:
-        notes.append(
-            f"the last {tail.cut} bytes of {segment.name}, after position "
-            f"{tail.place.position}, read like a torn write and were cut; a client that knows "
-            f"more will refuse this core. They are kept as {TORN}{segment.name}"
-        )
-        _keep_torn(disk, segment.name, content[tail.offset :])
-    return await wal.create(
-        disk,
-        Header(state.uuid, state.epoch, header.start, state.place),
-        # A view, because a log may be large and is copied once more as it is.
-        memoryview(content)[wal.HEADER_SIZE : tail.offset],
-    )
-
-
-def _keep_torn(disk: Disk, name: str, tail: bytes) -> None:
+def _keep_torn(disk: Disk, newest: Newest) -> str:
+    """Set aside what is cut, and say so."""
+    name, tail = newest.segment.name, newest.tail
     torn = [n for n in disk.names() if n.startswith(TORN)]
     for old in [n for n in torn if n == TORN + name] + torn[: -KEPT_TORN + 1]:
         if old in disk.names():
             disk.unlink(old)
     file = disk.create(TORN + name)
-    file.append(tail)
+    file.append(newest.content[tail.offset :])
     file.close()
+    return (
+        f"the last {tail.cut} bytes of {name}, after position {tail.place.position}, read like a "
+        f"torn write and were cut; a client that knows more will refuse this core. They are kept "
+        f"as {TORN}{name}"
+    )
 
 
 def _prune(disk: Disk, header: Header, segments: list[Segment]) -> None:

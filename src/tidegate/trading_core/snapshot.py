@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidegate.core.wire import BALANCE
-from tidegate.trading_core.book import Book, group_totals
+from tidegate.trading_core.book import Book
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.wal import CRC, TEMPORARY, UPGRADE, Damaged, Place
 
@@ -149,4 +149,4 @@ def _load_accounts(book: Book, rows: memoryview) -> None:
         book.open(account)
         book.statuses[index] = status
         book.balances[index] = int.from_bytes(balance)
-    book.totals = dict(group_totals(book))
+    book.recount()

@@ -182,16 +182,26 @@ class Log:
         self._file.close()
 
 
-async def create(disk: Disk, header: Header, body: bytes | memoryview = b"") -> Log:
-    """A new segment under its final name, durable with everything in `body`."""
-    temporary = TEMPORARY + header.name
-    content = b"".join((pack_header(header), body))
-    file = disk.create(temporary)
-    file.append(content)
+async def create(disk: Disk, header: Header) -> Log:
+    """A new segment under its final name, and durable."""
+    return await publish(disk, header, await write(disk, header), HEADER_SIZE)
+
+
+async def write(disk: Disk, header: Header, body: memoryview | None = None) -> File:
+    """A segment that is durable with all of its body, and has no name yet that counts."""
+    file = disk.create(TEMPORARY + header.name)
+    file.append(pack_header(header))
+    if body:
+        await file.extend(body)
     await file.fdatasync()
-    disk.rename(temporary, header.name)
+    return file
+
+
+async def publish(disk: Disk, header: Header, file: File, size: int) -> Log:
+    """Give a segment that was written its name."""
+    disk.rename(TEMPORARY + header.name, header.name)
     await disk.fsync_dir()
-    return Log(disk, header, file, len(content))
+    return Log(disk, header, file, size)
 
 
 def _chain(before: Place, records: int, payload: bytes) -> int:

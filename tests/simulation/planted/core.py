@@ -19,7 +19,7 @@ from tidegate.trading_core import core as cores
 from tidegate.trading_core import judge, recovery, snapshot, wal
 from tidegate.trading_core.book import Book, Draft, answer_of
 from tidegate.trading_core.core import Core, Request
-from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.disk import Disk, File
 from tidegate.trading_core.snapshot import State
 from tidegate.trading_core.wal import Frame, Header, Log, Place
 
@@ -254,13 +254,11 @@ def core_undo_without_tombstone(patch: Patch) -> None:
 def torn_tail_stays(patch: Patch) -> None:
     """After a crash the log goes on behind a torn frame, where nobody can read it."""
 
-    async def resume(disk: Disk, state: State, newest: recovery.Newest, _: list[str]) -> Log:
-        segment, content, _tail = newest
-        start = wal.read_header(segment.name, content).start
-        header = Header(state.uuid, state.epoch, start, state.place)
-        return await wal.create(disk, header, content[wal.HEADER_SIZE :])
-
-    patch.setattr(recovery, "_continue", resume)
+    patch.setattr(
+        recovery.Newest,
+        "body",
+        property(lambda newest: memoryview(newest.content)[wal.HEADER_SIZE :]),
+    )
 
 
 def damage_is_skipped(patch: Patch) -> None:
@@ -330,12 +328,8 @@ def old_log_goes_too_soon(patch: Patch) -> None:
 def new_log_without_its_name(patch: Patch) -> None:
     """A new segment is written and synced, and its entry in the directory is not."""
 
-    async def create(disk: Disk, header: Header, body: bytes | memoryview = b"") -> Log:
-        content = b"".join((wal.pack_header(header), body))
-        file = disk.create(wal.TEMPORARY + header.name)
-        file.append(content)
-        await file.fdatasync()
+    async def publish(disk: Disk, header: Header, file: File, size: int) -> Log:
         disk.rename(wal.TEMPORARY + header.name, header.name)
-        return Log(disk, header, file, len(content))
+        return Log(disk, header, file, size)
 
-    patch.setattr(wal, "create", create)
+    patch.setattr(wal, "publish", publish)
