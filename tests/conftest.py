@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
+import uvloop
 
 from tests.cluster import (
     Cluster,
@@ -14,6 +16,7 @@ from tests.cluster import (
     start_cluster,
     stop_cluster,
 )
+from tests.together import Together
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 
@@ -23,6 +26,7 @@ _numbers = count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    uvloop.install()  # The loop that the API and the workers run on.
     if not hasattr(config, "workerinput"):
         config.stash[_cluster] = start_cluster()
 
@@ -30,6 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if cluster := config.stash.get(_cluster, None):
         stop_cluster(cluster)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 # Whole directories that take their time: `make test` runs them, `make check` does not.

@@ -13,12 +13,12 @@ import pytest
 from tests.running import PROGRAM, Up, alive, descendants, eventually, running, tidegate
 from tidegate.client import Client
 from tidegate.settings import Settings
-from tidegate.supervisor import token
 from tidegate.supervisor.house import Ended, House, _end
+from tidegate.supervisor.tokens import token
 
 NAMES = {"api", "worker-1", "core", "postgres"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
+pytestmark = pytest.mark.slow
 
 RECOVERY_S = 35.0  # What is promised after any death.
 

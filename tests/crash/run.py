@@ -34,7 +34,7 @@ from tests.crash.room import Room, small_room
 from tidegate.client import Client
 from tidegate.postgres import dying_with_us
 from tidegate.settings import without_settings
-from tidegate.supervisor import token
+from tidegate.supervisor.tokens import token
 
 PROGRAM = Path(sys.executable).with_name("tidegate")
 UNIT = 10**6

@@ -10,7 +10,7 @@ from tests.crash.run import Plan, run
 
 # All that runs whole houses goes to one worker, one after the other: two at once on two cores
 # would try the machine, and not Tidegate.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
+pytestmark = pytest.mark.slow
 
 KILLS, TRANSFERS, KINDS = 50, 2_000, 13
 

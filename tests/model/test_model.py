@@ -4,7 +4,7 @@ import pytest
 
 from tests.model import checker
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("model")]
+pytestmark = pytest.mark.slow
 
 FEWEST_STATES = 100_000
 

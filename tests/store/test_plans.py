@@ -24,7 +24,7 @@ from tests.store.plans import (
 from tests.store.scenario import superuser
 from tidegate.store.postgres import Bounds, session_options
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("plans")]
+pytestmark = pytest.mark.slow
 
 SIZES = (1, 1000)
 # After five plans made for their own values PostgreSQL keeps one for all values.
