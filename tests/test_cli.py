@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from tidegate.client import Client, make_keyring
 from tidegate.flows import FLOWS
 from tidegate.service.auth import Terms
 from tidegate.store.migrate import migrations
-from tidegate.supervisor import free_port, token
+from tidegate.supervisor.house import free_port
+from tidegate.supervisor.tokens import token
 
 slow = pytest.mark.slow
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def at_a_terminal(*words: str) -> tuple[str, str]:
 def test_every_command_that_prints_what_it_found_prints_it_for_programs_too() -> None:
     """The others run something, or print one thing that is what it is."""
     others = {"up", "demo", "api", "worker", "core", "token"}
-    for command in cli.registered_commands:
+    for command in cli().registered_commands:
         assert command.callback is not None
         takes_output = "output" in inspect.signature(command.callback).parameters
         assert takes_output is (command.callback.__name__ not in others), command.callback
@@ -313,17 +315,26 @@ def test_an_open_question_is_listed_retried_and_resolved_by_two(up: Up) -> None:
 
 @slow
 def test_tail_shows_a_transfer_as_it_is_made(up: Up) -> None:
-    words = [str(PROGRAM), "tail", "--data", str(up.directory), "-o", "json"]
+    words = [str(PROGRAM), "tail", "--data", str(up.directory), "--user", "4001", "-o", "json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
+        out = child.stdout
+        assert out is not None
         try:
-            # It shows what happens after it has looked for the first time.
-            for _ in range(4):
+            # It shows what happens after it has looked for the first time,
+            # and a transfer on its way if it looks at such a moment.
+            def shown() -> bool:
                 up.tidegate("transfer", "FUNDING", "SPOT", "USDT", "1", "--user", "4001")
-            seen = json.loads(child.stdout.readline())
+                return bool(select.select([out], [], [], 0)[0])
+
+            eventually(shown, 30)
+            lines = [json.loads(out.readline())]
+            while lines[-1]["state"] != "COMMITTED":
+                lines.append(json.loads(out.readline()))
         finally:
             child.terminate()
-    assert (seen["user_id"], seen["state"]) == (4001, "COMMITTED")
+    assert {each["user_id"] for each in lines} == {4001}
+    changes = [(each["req_id"], each["state"], each["attempts"]) for each in lines]
+    assert len(set(changes)) == len(changes), "a change is shown once"
 
 
 @slow

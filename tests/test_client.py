@@ -9,11 +9,9 @@ import pytest
 from tests.running import Up, running
 from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, load_keyring, make_keyring
 from tidegate.service.auth import Terms
-from tidegate.supervisor import token
+from tidegate.supervisor.tokens import token
 
 slow = pytest.mark.slow
-pytestmark = pytest.mark.xdist_group("client")
-
 OWNER = 4001
 WISH = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1.5"}
 

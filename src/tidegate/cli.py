@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
@@ -9,26 +11,72 @@ import typer
 from typer.exceptions import TyperException
 
 from tidegate.client import ApiProblem, NoAnswer, NoKeys
-from tidegate.commands import (
-    archive,
-    certify,
-    demo,
-    desk,
-    doctor,
-    money,
-    pool,
-    programs,
-    simulate,
-)
 from tidegate.commands.access import Complaint
 from tidegate.commands.typed import typed
 from tidegate.settings import WrongSetting
 
-cli = typer.Typer(
-    help="Move money between systems that cannot share a transaction.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+# Every command, in the order of the help, and the module it is in.
+COMMANDS = {
+    "up": "programs",
+    "demo": "demo",
+    "api": "programs",
+    "worker": "programs",
+    "core": "core",
+    "migrate": "programs",
+    "archive": "archive",
+    "token": "money",
+    "fund": "money",
+    "transfer": "money",
+    "balances": "money",
+    "show": "desk",
+    "tail": "desk",
+    "stuck": "desk",
+    "retry": "desk",
+    "resolve": "desk",
+    "confirm": "desk",
+    "audit": "desk",
+    "halt": "desk",
+    "resume": "desk",
+    "flows": "desk",
+    "doctor": "doctor",
+    "simulate": "simulate",
+    "certify": "certify",
+    "pool": "pool",
+}
+GROUPS = {
+    "pool": (
+        "Pay members of a guild, through the transfer pool.",
+        {"pay": "pay", "show": "show", "list": "list_"},
+    )
+}
+
+
+def cli(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The program, or as much of it as these commands are."""
+    made = typer.Typer(
+        help="Move money between systems that cannot share a transaction.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    made.callback()(top)
+    for name in names:
+        module = import_module(f"tidegate.commands.{COMMANDS[name]}")
+        if name not in GROUPS:
+            made.command()(typed(getattr(module, name)))
+            continue
+        text, functions = GROUPS[name]
+        group = typer.Typer(help=text)
+        for word, function in functions.items():
+            group.command(word)(typed(getattr(module, function)))
+        made.add_typer(group, name=name)
+    return made
+
+
+def typed_in(words: Sequence[str]) -> Iterable[str]:
+    """What a line needs: one command, if it begins with one; all of them for help and mistakes."""
+    if words == ["--version"]:
+        return ()
+    return words[:1] if words and words[0] in COMMANDS else COMMANDS
 
 
 def _print_version(asked: bool) -> None:
@@ -37,7 +85,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@cli.callback()
 def top(
     _: Annotated[
         bool,
@@ -49,41 +96,6 @@ def top(
     """Move money between systems that cannot share a transaction."""
 
 
-for command in (
-    programs.up,
-    demo.demo,
-    programs.api,
-    programs.worker,
-    programs.core,
-    programs.migrate,
-    archive.archive,
-    money.token,
-    money.fund,
-    money.transfer,
-    money.balances,
-    desk.show,
-    desk.tail,
-    desk.stuck,
-    desk.retry,
-    desk.resolve,
-    desk.confirm,
-    desk.audit,
-    desk.halt,
-    desk.resume,
-    desk.flows,
-    doctor.doctor,
-    simulate.simulate,
-    certify.certify,
-):
-    cli.command()(typed(command))
-
-
-members = typer.Typer(help="Pay members of a guild, through the transfer pool.")
-for name, spoken in (("pay", pool.pay), ("show", pool.show), ("list", pool.list_)):
-    members.command(name)(typed(spoken))
-cli.add_typer(members, name="pool")
-
-
 def main() -> None:
     os.umask(0o077)  # What we write is about money, and nobody else's to read.
     sys.exit(_run())
@@ -91,7 +103,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        return cli(standalone_mode=False) or 0
+        return cli(typed_in(sys.argv[1:]))(standalone_mode=False) or 0
     except Complaint as complaint:
         return _complain(complaint, complaint.code)
     except (ApiProblem, NoAnswer, NoKeys, OSError) as fault:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.client import Client
-from tidegate.supervisor import token
+from tidegate.supervisor.tokens import token
 
 HERE = Path("data")
 

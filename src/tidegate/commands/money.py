@@ -19,8 +19,8 @@ from tidegate.commands.access import (
     print_table,
 )
 from tidegate.commands.timeline import print_timeline
-from tidegate.supervisor import fresh_cid
-from tidegate.supervisor import token as signed_token
+from tidegate.supervisor.tokens import fresh_cid
+from tidegate.supervisor.tokens import token as signed_token
 
 WATCH_S = 0.2
 ENDS = ("COMMITTED", "FAILED", "ROLLED_BACK")

@@ -22,8 +22,7 @@ from tidegate.serving import serve_api, serve_worker, start_log
 from tidegate.settings import Settings, read_settings
 from tidegate.store.migrate import MigrationRefused, migrations
 from tidegate.store.migrate import migrate as migrated
-from tidegate.supervisor import run
-from tidegate.trading_core import server
+from tidegate.supervisor.house import run
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 Database = Annotated[str | None, typer.Option(help="DATABASE_URL, if not given.")]
@@ -52,12 +51,6 @@ class Served:
 class Listening:
     host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
     port: Annotated[int | None, typer.Option(help="8080, if not given.")] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")]
-    listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +83,6 @@ def api(chosen: Served, listening: Listening) -> None:
 def worker(chosen: Served) -> None:
     """Run an engine without HTTP: it finishes what others have begun."""
     _serve(serve_worker(_served(chosen, {})))
-
-
-def core(chosen: Core) -> None:
-    """Run the trading core: balances in memory, every answer durable first."""
-    chosen.directory.mkdir(parents=True, exist_ok=True)
-    raise typer.Exit(server.run(chosen.directory, chosen.listen))
 
 
 def migrate(chosen: Migrated, printing: Printing) -> None:

@@ -8,7 +8,6 @@ from rich.text import Text
 from tidegate.client import Answer
 from tidegate.commands.access import console
 from tidegate.core.transfer import SUSPENSE
-from tidegate.engine.verdicts import asked
 from tidegate.flows import FLOWS
 
 COLOURS = {"done": "green", "rejected": "red", "COMMITTED": "green", "SETTLED": "green"}
@@ -53,7 +52,7 @@ def _role(transfer: Answer, entry: Answer) -> str:
         moved = entry["answer"] == "done" and SUSPENSE in transfer["parties"]
         return SUSPENSE if moved else "source"
     flow = FLOWS.get(transfer["flow"])
-    ask = None if flow is None else asked(flow, entry["path"])
+    ask = None if flow is None else flow.asked(entry["path"])
     usual = "target" if entry["verb"] == "credit" else "source"
     return usual if ask is None else ask.role
 

@@ -16,15 +16,15 @@ from typing import NoReturn
 
 import msgspec
 import psycopg
-from ulid import ULID
 
 from tidegate.app import all_flows
-from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, load_keyring, make_keyring
+from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, make_keyring
 from tidegate.postgres import PostgresError, Server, private_directory
 from tidegate.service.auth import Terms
 from tidegate.settings import Settings, as_environment, without_settings
 from tidegate.store.migrate import MigrationRefused, migrate
 from tidegate.supervisor.children import Child, Part, say, write_whole
+from tidegate.supervisor.tokens import token
 
 DATABASE = "tidegate"
 LONGEST_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
@@ -259,11 +259,6 @@ def give_demo_money(house: House) -> None:
                 say(f"no demo money in {account} {asset}: {fault}")
 
 
-def token(directory: Path, subject: str, role: str) -> str:
-    """A token that the Tidegate of a directory believes."""
-    return load_keyring(directory / "keys").token(subject, role, time.time())
-
-
 @contextmanager
 def _locked(path: Path, home: Path) -> Iterator[None]:
     """The lock ends with us, whatever ends us, so it cannot go stale."""
@@ -306,8 +301,3 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # The end has begun, and is not to be interrupted.
     raise Ended
-
-
-def fresh_cid(prefix: str) -> str:
-    """A name that nobody has used: what it names happens once."""
-    return f"{prefix}-{ULID()}"

@@ -1,0 +1,21 @@
+"""The command that runs the trading core, by itself because it loads so little."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.trading_core import server
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")]
+    listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")]
+
+
+def core(chosen: Core) -> None:
+    """Run the trading core: balances in memory, every answer durable first."""
+    chosen.directory.mkdir(parents=True, exist_ok=True)
+    raise typer.Exit(server.run(chosen.directory, chosen.listen))
