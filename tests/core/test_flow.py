@@ -359,6 +359,12 @@ def test_the_first_answer_walks_from_birth_and_a_later_one_does_not() -> None:
     assert REVIEWED.path(3, "CHECKING", "HOLDING") == ("CHECKING", "HOLDING")
 
 
+def test_the_question_of_an_answer_is_the_first_that_its_path_asks() -> None:
+    path = INTERNAL_TRANSFER.path(0, "SOURCE_PENDING", "SOURCE_DONE")
+    assert INTERNAL_TRANSFER.asked(path) is INTERNAL_TRANSFER.ask("SOURCE_PENDING")
+    assert INTERNAL_TRANSFER.asked(["INIT", "of another flow", "COMMITTED"]) is None
+
+
 def test_the_answers_of_a_state_are_done_rejected_and_a_rejection_that_stays() -> None:
     opening = [edge for edge in INTERNAL_TRANSFER.answers() if edge.verb == "debit"]
     ways = {

@@ -177,10 +177,11 @@ async def bear(player: Player) -> None:
     """Requests that arrived together become transfers, as the engine does it."""
     loop = asyncio.get_running_loop()
     requests = [player.request() for _ in range(player.dice.choice(SEVERAL))]
-    batch = [Newborn(r, loop.create_future(), r.fingerprint()) for r in requests]
+    answers = [loop.create_future() for _ in requests]
+    batch = [Newborn(r, a, r.fingerprint()) for r, a in zip(requests, answers, strict=True)]
     await Births(player.means)._deliver(gathered(batch))
-    for newborn in batch:
-        said = newborn.answer.exception() or newborn.answer.result()
+    for newborn, answer in zip(batch, answers, strict=True):
+        said = answer.exception() or answer.result()
         if isinstance(said, StoreFault):
             player.store.seat.tell("born", newborn.key, type(said).__name__)
             continue

@@ -94,6 +94,17 @@ class Rig:
     def engine(self, seed: int = 1, ring_size: int = RING_SIZE) -> Engine[Any]:
         return Engine(self.parts(seed, ring_size))
 
+    def fear_thirteen(self) -> None:
+        """Let the ledger raise whenever a batch asks about an amount of 13."""
+        ask = self.ledger.ask
+
+        async def touchy(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
+            if any(question.amount == 13 for question in questions):
+                raise KeyError("thirteen")
+            return await ask(tx, questions)
+
+        self.ledger.ask = touchy  # type: ignore[method-assign]
+
     async def endow(self, amount: int, owner: int = OWNER) -> None:
         """By a deposit, as money comes in; and as much in the venue."""
         assert (await self.deposit(amount, owner)).state == "COMPLETED"

@@ -86,14 +86,7 @@ def refuse(rig: Rig, database: str, poison: UUID | None) -> None:
 
 def test_a_local_system_that_raises_refuses_only_what_made_it_raise(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        ask = rig.ledger.ask
-
-        async def touchy(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
-            if any(question.amount == 13 for question in questions):
-                raise KeyError("thirteen")
-            return await ask(tx, questions)
-
-        rig.ledger.ask = touchy  # type: ignore[method-assign]
+        rig.fear_thirteen()
         async with rig.engine() as engine:
             asked = [engine.submit(request("in", 13 if n == 5 else 1)) for n in range(20)]
             said = await asyncio.gather(*asked, return_exceptions=True)

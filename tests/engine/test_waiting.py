@@ -3,8 +3,9 @@
 import asyncio
 from uuid import UUID
 
+from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Answering, Receipt
+from tidegate.engine.births import Receipt
 from tidegate.engine.waiting import Waiting
 
 
@@ -12,8 +13,8 @@ def transfer(number: int, lane: str | None = "core") -> Transfer:
     return Transfer(UUID(int=number), 1, "internal_transfer", "TARGET_PENDING", lane, {}, 1, 5)
 
 
-def follow(waiting: Waiting, number: int, patience_s: float) -> Answering:
-    answer: Answering = asyncio.get_running_loop().create_future()
+def follow(waiting: Waiting, number: int, patience_s: float) -> "asyncio.Future[Receipt | Refusal]":
+    answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
     waiting.follow(answer, Receipt(transfer(number)), patience_s)
     return answer
 

@@ -1,6 +1,7 @@
 """What is said on a connection: requests in any pieces, one reply to each, in order."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Coroutine
@@ -245,9 +246,12 @@ def test_a_body_that_drips_after_the_answer_ends_the_connection(
 
             dripping = asyncio.ensure_future(drip())
             began_s = asyncio.get_running_loop().time()
-            assert await client.rest() == CLOSED
+            # What drips in between the last read and the close makes the kernel say so by a reset.
+            with contextlib.suppress(ConnectionResetError):
+                assert await client.rest() == CLOSED
             assert asyncio.get_running_loop().time() - began_s < 3
             dripping.cancel()
+            await asyncio.gather(dripping, return_exceptions=True)
 
     play(scene)
 

@@ -1,10 +1,13 @@
 """The routes of an owner, as a caller sees them."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests.service.rig import ALICE, BOB, Front, Play, token
+from tidegate.core.transfer import Question
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10.5"}
 
@@ -129,6 +132,30 @@ def test_a_batch_answers_each_item_by_itself(play: Play) -> None:
         assert [r["status"] for r in said.body["results"]] == [201, 422, 400, 400]
         codes = [r.get("code") for r in said.body["results"]]
         assert codes == [None, "INSUFFICIENT_BALANCE", "INVALID_AMOUNT", "INVALID_ACCOUNT_TYPE"]
+
+    play(scene)
+
+
+def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.fund("FUNDING", "100")
+        ledger: Any = front.gate.engine.means.local["ledger"]
+        ask = ledger.ask
+
+        async def touchy(tx: Any, questions: Sequence[Question]) -> Any:
+            if any(question.amount == 13_000_000 for question in questions):
+                raise KeyError("thirteen")
+            return await ask(tx, questions)
+
+        ledger.ask = touchy
+        items = [IN | {"cid": cid, "amount": amount} for cid, amount in (("a", "13"), ("b", "2"))]
+        said = await front.call(
+            "POST", "/api/v1/internal_transfers", {"transfers": items}, token(str(ALICE), "user")
+        )
+        assert said.status == 200
+        assert [r["status"] for r in said.body["results"]] == [500, 201]
+        assert said.body["results"][0]["code"] == "SYSTEM_ERROR"
+        assert "thirteen" not in str(said.body), "what failed is ours to know"
 
     play(scene)
 

@@ -1,18 +1,27 @@
 """Flights of statements: together on their way, together back, and never half in the next one's."""
 
 import asyncio
+import os
+import signal
+import socket
 from collections.abc import Awaitable, Callable
 
 import psycopg
 import pytest
+import uvloop
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.conftest import SCHEMA
+from tests.engine.proxy import Proxy
+from tidegate.core.ports import StoreUnavailable
 from tidegate.store.pipe import Pipe, as_text, text_of
 from tidegate.store.postgres import Bounds, PostgresStore
 
 ONE = Bounds(connections=1)
 SLEEP = "SELECT pg_sleep(%(seconds)s)"
 NUMBER = "SELECT %(n)s::integer"
+# Ours, and that of whoever has Tidegate in a process of their own.
+LOOPS = (uvloop.new_event_loop, asyncio.SelectorEventLoop)
 
 
 def on_one_session(database: str, scene: Callable[[PostgresStore], Awaitable[None]]) -> None:
@@ -20,7 +29,9 @@ def on_one_session(database: str, scene: Callable[[PostgresStore], Awaitable[Non
         async with PostgresStore(database, SCHEMA, ONE) as store:
             await scene(store)
 
-    asyncio.run(whole())
+    for factory in LOOPS:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(whole())
 
 
 def test_values_keep_their_names_and_their_order() -> None:
@@ -118,3 +129,46 @@ def test_a_session_that_dies_while_idle_costs_no_try_and_no_processor_time(datab
         assert another != backend
 
     on_one_session(database, scene)
+
+
+def test_a_session_that_dies_with_a_word_before_it_read_the_flight_is_lost_at_once(
+    database: str,
+) -> None:
+    """What is unread makes the end a reset: uvloop tells of it once, when there is a word to read
+    before it, and never again.
+    """
+
+    async def scene(store: PostgresStore) -> None:
+        [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+            os.kill(backend, signal.SIGSTOP)
+            try:
+                asked = asyncio.create_task(store.run(NUMBER, {"n": 1}))
+                await asyncio.sleep(0.1)
+                await other.execute("SELECT pg_terminate_backend(%s)", (backend,))
+            finally:
+                os.kill(backend, signal.SIGCONT)
+            with pytest.raises(StoreUnavailable, match="57P01"):
+                await asyncio.wait_for(asked, timeout=5)
+        assert await store.run(NUMBER, {"n": 2}) == [(2,)]
+
+    on_one_session(database, scene)
+
+
+def test_a_host_that_vanishes_is_asked_whether_it_is_still_there(database: str) -> None:
+    parts = conninfo_to_dict(database)
+    proxy = Proxy(f"{parts['host']}/.s.PGSQL.{parts.get('port') or '5432'}")
+
+    async def whole() -> None:
+        async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            there = make_conninfo(database, host="127.0.0.1", port=port)
+            bounds = Bounds(connections=1, connection_lost_s=8)
+            async with PostgresStore(there, SCHEMA, bounds) as store, store.session() as pipe:
+                with socket.socket(fileno=os.dup(pipe._pgconn.socket)) as wire:
+                    assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                    tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+                    found = [wire.getsockopt(socket.IPPROTO_TCP, option) for option in tcp]
+                    assert found == [4, 1, 8_000]
+
+    asyncio.run(whole())

@@ -4,7 +4,7 @@ The table has a column for Done and one for Rejected, and none for Unknown. So a
 say «on timeout, refund»: there is nowhere to write it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -149,6 +149,10 @@ class Flow:
 
     def ask(self, state: str) -> Ask | None:
         return self._asks[state]
+
+    def asked(self, path: Iterable[str]) -> Ask | None:
+        """The question of an answer: the first state on its path that asks one."""
+        return next((ask for state in path if (ask := self._asks.get(state))), None)
 
     def is_end(self, state: str) -> bool:
         return isinstance(self.row(state), End)

@@ -24,7 +24,6 @@ from tidegate.engine.verdicts import (
     Look,
     Report,
     Wanted,
-    asked,
     broken_chain,
     gaps,
     judge,
@@ -314,13 +313,13 @@ class Audit:
         """Every key under which a system may hold something of a transfer."""
         row, flow = case.row, self._flows[case.row.flow]
         for kept in case.history:
-            if (ask := asked(flow, kept.entry.path)) is not None:
+            if (ask := flow.asked(kept.entry.path)) is not None:
                 system = row.parties[ask.role].system
                 yield Wanted(row, system, kept.entry.version, ask.verb, kept.entry)
                 if self._core is not None and system != self._core.name and resolved(case):
                     yield Wanted(row, self._core.name, kept.entry.version, ask.verb, None)
         # Under the next version, only the system that the state asks may hold anything.
-        ask = asked(flow, [row.state])
+        ask = flow.asked([row.state])
         for system in {party.system for party in row.parties.values()}:
             yield Wanted(row, system, row.version, None if ask is None else ask.verb, None)
 

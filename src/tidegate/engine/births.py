@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -12,12 +12,13 @@ import msgspec
 from tidegate.core.answers import Alarm
 from tidegate.core.ports import Birth, CidTaken, Known, StoreFault, StoreUnavailable, Tx
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request, recheck, transfer_of
+from tidegate.core.request import Checked, Request, recheck, transfer_of
 from tidegate.core.transfer import Move, Transfer, lane_of
 from tidegate.engine.alerts import Alert
 from tidegate.engine.gathering import MANY, Gathering
 from tidegate.engine.rings import Slots
 from tidegate.engine.step import Means, announce, be_witnessed, pause_s, settle
+from tidegate.engine.tray import Tray
 
 MAX_WAITING = 10_000
 MAX_BATCH = 1024
@@ -34,15 +35,27 @@ class Receipt(msgspec.Struct, frozen=True):
     duplicate: bool = False
 
 
+class Answering(Protocol):
+    """Where an answer goes: a future of its own, or a place on a tray of many."""
+
+    def done(self) -> bool: ...
+    def set_result(self, said: Receipt | Refusal, /) -> None: ...
+    def set_exception(self, fault: StoreFault, /) -> None: ...
+
+
+Follow: TypeAlias = Callable[[Answering, Receipt], None]
+Said: TypeAlias = Receipt | Refusal | StoreFault  # Of one among many, whose fault is its own.
+
+
 @dataclass(slots=True, eq=False)
 class Newborn:
     """One request on its way. Its id is fixed before the first try, and the same in all later."""
 
     request: Request
-    answer: "asyncio.Future[Receipt | Refusal]"
+    answer: Answering
     fingerprint: bytes
     veto: Refusal | None = None
-    follow: "Follow | None" = None  # Of one who would rather be answered at the end.
+    follow: Follow | None = None  # Of one who would rather be answered at the end.
     local: bool = False  # Its first question is for a system of our own database.
     id: UUID | None = None
     followers: list["Newborn"] = field(default_factory=list)
@@ -50,10 +63,6 @@ class Newborn:
     @property
     def key(self) -> tuple[int, str]:
         return self.request.owner, self.request.cid or str(self.id)
-
-
-Answering: TypeAlias = "asyncio.Future[Receipt | Refusal]"
-Follow: TypeAlias = Callable[[Answering, Receipt], None]
 
 
 class Delivery(NamedTuple):
@@ -76,22 +85,41 @@ class Births(Generic[Tx]):
         self, request: Request, veto: Refusal | None = None, follow: Follow | None = None
     ) -> Receipt | Refusal:
         """Answered when the transfer is durable, wherever it rests then, or is followed on."""
-        if refusal := self._refusal(request):
-            return refusal
-        if veto is not None and request.cid is None:
-            return veto
-        answer: Answering = asyncio.get_running_loop().create_future()
-        newborn = Newborn(request, answer, request.fingerprint(), veto, follow)
-        flow = self._means.flows[request.flow]
-        first = lane_of(flow, request.parties, flow.arrive(flow.first)[-1])
-        newborn.local = first in self._means.local
-        self._waiting.append(newborn)
+        answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
+        self._enter(request, veto, answer, follow)
         self._gathering.callers += 1
         self.wake()
         try:
             return await answer
         finally:
             self._gathering.callers -= 1
+
+    async def submit_all(
+        self, asked: Sequence[Checked], follow: Follow | None = None
+    ) -> list[Said]:
+        """As each by itself, in their order; answered when the last of them is."""
+        tray = Tray[Said](len(asked))
+        for each, place in zip(asked, tray.places(), strict=True):
+            self._enter(each.request, each.veto, place, follow)
+        self._gathering.callers += len(asked)
+        self.wake()
+        try:
+            return await tray.filled()
+        finally:
+            self._gathering.callers -= len(asked)
+
+    def _enter(
+        self, request: Request, veto: Refusal | None, answer: Answering, follow: Follow | None
+    ) -> None:
+        """Let a request wait for its birth, or answer it at once."""
+        if refusal := self._refusal(request) or (veto if request.cid is None else None):
+            answer.set_result(refusal)
+            return
+        newborn = Newborn(request, answer, request.fingerprint(), veto, follow)
+        flow = self._means.flows[request.flow]
+        first = lane_of(flow, request.parties, flow.arrive(flow.first)[-1])
+        newborn.local = first in self._means.local
+        self._waiting.append(newborn)
 
     def _refusal(self, request: Request) -> Refusal | None:
         means = self._means

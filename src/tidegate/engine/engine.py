@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Self
 from uuid import UUID
 
@@ -20,10 +21,10 @@ from tidegate.core.ports import (
     Witness,
 )
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request
+from tidegate.core.request import Checked, Request
 from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import IN_FLIGHT, Answering, Births, Receipt
+from tidegate.engine.births import IN_FLIGHT, Births, Receipt, Said
 from tidegate.engine.gathering import MANY
 from tidegate.engine.lanes import MAX_BATCH, Lane
 from tidegate.engine.rings import RING_SIZE, Apart, Ring
@@ -133,16 +134,29 @@ class Engine(Generic[Tx]):
         self, request: Request, wait_s: float = 0.5, veto: Refusal | None = None
     ) -> Receipt | Refusal:
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
-
-        def follow(answer: Answering, receipt: Receipt) -> None:
-            self.waiting.follow(answer, receipt, wait_s)
-
+        follow = partial(self.waiting.follow, patience_s=wait_s)
         said = await self.births.submit(request, veto, follow)
         return said if isinstance(said, Refusal) else await self._latest(said)
 
+    async def transfer_all(self, asked: Sequence[Checked], wait_s: float = 0.5) -> list[Said]:
+        """Many transfers, each as if it were made by itself, answered together in their order.
+
+        What would be raised for one of them is the answer to that one.
+        """
+        follow = partial(self.waiting.follow, patience_s=wait_s)
+        said = await self.births.submit_all(asked, follow)
+        late = [r.transfer.id for r in said if isinstance(r, Receipt) and r.transfer.lane]
+        found = {t.id: t for t in await self._look(self.means.store.find, late)} if late else {}
+        return [
+            Receipt(found[r.transfer.id], r.duplicate)
+            if isinstance(r, Receipt) and r.transfer.id in found
+            else r
+            for r in said
+        ]
+
     async def wait(self, transfer: Transfer, wait_s: float) -> Transfer:
         """The transfer at its end, or as it stands when the time is over."""
-        answer: Answering = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
         self.waiting.follow(answer, Receipt(transfer), wait_s)
         said = await answer
         assert isinstance(said, Receipt)

@@ -1,15 +1,15 @@
 """A running engine on one store, in the words of its users."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tidegate.core.money import parse_amount
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Account, Asset, Request, Wish, internal_transfer
+from tidegate.core.request import Account, Asset, Checked, Request, Wish, internal_transfer
 from tidegate.core.transfer import Parties, Party
-from tidegate.engine.births import Receipt
+from tidegate.engine.births import Receipt, Said
 from tidegate.engine.engine import Engine
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
@@ -57,6 +57,18 @@ class Gate:
         if isinstance(checked, Refusal):
             return checked
         return await self.engine.transfer(checked.request, wait_s, checked.veto or veto)
+
+    async def transfer_all(
+        self, wishes: Sequence[tuple[Wish, Refusal | None]], owner: int, wait_s: float = 0.5
+    ) -> list[Said]:
+        """As `transfer` for each of them and its veto, answered together in their order."""
+        known = self.accounts, self.assets
+        checked = [(internal_transfer(wish, owner, *known), veto) for wish, veto in wishes]
+        asked = [
+            Checked(c.request, c.veto or veto) for c, veto in checked if isinstance(c, Checked)
+        ]
+        said = iter(await self.engine.transfer_all(asked, wait_s))
+        return [c if isinstance(c, Refusal) else next(said) for c, _ in checked]
 
     async def deposit(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
         """Money comes in from outside. An account that will not take it leaves it in suspense."""

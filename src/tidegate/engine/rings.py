@@ -117,9 +117,10 @@ class Slots:
 
     def fill(self, rows: Sequence[Transfer]) -> frozenset[str]:
         """Hand the committed rows over; return the lanes that have work now."""
-        for row in rows:
-            if row.id in self._lanes:
-                self._rings[self._lanes[row.id]].put(row, self._expires_s)
+        lane_of = self._lanes.get
+        for row in rows if self._lanes else ():
+            if (lane := lane_of(row.id)) is not None:
+                self._rings[lane].put(row, self._expires_s)
         return frozenset(self._lanes.values())
 
     def free(self) -> None:

@@ -151,12 +151,9 @@ async def _record(
     answers: Sequence[Answer] | None,
     actor: str,
 ) -> None:
-    replies: dict[UUID, Answer] = {}
-    if answers is not None:
-        replies = {t.id: answer for t, answer in zip(batch, answers, strict=True)}
     slots = Slots(means.rings, means.clock() + means.store.lease_s)
     try:
-        work = Work(batch, replies, actor)
+        work = Work(batch, answers, actor)
         with means.apart.locking(_locks(means, t) for t in batch):
             moves, rows = await _transact(means, lane, work, slots)
     except BaseException:
@@ -180,7 +177,7 @@ class Work(NamedTuple):
     """What was asked, what was answered, and who answered if it was a person."""
 
     batch: Sequence[Transfer]
-    replies: Mapping[UUID, Answer]
+    answers: Sequence[Answer] | None  # None: of a local lane, which is asked when all is locked.
     actor: str
 
 
@@ -190,7 +187,7 @@ async def _transact(
     moves: Sequence[Move] = ()
     rows: Sequence[Transfer] = ()
     async with means.store.transaction() as tx:
-        firsts = [_first_move(means, t, work) for t in work.batch]
+        firsts = _first_moves(means, work)
         groups = _groups(means, firsts, range(len(firsts)))
         # As if none of them had moved since: then this is no way of its own to the database.
         fresh = await means.store.lock(
@@ -210,11 +207,13 @@ async def _transact(
     return moves, rows
 
 
-def _first_move(means: Means[Tx], transfer: Transfer, work: Work) -> Move:
-    if transfer.id not in work.replies:
-        return Move(transfer, transfer)  # Of a local lane: settle asks.
-    answer, terms = work.replies[transfer.id], means.terms(work.actor)
-    return decide(means.flows[transfer.flow], transfer, answer, terms)
+def _first_moves(means: Means[Tx], work: Work) -> list[Move]:
+    if work.answers is None:
+        return [Move(transfer, transfer) for transfer in work.batch]
+    return [
+        decide(means.flows[transfer.flow], transfer, answer, means.terms(work.actor))
+        for transfer, answer in zip(work.batch, work.answers, strict=True)
+    ]
 
 
 class Group(NamedTuple):

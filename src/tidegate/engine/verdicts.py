@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.answers import Answer, Done, Rejected, Unknown
-from tidegate.core.flow import ACTIONS, Ask, Flow, Place, Verb
+from tidegate.core.flow import ACTIONS, Flow, Place, Verb
 from tidegate.core.money import format_amount
 from tidegate.core.ports import Account
 from tidegate.core.request import Asset
@@ -99,7 +99,7 @@ def judge(case: Case, flow: Flow, found: Mapping[tuple[str, int], Found]) -> Ver
     row, problems = case.row, list(_history_problems(case, flow))
     place, net, answered = Place.SOURCE, 0, set()
     for kept in case.history:
-        entry, ask = kept.entry, asked(flow, kept.entry.path)
+        entry, ask = kept.entry, flow.asked(kept.entry.path)
         if ask is None or ask.verb not in ACTIONS:
             continue
         key = (row.parties[ask.role].system, entry.version)
@@ -137,14 +137,8 @@ def resolved(case: Case) -> bool:
     return any(kept.entry.actor for kept in case.history)
 
 
-def asked(flow: Flow, path: Iterable[str]) -> Ask | None:
-    """The question of an answer: the first state on its path that asks one."""
-    rows = (flow.row(state) for state in path if state in flow.rows)
-    return next((row for row in rows if isinstance(row, Ask)), None)
-
-
 def _open_key(case: Case, flow: Flow) -> tuple[str, int] | None:
-    ask = asked(flow, [case.row.state])
+    ask = flow.asked([case.row.state])
     return None if ask is None else (case.row.parties[ask.role].system, case.row.version)
 
 
@@ -228,7 +222,7 @@ def unreadable(case: Case, flow: Flow | None) -> str | None:
     if flow is None:
         return f"there is no flow {case.row.flow} here"
     paths = [*(kept.entry.path for kept in case.history), (case.row.state,)]
-    roles = {ask.role for path in paths if (ask := asked(flow, path)) is not None}
+    roles = {ask.role for path in paths if (ask := flow.asked(path)) is not None}
     if missing := (roles | {"source"}) - case.row.parties.keys():
         return f"nobody plays {', '.join(sorted(missing))}"
     return None
@@ -239,7 +233,7 @@ def legs(flows: Mapping[str, Flow]) -> Sequence[Leg]:
     found = []
     for flow in flows.values():
         for state in flow.rows:
-            ask = asked(flow, flow.arrive(state))
+            ask = flow.asked(flow.arrive(state))
             if ask is not None and UNITS.get(ask.verb):
                 found.append(Leg(flow.name, str(state), ask.role, UNITS[ask.verb]))
     return found

@@ -18,10 +18,6 @@ QUOTED_CHARS = 40
 DETAIL_CHARS = 120
 
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-OPENING, CLOSING = b"[{", b"]}"
-BRACKETS = bytes.maketrans(OPENING + CLOSING, b"{{}}")
-NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
 CLOSED_TYPES: set[object] = set()  # Found to forbid unknown fields, at their first use.
 
@@ -65,20 +61,24 @@ def parse(raw: bytes, max_depth: int) -> dict[str, Any]:
         raise Malformed(f"the body is nested too deeply: at most {max_depth} levels") from None
     if not isinstance(value, dict):
         raise Malformed("the body is not an object: send {…}")
-    refuse_depth(raw, max_depth)
+    refuse_depth(value, max_depth)
     refuse_controls(text, value)
     return value
 
 
-def refuse_depth(raw: bytes, max_depth: int) -> None:
-    """Of a body that is JSON. Each round takes the innermost brackets away, and one level only."""
-    if raw.count(b"{") + raw.count(b"[") <= max_depth:
-        return
-    brackets = STRINGS.sub(b"", raw).translate(BRACKETS, NO_BRACKETS)
+def refuse_depth(value: dict[str, Any], max_depth: int) -> None:
+    """Level by level, each of what is inside the one before."""
+    level: list[Any] = [value]
     for _ in range(max_depth):
-        brackets = brackets.replace(b"{}", b"")
-    if brackets:
-        raise Malformed(f"the body is nested too deeply: at most {max_depth} levels")
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise Malformed(f"the body is nested too deeply: at most {max_depth} levels")
 
 
 def refuse_controls(text: str, value: object) -> None:

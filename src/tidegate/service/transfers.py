@@ -6,11 +6,11 @@ from tidegate.core.money import format_amount
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Wish
 from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Receipt
+from tidegate.engine.births import Receipt, Said
 from tidegate.engine.gate import CORE, LEDGER
 from tidegate.service.front import MAX_BATCH_BODY, Call, Refused
 from tidegate.service.http import Reply, reply
-from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, code_of
+from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, SYSTEM_ERROR, code_of
 from tidegate.service.shapes import (
     NO_TRANSFER,
     BatchBody,
@@ -44,16 +44,22 @@ async def create_batch(call: Call) -> Reply:
     body = await call.body(BatchBody, MAX_BATCH_BODY)
     if not 0 < len(body.transfers) <= MAX_BATCH:
         raise Refused(Refusal.INVALID_REQUEST, f"send 1 to {MAX_BATCH} transfers")
-    wishes = [Wish(b.source, b.target, b.asset, b.amount, b.cid, b.user_id) for b in body.transfers]
-    wait_s = _wait_s(call)
-    said = await asyncio.gather(*(_made(call, wish, wait_s) for wish in wishes))
+    wishes = [
+        (Wish(b.source, b.target, b.asset, b.amount, b.cid, b.user_id), _veto(call))
+        for b in body.transfers
+    ]
+    said = await call.service.gate.transfer_all(wishes, call.owner, _wait_s(call))
+    for each in said:
+        _count(call, each)
     return reply({"results": [_item(call, each) for each in said]})
 
 
-def _item(call: Call, said: Receipt | Refusal) -> dict[str, object]:
+def _item(call: Call, said: Said) -> dict[str, object]:
     if isinstance(said, Refusal):
         call.service.meters.refusal(said)
-        return {"status": STATUS[said], "code": said, "detail": DETAILS.get(said, "")}
+    if not isinstance(said, Receipt):
+        code = said if isinstance(said, Refusal) else SYSTEM_ERROR
+        return {"status": STATUS[code], "code": code, "detail": DETAILS.get(code, "")}
     transfer = said.transfer
     shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
     if transfer.lane is None and transfer.state != "COMMITTED":
@@ -170,14 +176,21 @@ def _with_key(call: Call, wish: Wish) -> Wish:
 
 
 async def _made(call: Call, wish: Wish, wait_s: float) -> Receipt | Refusal:
-    service, owner = call.service, call.owner
-    # A veto and no refusal: a replay is answered however often it comes.
-    slow = service.rate is None or service.rate.admits(owner)
-    veto = None if slow else Refusal.RATE_LIMIT_EXCEEDED
-    said = await service.gate.transfer(wish, owner, wait_s, veto)
-    if isinstance(said, Receipt) and said.transfer.lane is None and not said.duplicate:
-        service.meters.ended(said.transfer)
+    said = await call.service.gate.transfer(wish, call.owner, wait_s, _veto(call))
+    _count(call, said)
     return said
+
+
+def _veto(call: Call) -> Refusal | None:
+    """A veto and no refusal: a replay is answered however often it comes."""
+    rate = call.service.rate
+    slow = rate is None or rate.admits(call.owner)
+    return None if slow else Refusal.RATE_LIMIT_EXCEEDED
+
+
+def _count(call: Call, said: Said) -> None:
+    if isinstance(said, Receipt) and said.transfer.lane is None and not said.duplicate:
+        call.service.meters.ended(said.transfer)
 
 
 def _wait_s(call: Call) -> float:

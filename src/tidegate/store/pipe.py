@@ -7,6 +7,7 @@ statement; here a whole flight is written at once, and then all of its replies a
 import asyncio
 import itertools
 import re
+import select
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -72,6 +73,7 @@ class Pipe:
         self._back: asyncio.Future[None] | None = None
         self._socket: int | None = None  # As long as we listen.
         self._hung_up = False  # The server, while nobody asked it anything.
+        self._breaks = select.poll()
         self._pgconn.enter_pipeline_mode()
 
     @property
@@ -120,6 +122,7 @@ class Pipe:
                 # From the first flight on: to begin and to end it for each costs system calls.
                 self._socket = self._pgconn.socket
                 self._loop.add_reader(self._socket, self._read)
+                self._breaks.register(self._socket, 0)  # For nothing but an end or an error.
             if self._pgconn.flush():
                 # The server may stop reading until we have read what it says: both go on.
                 self._loop.add_writer(self._socket, self._write)
@@ -131,6 +134,7 @@ class Pipe:
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
+            self._breaks.unregister(self._socket)
             self._socket = None
 
     def _write(self) -> None:
@@ -146,10 +150,17 @@ class Pipe:
             self.deaf()  # A closed socket would tell us so without end.
             return
         try:
-            self._pgconn.consume_input()
-            self._collect()
+            self._take_in()
+            # uvloop tells of a socket that was reset once, and never again. If there were words to
+            # read before the error, this is the only time to come to it.
+            while self._breaks.poll(0):
+                self._take_in()
         except psycopg.Error as lost:
             self._fail(lost)
+
+    def _take_in(self) -> None:
+        self._pgconn.consume_input()
+        self._collect()
 
     def _collect(self) -> None:
         while not self._pgconn.is_busy():

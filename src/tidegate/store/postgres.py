@@ -170,7 +170,7 @@ class PostgresStore:
             kwargs={
                 "autocommit": True,
                 "options": session_options(schema, self.bounds),
-                "tcp_user_timeout": int(self.bounds.connection_lost_s * 1000),
+                **lost_after(self.bounds.connection_lost_s),
                 "application_name": "tidegate",
             },
             configure=self._configure,
@@ -359,6 +359,17 @@ def as_fault(fault: psycopg.Error) -> StoreFault:
     if lost or (code and (code in RETRYABLE or code.startswith(RETRYABLE_CLASSES))):
         return StoreUnavailable(f"{code or 'connection lost'}: {fault}")
     return StoreFault(f"{code or type(fault).__name__}: {fault}")
+
+
+def lost_after(seconds: float) -> dict[str, int]:
+    """A host that vanishes says nothing. Who waits for its answer has nothing under way that it
+    could fail to confirm, so that the kernel must ask whether it is still there.
+    """
+    return {
+        "tcp_user_timeout": int(seconds * 1000),
+        "keepalives_idle": max(int(seconds / 2), 1),
+        "keepalives_interval": 1,
+    }
 
 
 def session_options(schema: str, bounds: Bounds, role: str = ENGINE_ROLE) -> str:
