@@ -89,7 +89,8 @@ sim: setup ## everything fails in virtual time, for SEEDS seeds: no money is los
 DEPTH ?= 3
 EVERY ?= 1
 sim-deep: setup ## every call of every path fails in every way, DEPTH=3 times in a run; hours, or EVERY=50
-	@$(BIN)/python -m tests.simulation.plans --depth $(DEPTH) --every $(EVERY) --jobs $(CORES)
+	@$(BIN)/python -m tests.simulation.plans --thorough --depth $(DEPTH) --every $(EVERY) \
+	  --jobs $(CORES)
 
 .PHONY: model model-tools
 

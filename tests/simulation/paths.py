@@ -29,6 +29,7 @@ GUILD_FLOWS = ("pool_transfer", "member_transfer")
 LOOK_S, COOLING_S = 0.05, 3.0
 # Seldom: a fault while a worker looks for what is due and finds nothing teaches little.
 SCAN_S = 5.0
+END_S = 1.0  # So often somebody looks for the end: most of a plan's time nothing happens.
 LIFE_S = 3.0  # Of what is to expire.
 
 
@@ -71,8 +72,9 @@ class Path:
         lives_s = life_s if self.flow == "pool_transfer" else None
         wish = Request(OWNER, self.flow, parties, ASSET, self.amount, "cid", lives_s=lives_s)
         scene.wishes, scene.owners = [wish], (OWNER,)
-        scene.nodes = self.workers
-        scene.world.terms = Terms(scan_s=SCAN_S, reversible=self.reversible)
+        scene.nodes, scene.look_s = self.workers, END_S
+        served = frozenset(party.system for party in parties.values())
+        scene.world.terms = Terms(scan_s=SCAN_S, reversible=self.reversible, systems=served)
         scene.mood = Mood(flooded=frozenset({OWNER} if self.flooded else ()))
         Keeper(self, scene)
 

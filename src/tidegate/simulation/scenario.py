@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 from uuid import UUID
 
@@ -22,10 +22,10 @@ from tidegate.core.flow import Edge, Flow
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account, StoreFault
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request
+from tidegate.core.request import Checked, Request
 from tidegate.core.wire import Verb
 from tidegate.engine.births import Receipt
-from tidegate.engine.gathering import MANY
+from tidegate.engine.engine import Engine
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
 from tidegate.simulation.disk import STALL_S
@@ -42,7 +42,7 @@ from tidegate.simulation.people import (
     Siege,
     wishes,
 )
-from tidegate.simulation.store import MARKS
+from tidegate.simulation.store import MARKS, SimTwin
 from tidegate.simulation.world import Node, Terms, World, until
 from tidegate.systems.guild.memory import SETTINGS, Rules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
@@ -93,15 +93,21 @@ class Result:
 class Scenario:
     """What happens in one seed, told from outside the processes."""
 
-    def __init__(self, world: World, mood: Mood, wishes: list[Request]) -> None:
-        self.world, self.mood, self.wishes = world, mood, wishes
+    def __init__(self, world: World, mood: Mood) -> None:
+        self.world, self.mood = world, mood
         self.nodes = 2
+        self.look_s = 0.25  # So often somebody looks whether all has ended.
         self.owners: Sequence[int] = OWNERS  # Who has anything.
         self.spread_s = SAFETY_S * 0.7  # Within which the wishes are made.
         self.plan: Fate | None = None  # Takes effect when the world has begun.
         self.told: dict[tuple[int, str | None], UUID] = {}
         self.meddling: Meddling = Counter()
         self.liveness_s = 0.0
+
+    @cached_property
+    def wishes(self) -> list[Request]:
+        """By the dice, unless somebody says what they are."""
+        return wishes(self.world.dice, self.mood)
 
     async def play(self) -> None:
         world = self.world
@@ -173,12 +179,29 @@ class Scenario:
         """The client's patience is its own: a process that dies says nothing any more."""
         engine = node.engine
         assert engine is not None
-        work = engine.transfer(wish) if waits else engine.submit(wish)
+        if not waits:
+            work = engine.submit(wish)
+        elif wish.cid is None or wish.owner % 2:
+            work = engine.transfer(wish)
+        else:
+            work = self._twice(engine, wish)
         asked = self.world.loop.create_task(work, context=node.context)
         await asyncio.wait([asked], timeout=CLIENT_S)
         if not node.alive or not asked.done() or isinstance(asked.exception(), StoreFault):
             return None
         said: Receipt | Refusal = asked.result()
+        return said
+
+    async def _twice(self, engine: Engine[SimTwin], wish: Request) -> Receipt | Refusal:
+        """In one batch, as a client may that repeats itself: both are told the same."""
+        said, again = await engine.transfer_all([Checked(wish), Checked(wish)])
+        for each in (said, again):
+            if isinstance(each, StoreFault):
+                raise each
+        assert not isinstance(said, StoreFault)
+        told = [each.transfer.id if isinstance(each, Receipt) else each for each in (said, again)]
+        if told[0] != told[1]:
+            self.world.auditor.blame(f"{wish.cid} is {told[0]} and {told[1]} in one batch")
         return said
 
     async def _meddle(self) -> None:
@@ -289,7 +312,7 @@ class Scenario:
                 still = [world.auditor.lives[id_].transfer for id_ in sorted(world.auditor.open)]
                 world.auditor.blame(f"not ended {LIVENESS_S:.0f} s after healing: {still[:2]}")
                 return
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(self.look_s)
         for client in asking:
             client.result()
 
@@ -363,25 +386,15 @@ def _run(
 def by_dice(world: World) -> Scenario:
     """Everything is thrown: what fails, how people behave, and how the workers are set up."""
     dice = world.dice
-    world.fates, world.terms, mood = Swarm(dice), thrown_terms(dice), Mood.thrown(dice)
-    scene = Scenario(world, mood, wishes(dice, mood))
+    world.fates, world.terms, mood = Swarm(dice), Terms.thrown(dice), Mood.thrown(dice)
+    scene = Scenario(world, mood)
+    scene.wishes = wishes(dice, mood)  # Now: what is thrown below shall not depend on when.
     scene.nodes = dice.choice((1, 2, 2, 3))
     return scene
 
 
 def by_plan(world: World, plan: Fate) -> Scenario:
     """Nothing fails but what is planned, nobody meddles, and all wishes are made at once."""
-    scene = Scenario(world, Mood(), wishes(world.dice, Mood()))
+    scene = Scenario(world, Mood())
     scene.plan, scene.spread_s = plan, 0.0
     return scene
-
-
-def thrown_terms(dice: random.Random) -> Terms:
-    return Terms(
-        loops_per_lane=dice.choice((1, 1, 2)),
-        ring_size=dice.choice((1, 100, 100)),
-        scan_s=dice.choice((1.0, 2.0, 2.0)),
-        many=dice.choice((2, MANY)),
-        snapshot_records=dice.choice((8, 25, 10**6)),
-        reversible=dice.random() < 0.8,
-    )

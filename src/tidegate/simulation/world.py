@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
 from tidegate.core.flow import Flow
@@ -23,7 +23,7 @@ from tidegate.simulation.loop import SimLoop
 from tidegate.simulation.network import Network, Wires
 from tidegate.simulation.store import NodeStore, SimTwin
 from tidegate.store.memory import Tables
-from tidegate.systems.guild import MemoryAllowance, MemoryChecks
+from tidegate.systems.guild import ALLOWANCE, CHECKS, MemoryAllowance, MemoryChecks
 from tidegate.systems.ledger import MemoryLedger
 from tidegate.systems.ledger.memory import ACCOUNTS
 from tidegate.systems.trading import Caller, Trading, recall
@@ -44,6 +44,18 @@ class Terms(NamedTuple):
     many: int = MANY
     snapshot_records: int = 10**6
     reversible: bool = True  # Whether the core is said to be able to undo a debit.
+    systems: frozenset[str] = frozenset({CORE, LEDGER, ALLOWANCE, CHECKS})  # What workers serve.
+
+    @classmethod
+    def thrown(cls, dice: random.Random) -> Self:
+        return cls(
+            loops_per_lane=dice.choice((1, 1, 2)),
+            ring_size=dice.choice((1, 100, 100)),
+            scan_s=dice.choice((1.0, 2.0, 2.0)),
+            many=dice.choice((2, MANY)),
+            snapshot_records=dice.choice((8, 25, 10**6)),
+            reversible=dice.random() < 0.8,
+        )
 
 
 class SimTrading(Trading):
@@ -89,13 +101,14 @@ class Node:
         return self.name
 
     async def start(self) -> None:
-        world = self.world
+        world, served = self.world, self.world.terms.systems
+        local = MemoryLedger(LEDGER), MemoryAllowance(), MemoryChecks()
         self.engine = Engine(
             Parts(
                 store=self.store,
                 flows=world.flows,
-                outside=[SimTrading(self)],
-                local=[MemoryLedger(LEDGER), MemoryAllowance(), MemoryChecks()],
+                outside=[SimTrading(self)] if CORE in served else [],
+                local=[system for system in local if system.name in served],
                 clock=self.clock,
                 dice=random.Random(world.dice.random()),  # noqa: S311  To be thrown again.
                 alert=self.alert,

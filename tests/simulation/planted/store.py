@@ -177,7 +177,7 @@ def effect_before_the_lock(patch: Patch) -> None:
 
     async def transact(means: Any, lane: str, work: step.Work, slots: Any) -> Any:
         async with means.store.transaction() as tx:
-            firsts = [step._first_move(means, t, work) for t in work.batch]
+            firsts = step._first_moves(means, work)
             moves = await step.settle(means, tx, firsts)
             fresh = {t.id for t in await means.store.lock(tx, work.batch)}
             moves = [move for move in moves if move.before.id in fresh]
