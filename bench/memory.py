@@ -24,7 +24,8 @@ def soak(world: World, accounts: int, minutes: float) -> dict[str, object]:
         def sample() -> None:
             while not over.wait(timing.seconds / SAMPLES):
                 at_s = round(time.monotonic() - began_s, 1)
-                samples.append({"at_s": at_s, **memory_of(roles)})
+                if at_s < timing.seconds:  # Behind that nobody may be there any more.
+                    samples.append({"at_s": at_s, **memory_of(roles)})
 
         threading.Thread(target=sample, daemon=True).start()
 
