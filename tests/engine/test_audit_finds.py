@@ -1,19 +1,41 @@
 """The audit finds what is wrong, in either system, and halts."""
 
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import pytest
 
 from tests.crash.scenes import ASSET, parts, request_of
 from tests.engine.audited import BASE, Play, World
+from tidegate.core.answers import Alarm
 from tidegate.core.flow import Verb
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party, Question
+from tidegate.engine.audit import Audit
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import CORE, LEDGER, Crossing
+from tidegate.engine.verdicts import Look
+from tidegate.flows import FLOWS
 from tidegate.systems.ledger import FUNDING
 
 pytestmark = pytest.mark.slow
+
+ONE_MORE = "UPDATE ledger_accounts SET available = available + 1 WHERE owner = %s AND book = %s"
+ONE_LESS = ONE_MORE.replace("+", "-")
+
+
+class Overtaken(Audit):
+    """When it has looked twice, and before it halts, somebody does something."""
+
+    looks = 0
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def look(self, *, full: bool) -> Look:
+        found = await super().look(full=full)
+        self.looks += 1
+        if self.looks == 2:
+            await self.meanwhile()
+        return found
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -21,14 +43,46 @@ def test_a_corrupted_balance_row_is_found_and_halts(play_audited: Play, full: bo
     async def scene(world: World) -> None:
         await world.traffic()
         assert (await world.audit.run(full=full)).ok
-        await world.corrupt(
-            "UPDATE ledger_accounts SET available = available + 1 WHERE owner = %s AND book = %s",
-            BASE,
-            FUNDING,
-        )
+        await world.corrupt(ONE_MORE, BASE, FUNDING)
         await world.found("off by 1 smallest units", full=full)
         refused = await world.gate.engine.transfer(request_of(parts(BASE)[0], 99), 1)
         assert not isinstance(refused, Receipt)
+
+    play_audited(scene)
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_who_resumes_is_not_halted_again_for_what_was_seen_before(
+    play_audited: Play, mended: bool
+) -> None:
+    async def scene(world: World) -> None:
+        async def resume() -> None:
+            if mended:
+                await world.corrupt(ONE_LESS, BASE, FUNDING)
+            await world.gate.store.resume("the row was looked at", "operator")
+
+        await world.traffic()
+        await world.corrupt(ONE_MORE, BASE, FUNDING)
+        await world.gate.store.halt("something is wrong", "operator")
+        audit = Overtaken(world.gate.store, world.core, FLOWS, world.alerts.append)
+        audit.meanwhile = resume
+        report = await audit.run()
+        await audit.close()
+        assert (report.ok, report.halted) == (mended, not mended)
+        assert audit.looks == 3, "what it saw before was no reason any more"
+        assert len(world.alerts) == (0 if mended else 1)
+
+    play_audited(scene)
+
+
+def test_a_resume_over_books_that_still_differ_is_told_again(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        await world.corrupt(ONE_MORE, BASE, FUNDING)
+        await world.found("off by 1 smallest units")
+        await world.gate.store.resume("it looks well", "operator")
+        assert (await world.audit.run()).halted
+        assert [alert.alarm for alert in world.alerts] == [Alarm.HALT, Alarm.HALT]
 
     play_audited(scene)
 

@@ -34,7 +34,7 @@ from tidegate.engine.verdicts import (
     told,
     unreadable,
 )
-from tidegate.store.auditing import FIRST, Case, Moment, moment, seen
+from tidegate.store.auditing import FIRST, Brake, Case, Moment, moment, pull_brake, seen
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.trading import Totals, Trading
 
@@ -150,9 +150,9 @@ class Audit:
             found = await self.look(full=full)
             if found.problems:
                 found = await self.look(full=full)
-            if found.problems:
-                await self._halt(found.problems)
-            else:
+            while found.problems and not await self._halt(found):
+                found = await self.look(full=full)
+            if not found.problems:
                 self._told = frozenset()
             assets = await self._store.assets()
             halted = await self._store.halted()
@@ -176,12 +176,18 @@ class Audit:
         if self._ear is not None:
             await self._ear.close()
 
-    async def _halt(self, problems: Sequence[str]) -> None:
-        await self._store.halt(f"{problems[0]} ({len(problems)} found)", "audit")
-        if not self._told.issuperset(problems):
+    async def _halt(self, found: Look) -> bool:
+        """Not if somebody has resumed since: what was found may be what has been set right."""
+        problems = found.problems
+        reason = f"{problems[0]} ({len(problems)} found)"
+        brake = await pull_brake(self._store, reason, found.at_us)
+        if brake is Brake.RELEASED:
+            return False
+        if brake is Brake.PULLED or not self._told.issuperset(problems):
             self._told = frozenset(problems)
             cause = f"the audit found {len(problems)} violations: {problems[0]}"
             self._alert(Alert(Alarm.HALT, cause))
+        return True
 
     async def look(self, *, full: bool) -> Look:
         """Judge, and tell nobody."""
@@ -189,6 +195,7 @@ class Audit:
         self.read = look.read
         before = await self._totals()
         async with moment(self._store) as then:
+            look.at_us = then.at_us
             look.books = await then.books()
             look.position, look.core = await self._totals()
             later: dict[UUID, list[Event]] = {}

@@ -67,6 +67,7 @@ class Look:
     """One audit, as far as it has come. Owner and asset are a key of sums."""
 
     full: bool
+    at_us: int = 0
     position: int = 0
     core: Mapping[tuple[str, int], int] = field(default_factory=dict)
     books: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)

@@ -196,3 +196,15 @@ SELECT 'ended', '', NULL, '', count(*) FILTER (WHERE s.place = 'source'), count(
   FROM born AS b
   JOIN flow_states AS s ON s.flow = b.flow AND s.state = b.state
  WHERE s.is_end;
+
+-- alone: nobody pulls or releases the brake until this transaction ends; who reads it goes on.
+LOCK TABLE halts IN SHARE ROW EXCLUSIVE MODE;
+
+-- brake: whether it is pulled, and whether somebody has released it since a moment.
+SELECT coalesce(bool_or(resumed_at IS NULL), false),
+       coalesce(bool_or((extract(epoch FROM resumed_at) * 1000000)::bigint >= %(seen_us)s), false)
+  FROM halts;
+
+-- pull: the audit has found something.
+INSERT INTO halts (reason, actor)
+VALUES (%(reason)s, 'audit');

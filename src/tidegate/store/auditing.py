@@ -1,7 +1,8 @@
-"""What the audit reads of a store: everything of one moment, in pages."""
+"""What the audit reads of a store: everything of one moment, in pages; and the brake it pulls."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -156,6 +157,25 @@ async def moment(store: PostgresStore) -> AsyncIterator[Moment]:
             yield Moment(opened, at_us)
         finally:
             await pipe.roll_back()  # It has only read.
+
+
+class Brake(Enum):
+    """What came of pulling it."""
+
+    PULLED = auto()
+    HELD = auto()  # By an earlier cause, which stays.
+    RELEASED = auto()  # Somebody has released it since the moment of which we speak.
+
+
+async def pull_brake(store: PostgresStore, reason: str, seen_us: int) -> Brake:
+    """Halt for what was seen at a moment, unless a person has resumed after it: look again then."""
+    async with store.transaction() as tx:
+        tx.send(STATEMENTS["alone"], {})
+        [(held, released)] = await tx.fetch(STATEMENTS["brake"], {"seen_us": seen_us})
+        if held or released:
+            return Brake.HELD if held else Brake.RELEASED
+        await tx.post(STATEMENTS["pull"], {"reason": reason})
+        return Brake.PULLED
 
 
 async def seen(store: PostgresStore, ids: Sequence[UUID]) -> Mapping[UUID, tuple[int, int, int]]:
