@@ -10,7 +10,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from uuid import UUID
 
 import msgspec
 
@@ -48,14 +47,14 @@ class WatchedStore(PostgresStore):
             self.fuse.burn(f"after {note}")
 
     async def insert(
-        self, tx: PostgresTransaction, births: Sequence[Birth], leased: frozenset[UUID]
+        self, tx: PostgresTransaction, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         rows = await super().insert(tx, births, leased)
         self.writing[id(tx)].append("birth")
         return rows
 
     async def record(
-        self, tx: PostgresTransaction, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: PostgresTransaction, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         rows = await super().record(tx, moves, leased)
         self.writing[id(tx)] += [f"record of {row.state}" for row in rows]

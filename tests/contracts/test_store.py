@@ -22,7 +22,6 @@ from tidegate.store.memory import MemoryStore
 from tidegate.store.postgres import Bounds, PostgresStore
 
 FLOW = FLOWS["internal_transfer"]
-NONE: frozenset[UUID] = frozenset()
 _numbers = itertools.count(1)
 
 AnyStore: TypeAlias = Store[Any]
@@ -62,7 +61,7 @@ def birth(transfer: Transfer, cid: str | None = None) -> Birth:
 
 async def insert(store: AnyStore, *transfers: Transfer) -> None:
     async with store.transaction() as tx:
-        await store.insert(tx, [birth(t) for t in transfers], NONE)
+        await store.insert(tx, [birth(t) for t in transfers], [False] * len(transfers))
 
 
 async def answer(store: AnyStore, transfers: Sequence[Transfer], given: Answer) -> int:
@@ -70,7 +69,7 @@ async def answer(store: AnyStore, transfers: Sequence[Transfer], given: Answer) 
     async with store.transaction() as tx:
         fresh = await store.lock(tx, transfers)
         moves = [decide(FLOW, t, given, Terms()) for t in fresh]
-        await store.record(tx, moves, NONE)
+        await store.record(tx, moves, [False] * len(moves))
     return len(moves)
 
 
@@ -171,7 +170,7 @@ def test_record_moves_all_that_were_meant_or_none(play: Play) -> None:
         moves = [decide(FLOW, t, Done(), Terms()) for t in (first, second)]
         with pytest.raises(StoreFault):
             async with store.transaction() as tx:
-                await store.record(tx, moves, NONE)
+                await store.record(tx, moves, [False] * len(moves))
         assert (await one(store, first.id)).version == 0
 
     play(scene)
@@ -185,7 +184,7 @@ def test_what_a_transaction_did_is_gone_if_it_fails(play: Play) -> None:
         async def failing() -> None:
             async with store.transaction() as tx:
                 fresh = await store.lock(tx, [asked])
-                await store.record(tx, [decide(FLOW, t, Done(), Terms()) for t in fresh], NONE)
+                await store.record(tx, [decide(FLOW, t, Done(), Terms()) for t in fresh], [False])
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -227,7 +226,7 @@ def test_a_leased_row_is_left_to_whoever_was_handed_it(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
         kept, left = newborn(), newborn()
         async with store.transaction() as tx:
-            rows = await store.insert(tx, [birth(kept), birth(left)], frozenset({kept.id}))
+            rows = await store.insert(tx, [birth(kept), birth(left)], [True, False])
         assert [t.attempts for t in rows] == [1, 0]
         assert [t.id for t in await store.claim("venue", 5)] == [left.id]
         assert await answer(store, [rows[0]], Done()) == 1
@@ -239,14 +238,14 @@ def test_a_cid_that_is_taken_refuses_the_whole_batch(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
         first, second, third = newborn(), newborn(), newborn()
         async with store.transaction() as tx:
-            await store.insert(tx, [birth(first, "one")], NONE)
+            await store.insert(tx, [birth(first, "one")], [False])
         with pytest.raises(CidTaken):
             async with store.transaction() as tx:
-                await store.insert(tx, [birth(third, "two"), birth(second, "one")], NONE)
+                await store.insert(tx, [birth(third, "two"), birth(second, "one")], [False] * 2)
         assert [t.id for t in await store.find([first.id, second.id, third.id])] == [first.id]
         other = newborn(owner=2)
         async with store.transaction() as tx:
-            await store.insert(tx, [birth(other, "one")], NONE)
+            await store.insert(tx, [birth(other, "one")], [False])
         _, _, known = await store.look([(1, "one"), (2, "one"), (3, "one"), (1, "two")])
         assert [k and k.transfer.id for k in known] == [first.id, other.id, None, None]
 
@@ -258,7 +257,7 @@ def test_racing_births_of_one_cid_make_one_transfer(play: Play) -> None:
         async def bear(transfer: Transfer) -> bool:
             try:
                 async with store.transaction() as tx:
-                    await store.insert(tx, [birth(transfer, "same")], NONE)
+                    await store.insert(tx, [birth(transfer, "same")], [False])
             except CidTaken:
                 return False
             return True
@@ -292,7 +291,7 @@ def test_a_row_under_a_deadline_is_due_at_it_and_then_expired(play: Play) -> Non
         transfer = newborn()
         async with store.transaction() as tx:
             move = Move(transfer, transfer, delay_s=60.0, deadline_s=0.3)
-            await store.insert(tx, [birth(transfer)._replace(move=move)], NONE)
+            await store.insert(tx, [birth(transfer)._replace(move=move)], [False])
         assert await store.claim("venue", 1) == []
         await asyncio.sleep(0.4)
         [late] = await store.claim("venue", 1)
@@ -306,14 +305,14 @@ def test_the_life_of_a_transfer_takes_the_place_of_its_deadlines(play: Play) -> 
         transfer = newborn()
         async with store.transaction() as tx:
             move = Move(transfer, transfer, deadline_s=60.0)
-            await store.insert(tx, [birth(transfer)._replace(move=move, lives_s=0.5)], NONE)
+            await store.insert(tx, [birth(transfer)._replace(move=move, lives_s=0.5)], [False])
         [asked] = await store.claim("venue", 1)
         assert not asked.expired
         onward = decide(FLOW, asked, Done(), Terms())
         onward = replace(onward, delay_s=60.0, deadline_s=3600.0)
         async with store.transaction() as tx:
             await store.lock(tx, [asked])
-            await store.record(tx, [onward], NONE)
+            await store.record(tx, [onward], [False])
         assert await store.claim("other", 1) == []
         await asyncio.sleep(0.6)
         [late] = await store.claim("other", 1)
@@ -321,7 +320,7 @@ def test_the_life_of_a_transfer_takes_the_place_of_its_deadlines(play: Play) -> 
         free = replace(decide(FLOW, late, Rejected("no"), Terms()), deadline_s=None)
         async with store.transaction() as tx:
             await store.lock(tx, [late])
-            await store.record(tx, [free], NONE)
+            await store.record(tx, [free], [False])
         assert not (await one(store, asked.id)).expired
 
     play(scene)

@@ -227,7 +227,7 @@ async def record(player: Player) -> None:
         batch = sorted(player.some(), key=lambda t: t.id)
         fresh = batch if careless else await player.store.lock(tx, batch)
         moves = [decide(FLOWS[t.flow], t, _said(player, t), Terms()) for t in fresh]
-        leased = frozenset(m.before.id for m in moves if player.dice.random() < 0.3)
+        leased = [player.dice.random() < 0.3 for _ in moves]
         if moves:
             player.remember(await player.store.record(tx, moves, leased))
         player.may_abandon()
@@ -256,7 +256,7 @@ async def insert(player: Player) -> None:
         deadline_s = dice.choice((None, None, 5.0, 0.25))
         move = Move(transfer, transfer, delay_s=dice.choice((0.0, 3.3)), deadline_s=deadline_s)
         births.append(Birth(move, dice.choice(CIDS) + f"/{place}", bytes([place])))
-    leased = frozenset(b.move.before.id for b in births if dice.random() < 0.3)
+    leased = [dice.random() < 0.3 for _ in births]
     async with player.store.transaction() as tx:
         player.remember(await player.store.insert(tx, births, leased))
         player.may_abandon()

@@ -122,7 +122,7 @@ class TellingStore:
         return fresh
 
     async def record(
-        self, tx: Any, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: Any, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         about = " ".join(f"{short(m.before.id)}@{m.before.version}→{m.after.state}" for m in moves)
         wants = rows_of(m.before for m in moves)
@@ -132,7 +132,7 @@ class TellingStore:
         return rows
 
     async def insert(
-        self, tx: Any, births: Sequence[Birth], leased: frozenset[UUID]
+        self, tx: Any, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         keys = [(b.move.after.owner, b.cid) for b in births]
         about = " ".join(

@@ -61,7 +61,7 @@ class Refusing(MemoryStore):
     refused: UUID | None = None
 
     async def record(
-        self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         if any(move.entries and move.before.id == self.refused for move in moves):
             raise StoreFault("23514: a check of the history is violated")

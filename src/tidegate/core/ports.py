@@ -126,12 +126,15 @@ class Store(Protocol[Tx]):
         """
 
     async def record(
-        self, tx: Tx, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: Tx, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
-        """Apply moves of locked rows, with their history. All of them, or a StoreFault."""
+        """Apply moves of locked rows, with their history. All of them, or a StoreFault.
+
+        Of each it is said whether it is leased to the caller, who will ask about it next.
+        """
 
     async def insert(
-        self, tx: Tx, births: Sequence[Birth], leased: frozenset[UUID]
+        self, tx: Tx, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         """Insert newborn transfers with their history; CidTaken if one of the keys exists."""
 

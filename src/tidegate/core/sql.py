@@ -38,7 +38,10 @@ def _bare(body: str) -> str:
 
 
 def numbers(values: Iterable[int | float | bool | None]) -> str:
-    return _column(["NULL" if v is None else str(v) for v in values])
+    column = list(values)
+    if None in column:
+        return _column(["NULL" if v is None else str(v) for v in column])
+    return "{" + ",".join(map(str, column)) + "}"
 
 
 def sparse(values: Iterable[int | float | bool]) -> str:

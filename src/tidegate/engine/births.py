@@ -245,13 +245,13 @@ class Births(Generic[Tx]):
         async with means.store.transaction() as tx:
             admitted, refused = await self._admit(tx, newborns)
             moves = await settle(means, tx, [self._first_move(newborn) for newborn in admitted])
-            slots.reserve(() if (await tx.begun()).halted else moves)
+            leased = slots.reserve(moves, halted=(await tx.begun()).halted)
             births = [
                 Birth(move, n.key[1], n.fingerprint, n.request.lives_s)
                 for n, move in zip(admitted, moves, strict=True)
             ]
             if births:
-                rows = await means.store.insert(tx, births, slots.leased)
+                rows = await means.store.insert(tx, births, leased)
                 await be_witnessed(means, tx, moves, born=True)
         return Delivery(admitted, refused, moves, rows)
 

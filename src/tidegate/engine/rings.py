@@ -4,7 +4,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
-from uuid import UUID
 
 from tidegate.core.transfer import Move, Transfer
 
@@ -101,29 +100,30 @@ class Slots:
     def __init__(self, rings: Mapping[str, Ring], expires_s: float) -> None:
         self._rings = rings
         self._expires_s = expires_s
-        self._lanes: dict[UUID, str] = {}
+        self._lanes: list[str | None] = []  # Of each move, where it has a slot.
 
-    def reserve(self, moves: Iterable[Move]) -> None:
-        for move in moves:
-            lane = move.after.lane
-            if lane is None or lane not in self._rings or move.delay_s > 0:
-                continue
-            if self._rings[lane].reserve():
-                self._lanes[move.after.id] = lane
+    def reserve(self, moves: Sequence[Move], *, halted: bool) -> list[bool]:
+        """Which of the moves will be handed over: those rows are to be leased."""
+        self._lanes = [None if halted else self._slot(move) for move in moves]
+        return [lane is not None for lane in self._lanes]
 
-    @property
-    def leased(self) -> frozenset[UUID]:
-        return frozenset(self._lanes)
+    def _slot(self, move: Move) -> str | None:
+        lane = move.after.lane
+        if lane is None or lane not in self._rings or move.delay_s > 0:
+            return None
+        return lane if self._rings[lane].reserve() else None
 
-    def fill(self, rows: Sequence[Transfer]) -> frozenset[str]:
-        """Hand the committed rows over; return the lanes that have work now."""
-        lane_of = self._lanes.get
-        for row in rows if self._lanes else ():
-            if (lane := lane_of(row.id)) is not None:
+    def fill(self, rows: Sequence[Transfer]) -> set[str]:
+        """Hand the committed rows over, in the order of their moves; return who has work now."""
+        lanes = set()
+        for row, lane in zip(rows, self._lanes, strict=True):
+            if lane is not None:
                 self._rings[lane].put(row, self._expires_s)
-        return frozenset(self._lanes.values())
+                lanes.add(lane)
+        return lanes
 
     def free(self) -> None:
-        for lane in self._lanes.values():
-            self._rings[lane].free()
-        self._lanes = {}
+        for lane in self._lanes:
+            if lane is not None:
+                self._rings[lane].free()
+        self._lanes = []

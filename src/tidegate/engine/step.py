@@ -53,6 +53,7 @@ class Means(Generic[Tx]):
     witnesses: Mapping[str, Witness[Tx]] = field(default_factory=dict)
 
     def terms(self, actor: str = "") -> Terms:
+        """Of a whole batch: what must be asked again together stays together."""
         return Terms(self.dice.random(), self.irreversible, actor)
 
 
@@ -199,8 +200,8 @@ async def _transact(
                 firsts = [move for move in firsts if move.before.id in unmoved]
                 groups = _groups(means, firsts, range(len(firsts)))
             moves = await _settle(means, tx, firsts, groups)
-            slots.reserve(() if (await tx.begun()).halted else moves)
-            rows = await means.store.record(tx, moves, slots.leased)
+            leased = slots.reserve(moves, halted=(await tx.begun()).halted)
+            rows = await means.store.record(tx, moves, leased)
             await be_witnessed(means, tx, moves, born=False)
         if lane in means.remembering:
             await means.remembering[lane].remember(tx)
@@ -210,8 +211,9 @@ async def _transact(
 def _first_moves(means: Means[Tx], work: Work) -> list[Move]:
     if work.answers is None:
         return [Move(transfer, transfer) for transfer in work.batch]
+    terms = means.terms(work.actor)
     return [
-        decide(means.flows[transfer.flow], transfer, answer, means.terms(work.actor))
+        decide(means.flows[transfer.flow], transfer, answer, terms)
         for transfer, answer in zip(work.batch, work.answers, strict=True)
     ]
 
@@ -236,14 +238,14 @@ async def _settle(
     """Only for rows that are locked and still at their version: a stale answer must not move
     money on its way to being ignored.
     """
-    settled = list(moves)
+    settled, terms = list(moves), means.terms()
     while groups and not (await tx.begun()).halted:
         for name in sorted(groups):
             places, questions = groups[name]
             answers = await _ask_locally(means.local[name], tx, questions)
             for place, answer in zip(places, answers, strict=True):
                 transfer = settled[place].after
-                later = decide(means.flows[transfer.flow], transfer, answer, means.terms())
+                later = decide(means.flows[transfer.flow], transfer, answer, terms)
                 settled[place] = settled[place].then(later)
         asked = sorted(place for group in groups.values() for place in group.places)
         groups = _groups(means, settled, asked)
@@ -279,6 +281,8 @@ async def _ask_locally(
 
 async def be_witnessed(means: Means[Tx], tx: Tx, moves: Sequence[Move], *, born: bool) -> None:
     """Tell each system that keeps a record of its own what becomes of its transfers."""
+    if not means.witnesses:
+        return
     seen: dict[str, dict[UUID, Move]] = {}
     for move in moves:
         for party in move.after.parties.values():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -129,19 +130,19 @@ class NodeStore(MemoryStore):
         return await super().lock(tx, transfers, behind)
 
     async def record(
-        self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         await self._reach("record")
         assert isinstance(tx, SimTwin)
-        tx.leased = leased
+        tx.leased = frozenset(compress((m.after.id for m in moves), leased))
         return await super().record(tx, moves, leased)
 
     async def insert(
-        self, tx: Twin, births: Sequence[Birth], leased: frozenset[UUID]
+        self, tx: Twin, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         await self._reach("insert")
         assert isinstance(tx, SimTwin)
-        tx.leased = leased
+        tx.leased = frozenset(compress((b.move.after.id for b in births), leased))
         return await super().insert(tx, births, leased)
 
     async def look(

@@ -203,25 +203,25 @@ class MemoryStore:
         return [t for t in transfers if _stands(tx, t)]
 
     async def record(
-        self, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         # Locked they are already. Whoever comes without that waits for what the statement meets.
         await tx.lock(TRANSFERS, sorted(m.before.id for m in moves if _stands(tx, m.before)))
         rows = []
-        for move in moves:
+        for move, held in zip(moves, leased, strict=True):
             if not _stands(tx, move.before):
                 raise StoreFault(f"{move.before.id} was locked and has moved")
             row = tx.get(TRANSFERS, move.before.id)
-            after, hashes = written(move, leased, tx.at_us, move.before.created_us)
+            after, hashes = written(move, held, tx.at_us, move.before.created_us)
             kept_s = row.deadline_s
             deadline_s = _deadline(tx, move, row.expires_s) if move.entries else kept_s
-            due = self._due(tx, move, leased, deadline_s)
+            due = self._due(tx, move, held, deadline_s)
             self._write(tx, move, hashes, Row(after, *due, row.expires_s))
             rows.append(after)
         return rows
 
     async def insert(
-        self, tx: Twin, births: Sequence[Birth], leased: frozenset[UUID]
+        self, tx: Twin, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         await tx.pause()
         for move, cid, fingerprint, _ in sorted(births, key=lambda b: (b.move.after.owner, b.cid)):
@@ -229,19 +229,19 @@ class MemoryStore:
             if not await tx.insert(CIDS, (move.after.owner, cid), known):
                 raise CidTaken("one of these requests is already known")
         rows = []
-        for move, _, _, lives_s in births:
-            after, hashes = written(move, leased, tx.at_us, tx.at_us)
+        for (move, _, _, lives_s), held in zip(births, leased, strict=True):
+            after, hashes = written(move, held, tx.at_us, tx.at_us)
             expires_s = None if lives_s is None else _after(tx.at_us, lives_s)
-            due = self._due(tx, move, leased, _deadline(tx, move, expires_s))
+            due = self._due(tx, move, held, _deadline(tx, move, expires_s))
             self._write(tx, move, hashes, Row(after, *due, expires_s))
             rows.append(after)
         return rows
 
     def _due(
-        self, tx: Twin, move: Move, leased: frozenset[UUID], deadline_s: float | None
+        self, tx: Twin, move: Move, leased: bool, deadline_s: float | None
     ) -> tuple[float, float | None]:
         """When the row is due, at its deadline at the latest; counted from when the tx began."""
-        due_s = _after(tx.at_us, self.lease_s if move.after.id in leased else move.delay_s)
+        due_s = _after(tx.at_us, self.lease_s if leased else move.delay_s)
         return (due_s if deadline_s is None else min(due_s, deadline_s)), deadline_s
 
     def _write(self, tx: Twin, move: Move, hashes: list[bytes], row: Row) -> None:

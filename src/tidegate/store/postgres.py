@@ -214,10 +214,13 @@ class PostgresStore:
         return [t for t in transfers if versions.get(t.id) == t.version]
 
     async def record(
-        self, tx: PostgresTransaction, moves: Sequence[Move], leased: frozenset[UUID]
+        self, tx: PostgresTransaction, moves: Sequence[Move], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         at_us, _ = await tx.begun()
-        rows = [written(move, leased, at_us, move.before.created_us) for move in moves]
+        rows = [
+            written(move, held, at_us, move.before.created_us)
+            for move, held in zip(moves, leased, strict=True)
+        ]
         values = {
             "count": len(moves),
             **attempt_columns(moves),
@@ -228,11 +231,11 @@ class PostgresStore:
         return [row for row, _ in rows]
 
     async def insert(
-        self, tx: PostgresTransaction, births: Sequence[Birth], leased: frozenset[UUID]
+        self, tx: PostgresTransaction, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         moves = [birth.move for birth in births]
         at_us, _ = await tx.begun()
-        rows = [written(move, leased, at_us, at_us) for move in moves]
+        rows = [written(move, held, at_us, at_us) for move, held in zip(moves, leased, strict=True)]
         values = {
             **birth_columns(births),
             **attempt_columns(moves),
@@ -245,7 +248,7 @@ class PostgresStore:
         self,
         moves: Sequence[Move],
         rows: Sequence[tuple[Transfer, list[bytes]]],
-        leased: frozenset[UUID],
+        leased: Sequence[bool],
     ) -> dict[str, object]:
         return {
             **state_columns(moves, [row for row, _ in rows], leased, self.lease_s),

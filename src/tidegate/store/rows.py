@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -37,9 +36,7 @@ def transfer_from(row: Sequence[Any]) -> Transfer:
     return Transfer(*columns)
 
 
-def written(
-    move: Move, leased: frozenset[UUID], at_us: int, created_us: int
-) -> tuple[Transfer, list[bytes]]:
+def written(move: Move, leased: bool, at_us: int, created_us: int) -> tuple[Transfer, list[bytes]]:
     """The transfer as the move leaves it in the store, and the hash of each of its answers."""
     head, hashes = move.before.head_hash, []
     for entry in move.entries:
@@ -48,7 +45,7 @@ def written(
     after = msgspec.structs.replace(
         move.after,
         # A leased row is about to be asked about without a claim that would count the attempt.
-        attempts=move.after.attempts + (move.before.id in leased),
+        attempts=move.after.attempts + leased,
         head_hash=head,
         created_us=created_us,
         updated_us=at_us if move.entries else move.after.updated_us or at_us,
@@ -114,7 +111,7 @@ def entry_columns(moves: Iterable[tuple[Move, list[bytes]]]) -> dict[str, object
 
 
 def state_columns(
-    moves: Sequence[Move], rows: Sequence[Transfer], leased: frozenset[UUID], lease_s: float
+    moves: Sequence[Move], rows: Sequence[Transfer], leased: Sequence[bool], lease_s: float
 ) -> dict[str, object]:
     """The columns that a birth and a move share."""
     which, places = _kinds(
@@ -125,7 +122,9 @@ def state_columns(
     return {
         "ids": uuids(t.id for t in rows),
         "kinds": numbers(which),
-        "delays": sparse(lease_s if m.before.id in leased else m.delay_s for m in moves),
+        "delays": sparse(
+            lease_s if held else move.delay_s for move, held in zip(moves, leased, strict=True)
+        ),
         "hashes": blobs(t.head_hash for t in rows),
         "states": names(t.state for t in kinds),
         "lanes": names(t.lane for t in kinds),

@@ -117,15 +117,15 @@ def hands_over_before_the_commit(patch: Patch) -> None:
         means = self._means
         async with means.store.transaction() as tx:
             moves = await step.settle(means, tx, [self._first_move(n) for n in newborns])
-            slots.reserve(moves)
+            leased = slots.reserve(moves, halted=False)
             born = [
                 Birth(move, n.key[1], n.fingerprint, n.request.lives_s)
                 for n, move in zip(newborns, moves, strict=True)
             ]
-            rows = await means.store.insert(tx, born, slots.leased)
+            rows = await means.store.insert(tx, born, leased)
             await step.be_witnessed(means, tx, moves, born=True)
             means.woken(slots.fill(rows))
-            slots._lanes = {}
+            slots._lanes = [None] * len(rows)
         return births.Delivery(newborns, [], moves, rows)
 
     patch.setattr(Births, "_transact", transact)

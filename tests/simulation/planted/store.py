@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
-from uuid import UUID
 
 import pytest
 from msgspec.structs import replace
@@ -24,15 +23,15 @@ Patch = pytest.MonkeyPatch
 
 
 async def record_blindly(
-    self: MemoryStore, tx: Twin, moves: Sequence[Move], leased: frozenset[UUID]
+    self: MemoryStore, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
 ) -> Sequence[Transfer]:
     """An UPDATE by id alone."""
     await tx.lock(TRANSFERS, sorted(move.before.id for move in moves))
     written = []
-    for move in moves:
+    for move, held in zip(moves, leased, strict=True):
         kept = tx.get(TRANSFERS, move.before.id)
-        after, hashes = rows.written(move, leased, tx.at_us, move.before.created_us)
-        due = self._due(tx, move, leased, kept.deadline_s)
+        after, hashes = rows.written(move, held, tx.at_us, move.before.created_us)
+        due = self._due(tx, move, held, kept.deadline_s)
         self._write(tx, move, hashes, Row(after, *due, kept.expires_s))
         written.append(after)
     return written
@@ -114,7 +113,7 @@ def cid_per_worker(patch: Patch) -> None:
         return at_us, halted, own
 
     async def inserted(
-        self: MemoryStore, tx: Twin, births: Sequence[Birth], leased: frozenset[UUID]
+        self: MemoryStore, tx: Twin, births: Sequence[Birth], leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         seen[self] |= {(birth.move.after.owner, birth.cid) for birth in births}
         return await insert(self, tx, births, leased)
@@ -181,8 +180,8 @@ def effect_before_the_lock(patch: Patch) -> None:
             moves = await step.settle(means, tx, firsts)
             fresh = {t.id for t in await means.store.lock(tx, work.batch)}
             moves = [move for move in moves if move.before.id in fresh]
-            slots.reserve(moves)
-            written = await means.store.record(tx, moves, slots.leased)
+            leased = slots.reserve(moves, halted=False)
+            written = await means.store.record(tx, moves, leased)
             await step.be_witnessed(means, tx, moves, born=False)
             if lane in means.remembering:
                 await means.remembering[lane].remember(tx)
