@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cluster import cluster_url, create_database, drop_database
 from tests.conftest import SCHEMA
+from tests.store.listening import TEXTS
 from tests.store.plans import (
     BIG,
     Asked,
@@ -21,8 +23,9 @@ from tests.store.plans import (
     prepare,
     read_in_full,
 )
-from tests.store.scenario import superuser
-from tidegate.store.postgres import Bounds, session_options
+from tests.store.scenario import Setting, deposit, moved, running, superuser, to_remote
+from tidegate.store.pipe import text_of
+from tidegate.store.postgres import Bounds, PostgresStore, session_options
 
 pytestmark = pytest.mark.slow
 
@@ -52,25 +55,33 @@ HOT = {
 # of them. Only a plan made for that one batch does so; the plan that is kept does not.
 MAY_READ_ALL_ACCOUNTS = Asked("ledger lock", 1000)
 
+MADE_FOR_ONE = "SELECT statement, custom_plans::bigint FROM pg_prepared_statements"
 MILLION = Path(__file__).with_name("million.sql")
 
 Values = Mapping[Asked, Mapping[str, Any]]
 Plans = dict[tuple[str, Asked], Plan]
 
 
+@contextmanager
+def _database(name: str, template: str) -> Iterator[str]:
+    yield create_database(cluster_url(), name, template)
+    drop_database(cluster_url(), name)
+
+
 @pytest.fixture(scope="module")
-def plans(template: str) -> Iterator[Plans]:
+def values(template: str) -> Values:
+    found: dict[Asked, Mapping[str, Any]] = {}
+    with _database(f"{template}_asked", template) as spoken:
+        for size in SIZES:
+            found |= {a: v for a, v in asyncio.run(asked(spoken, size)).items() if a.name in HOT}
+    return found
+
+
+@pytest.fixture(scope="module")
+def plans(template: str, values: Values) -> Iterator[Plans]:
     """The plan of every hot statement, at every stage in the life of a store."""
-    names = f"{template}_asked", f"{template}_filled"
-    spoken, filled = (create_database(cluster_url(), name, template) for name in names)
-    values: dict[Asked, Mapping[str, Any]] = {}
-    for size in SIZES:
-        values |= {a: v for a, v in asyncio.run(asked(spoken, size)).items() if a.name in HOT}
-    try:
+    with _database(f"{template}_filled", template) as filled:
         yield _lived_through(filled, values)
-    finally:
-        for name in names:
-            drop_database(cluster_url(), name)
 
 
 def _lived_through(database: str, values: Values) -> Plans:
@@ -90,6 +101,20 @@ def _lived_through(database: str, values: Values) -> Plans:
     with superuser(database) as connection:
         connection.execute("ANALYZE")
     return plans | _fresh("filled", database, values)
+
+
+def _counted_while_empty(database: str, values: Values) -> tuple[Plans, Plans]:
+    """What is kept by a session of the engine; then again when there is something to count."""
+    with superuser(database) as connection:
+        connection.execute("VACUUM ANALYZE")
+    with _session(database) as early:
+        prepare(early, list(values))
+        early.execute("SET plan_cache_mode TO force_generic_plan")
+        before = _planned("counted while empty", early, values)
+        asyncio.run(asked(database, 1000))
+        with superuser(database) as connection:
+            connection.execute("ANALYZE")
+        return before, _planned("counted again", early, values)
 
 
 def _fill(database: str) -> None:
@@ -154,3 +179,35 @@ def test_no_plan_that_is_kept_depends_on_the_size_of_the_batch(plans: Plans, nam
     for stage in ("filled, uncounted, for any values", "filled, for any values"):
         one, many = (plans[stage, Asked(name, size)] for size in SIZES)
         assert one == many, stage
+
+
+def test_a_plan_from_when_there_was_nothing_ends_with_the_next_count(
+    template: str, values: Values
+) -> None:
+    """Tables that were counted while they were empty look small until they are counted again."""
+    with _database(f"{template}_counted", template) as database:
+        before, after = _counted_while_empty(database, values)
+    assert [asked for (_, asked), plan in before.items() if read_in_full(plan)]
+    for (stage, asked_), plan in after.items():
+        assert indexes(plan) == HOT[asked_.name], (stage, asked_)
+        assert read_in_full(plan) == [], (stage, asked_)
+
+
+def test_lone_transfers_are_not_planned_one_by_one(database: str) -> None:
+    """PostgreSQL by itself plans a batch of one anew each time, which costs as much as the rest."""
+    asyncio.run(_alone(database))
+
+
+async def _alone(database: str) -> None:
+    setting = Setting(database, bounds=Bounds(connections=1))
+    async with running(setting) as engine:
+        await moved(engine, deposit(1, 100))
+        for _ in range(8):
+            await moved(engine, to_remote(1, 10))
+        store = engine.parts.store
+        assert isinstance(store, PostgresStore)
+        [(outside,)] = await store.run("SELECT current_setting('plan_cache_mode')", {})
+        made = dict(await store.run(MADE_FOR_ONE, {}))
+    assert outside == "auto", "who asks with filters that may be absent is planned for"
+    for name in ("insert", "record", "ledger lock", "ledger look", "ledger apply"):
+        assert made[text_of(TEXTS[name]).sql.decode()] == 0, name

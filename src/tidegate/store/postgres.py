@@ -52,7 +52,7 @@ STATEMENTS = {
 
 
 class Bounds(NamedTuple):
-    """How long a session may take for anything, and how many there are."""
+    """How long a session may take for anything, how many there are, and how they plan."""
 
     lease_s: float = 10.0
     connections: int = 8
@@ -62,6 +62,7 @@ class Bounds(NamedTuple):
     connection_lost_s: float = 10.0
     pool_wait_s: float = 10.0
     reconnect_s: float = 4.0
+    plans: str = "force_generic_plan"  # `auto` for a PostgreSQL that is spread over many nodes.
 
 
 class WholeNumber(Loader):
@@ -97,14 +98,14 @@ class PostgresTransaction:
         self.looking: tuple[Sequence[Any], Reply] | None = None
         self._begun: Begun | Reply | None = None
 
-    def begin(self) -> None:
+    def begin(self, plans: str) -> None:
         self._command(b"BEGIN")
-        self._begun = self.send(STATEMENTS["begin"], {})
+        self._begun = self.send(STATEMENTS["begin"], {"plans": plans})
 
     async def begun(self) -> Begun:
         if isinstance(self._begun, Reply):
             [row] = await self.rows(self._begun)
-            self._begun = Begun(*row)
+            self._begun = Begun(row[0], row[1])
         assert self._begun is not None, "this transaction was not begun here"
         return self._begun
 
@@ -194,7 +195,7 @@ class PostgresStore:
         async with self.session() as pipe:
             tx = PostgresTransaction(pipe)
             try:
-                tx.begin()
+                tx.begin(self.bounds.plans)
                 yield tx
                 await tx.commit()
             except BaseException:

@@ -1,6 +1,8 @@
--- begin: the transaction's one time, and whether the brake is on; nothing is locked yet.
+-- begin: the transaction's one time, and whether the brake is on; nothing is locked yet. What
+-- follows in it is planned once per session: for few rows, planning costs as much as all the rest.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
-       EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
+       EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
+       set_config('plan_cache_mode', %(plans)s, true);
 
 -- halted: read before each ask of what no claim has just given out.
 SELECT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
