@@ -46,6 +46,8 @@ def test_statements_are_read_from_the_package_that_owns_them() -> None:
 
 def test_a_batch_is_written_as_the_database_reads_arrays() -> None:
     assert numbers([1, None, -3, 2**100, True, 0.5]) == f"{{1,NULL,-3,{2**100},True,0.5}}"
+    assert numbers([1, -3, 2**100, True, 0.5]) == f"{{1,-3,{2**100},True,0.5}}"
+    assert numbers([]) == numbers([None, None]) == "{}"
     assert uuids([UUID(int=1), None]) == "{00000000000000000000000000000001,NULL}"
     assert blobs([b"", b"\x00\xff"]) == '{"\\\\x","\\\\x00ff"}'
     assert texts(["a", None, ""]) == '{"a",NULL,""}'
