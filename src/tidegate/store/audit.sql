@@ -204,7 +204,3 @@ LOCK TABLE halts IN SHARE ROW EXCLUSIVE MODE;
 SELECT coalesce(bool_or(resumed_at IS NULL), false),
        coalesce(bool_or((extract(epoch FROM resumed_at) * 1000000)::bigint >= %(seen_us)s), false)
   FROM halts;
-
--- pull: the audit has found something.
-INSERT INTO halts (reason, actor)
-VALUES (%(reason)s, 'audit');

@@ -13,6 +13,7 @@ from tidegate.core.answers import NO_EVIDENCE
 from tidegate.core.ports import Account
 from tidegate.core.sql import load, numbers, texts, uuids
 from tidegate.core.transfer import Entry, Parties, Party
+from tidegate.store import postgres
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 
 STATEMENTS = load("tidegate.store", "audit.sql")
@@ -174,7 +175,7 @@ async def pull_brake(store: PostgresStore, reason: str, seen_us: int) -> Brake:
         [(held, released)] = await tx.fetch(STATEMENTS["brake"], {"seen_us": seen_us})
         if held or released:
             return Brake.HELD if held else Brake.RELEASED
-        await tx.post(STATEMENTS["pull"], {"reason": reason})
+        await tx.post(postgres.STATEMENTS["halt"], {"reason": reason, "actor": "audit"})
         return Brake.PULLED
 
 
