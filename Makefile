@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORES ?= 2
+WAITING ?= 3
 
 .PHONY: help setup lock check test format lint types layers tidy fast cover
 
@@ -58,7 +59,7 @@ cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 # Of the time that tests with real clocks take, a third is waited: for leases, restarts, patience.
 # The simulation has a clock of its own. It runs in that time and in no other, and is told at its end.
 timed:
-	@$(BIN)/pytest -q -n $(CORES) --dist loadgroup \
+	@$(BIN)/pytest -q -n $(WAITING) --dist loadgroup \
 	  --ignore tests/core --ignore tests/flows --ignore tests/simulation
 
 simulated:

@@ -10,8 +10,7 @@ from bench.spec import ASSET, Spec
 from tidegate.core.answers import Done, Rejected
 from tidegate.core.flow import Verb
 from tidegate.core.transfer import Party, Question
-from tidegate.core.wire import Mark
-from tidegate.systems.trading import Caller, Trading, dial
+from tidegate.systems.trading import Caller, Recollection, Trading, dial
 
 MOST_CONNECTIONS = 32  # More than this, and the sessions only wait for each other.
 
@@ -94,10 +93,10 @@ async def open_core(spec: Spec) -> AsyncIterator[Core]:
 
 @asynccontextmanager
 async def open_trading(address: str) -> AsyncIterator[Trading]:
-    async def marks() -> Mark | None:
-        return None
+    async def recalled() -> Recollection:
+        return Recollection(assets=frozenset(range(1, 1_000)))  # Of no store.
 
-    trading = Trading("core", dial(address), Caller("bench", f"bench-{os.getpid()}"), marks)
+    trading = Trading("core", dial(address), Caller(f"bench-{os.getpid()}"), recalled)
     try:
         yield trading
     finally:

@@ -37,8 +37,9 @@ def apply_per_s(directory: Path, accounts: int, records: int) -> dict[str, objec
 
 
 async def _apply(directory: Path, accounts: int, records: int) -> dict[str, object]:
-    core = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
     running = asyncio.create_task(core.run())
+    await core.submit(Kind.ASSETS, wire.pack_assets([ASSET]))
     for body in _each_once(accounts):
         await core.submit(Kind.ASK, body)
     prepared = list(bodies(records, accounts))
@@ -46,6 +47,7 @@ async def _apply(directory: Path, accounts: int, records: int) -> dict[str, obje
     for body in prepared:
         await core.submit(Kind.ASK, body)
     seconds = time.perf_counter() - began_s
+    assert sum(core.book.totals.values()) == accounts + records, "each was done"
     core.stop()
     await running
     shutil.rmtree(directory)
@@ -68,8 +70,9 @@ def replay_per_s(directory: Path, records: int) -> dict[str, object]:
 
 
 async def _replay(directory: Path, records: int) -> dict[str, object]:
-    core = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
     running = asyncio.create_task(core.run())
+    await core.submit(Kind.ASSETS, wire.pack_assets([ASSET]))
     for body in bodies(records, REPLAYED_ACCOUNTS):
         await core.submit(Kind.ASK, body)
     total = sum(core.book.totals.values())
@@ -84,9 +87,9 @@ async def _replay(directory: Path, records: int) -> dict[str, object]:
 
 async def _start(directory: Path, records: int, total: int) -> float:
     began_s = time.perf_counter()
-    core = await Core.open(RealDisk(directory), UUID, ONE_LOG)
+    core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
     seconds = time.perf_counter() - began_s
-    assert core.place.position == records, "every record was read"
+    assert core.place.position == 1 + records, "every record was read, and that of the asset"
     assert sum(core.book.totals.values()) == total == records, "no money was made or lost"
     core.log.close()
     core.disk.unlock()

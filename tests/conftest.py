@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.arrays import send_arrays_as_text
+from tests.bearers import COLLECTING
 from tests.cluster import (
     Cluster,
     cluster_url,
@@ -27,6 +29,7 @@ _numbers = count()
 
 def pytest_configure(config: pytest.Config) -> None:
     uvloop.install()  # The loop that the API and the workers run on.
+    send_arrays_as_text()
     if not hasattr(config, "workerinput"):
         config.stash[_cluster] = start_cluster()
 
@@ -34,6 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if cluster := config.stash.get(_cluster, None):
         stop_cluster(cluster)
+
+
+def pytest_collection() -> None:
+    os.environ[COLLECTING] = "yes"
+
+
+def pytest_collection_finish() -> None:
+    os.environ.pop(COLLECTING, None)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:

@@ -18,7 +18,7 @@ BORROWED_NAMES = {
     ("src/tidegate/store/postgres.py", "data"): "the parameter is psycopg's: Loader.load(data)",
     ("src/tidegate/service/connections.py", "data_received"): "asyncio calls it by this name",
     ("src/tidegate/core/wire.py", "process"): "of the operating system: each has its own mark",
-    ("src/tidegate/systems/trading.py", "process"): "the same, on its way to core_positions",
+    ("src/tidegate/systems/trading/client.py", "process"): "the same, on its way to core_positions",
 }
 
 CLOCK_MODULES = frozenset({"time", "datetime", "random", "secrets", "os", "uuid"})
@@ -31,7 +31,9 @@ DICE = re.compile(
     r"random\.([a-z]\w*|SystemRandom)|secrets\.\w+|os\.(urandom|getrandom)|uuid\.uuid[1467]"
 )
 
-CORE_MAY_IMPORT = re.compile(r"tidegate\.(trading_core(\..*)?|core\.(money|refusals|wire)(\..*)?)")
+CORE_MAY_IMPORT = re.compile(
+    r"tidegate\.(trading_core(\..*)?|core\.(ids|money|refusals|wire)(\..*)?)"
+)
 
 
 class Source(NamedTuple):

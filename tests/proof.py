@@ -199,9 +199,9 @@ seed that fails can be run again: `tidegate simulate --seed N` prints what happe
 Planted bugs show that the trials have teeth: each is a mistake that somebody could make, switched
 on from outside, and must be caught. The kills are signals to real processes under load, with a
 client that keeps its own books. The model is checked by Spin, all states of it; variants with
-known mistakes must fail. Of the plans with two faults none is left out here. In every run of the
-tests each call of a worker suffers two of these: it is lost, or its reply, it lands late, or twice,
-and who asks or is asked dies before or after. `make sim-deep` goes on to three.
+known mistakes must fail. Of the plans with two faults none is left out here. A run of the tests
+tries every single fault, all pairs on the paths of a flow whose table was changed, and a sample of
+the other pairs, which differs with each commit. `make sim-deep` goes on to three.
 
 | part | time |
 |---|---:|

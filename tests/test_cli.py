@@ -168,8 +168,7 @@ def test_completion_is_offered() -> None:
 
 def test_the_doctor_finds_nothing_wrong_where_nothing_is_yet(tmp_path: Path) -> None:
     said = tidegate("doctor", "--data", str(tmp_path / "new"), env={"TIDEGATE_PORT": "0"})
-    assert said.returncode == 0, said.stdout
-    assert "WRONG" not in said.stdout
+    assert (said.returncode, "WRONG" in said.stdout) == (0, False), said.stdout
 
 
 def test_the_doctor_says_what_is_wrong_in_words(tmp_path: Path) -> None:
@@ -203,16 +202,17 @@ def test_the_parts_run_by_themselves_on_any_database(database: str, tmp_path: Pa
         "TIDEGATE_KEYS": str(make_keyring(tmp_path / "keys", terms)),
         "TIDEGATE_LOG_FORMAT": "json",
     }
-    port = free_port("127.0.0.1", 0, 0.0)
+    port, beside = (free_port("127.0.0.1", 0, 0.0) for _ in range(2))
     core = ("core", "--data", str(tmp_path / "core"), "--listen", env["TIDEGATE_CORE"])
     crossing = {"user_id": 1, "account": "SPOT", "asset": "USDT", "amount": "3", "cid": "c"}
     with (
         serving(env, *core),
-        serving(env, "worker"),
+        serving(env, "worker", "--port", str(beside)),
         serving(env, "api", "--port", str(port)),
         Client(f"http://127.0.0.1:{port}", token(tmp_path, "o", "operator")) as desk,
+        Client(f"http://127.0.0.1:{beside}", "") as worker,
     ):
-        eventually(desk.ready, 20)
+        eventually(lambda: desk.ready() and worker.ready(), 20)
         made = desk.deposit(crossing)
         eventually(lambda: desk.history(made["req_id"])["transfer"]["state"] == "COMPLETED", 20)
 
@@ -274,9 +274,19 @@ def test_halt_stops_money_and_resume_lets_it_go_on(up: Up) -> None:
     up.tidegate("halt", "a test")
     try:
         assert up.tidegate(*words, code=1).startswith("tidegate: HALTED: ")
-        assert "WRONG  halted" in tidegate("doctor", "--data", str(up.directory)).stdout
+        up.tidegate("halt", "another cause")
+        seen = tidegate("doctor", "--data", str(up.directory)).stdout
+        assert "WRONG  halted by" in seen
+        assert all(f": {why}; once put" in seen for why in ("a test", "another cause"))
+        [first, second] = json.loads(up.tidegate("halt", "a third", "-o", "json"))["halts"][:2]
+        left = up.tidegate("resume", "only this one", "--halt", str(first["id"]))
+        assert f"ended halt {first['id']}" in left
+        assert f"still halted: halt {second['id']}" in left
+        assert up.tidegate(*words, code=1).startswith("tidegate: HALTED: ")
     finally:
-        up.tidegate("resume", "the test is over")
+        told = up.tidegate("resume", "the test is over")
+    assert told.strip().endswith("resumed")
+    assert ": another cause" in told
     up.tidegate(*words)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Up, running
+from tests.running import Up, running, tidegate
 from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, load_keyring, make_keyring
 from tidegate.service.auth import Terms
 from tidegate.supervisor.tokens import token
@@ -118,3 +118,25 @@ def test_a_halt_is_retryable_and_does_not_make_it_unready(desk: Client, owner: C
         desk.resume("the test is over")
     time.sleep(0.1)
     assert owner.transfer(WISH, wait_s=10)["state"] == "COMMITTED"
+
+
+@slow
+def test_with_an_address_only_the_owner_of_the_token_is_served(up: Up) -> None:
+    """The token decides whose money moves: a `--user` that differs must not be ignored."""
+    up.tidegate("fund", "4002", "FUNDING", "USDT", "5")
+    before = up.balances(4001), up.balances(4002)
+    env = {"TIDEGATE_TOKEN": token(up.directory, "4001", "user")}
+    words = ("transfer", "FUNDING", "SPOT", "USDT", "1", "--url", up.url)
+    refused = tidegate(*words, "--user", "4002", env=env)
+    assert refused.returncode == 2
+    assert "a token of 4001, not of user 4002" in refused.stderr
+    for others in (("balances",), ("pool", "pay", "1", "4003", "5"), ("pool", "list")):
+        answer = tidegate(*others, "--url", up.url, "--user", "4002", env=env)
+        assert (answer.returncode, "not of user 4002" in answer.stderr) == (2, True), others
+    assert (up.balances(4001), up.balances(4002)) == before
+    made = tidegate(*words, "--user", "4001", "--cid", "url", env=env)
+    assert made.returncode == 0, made.stderr
+    wish = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1", "user_id": 4002}
+    with Client(up.url, env["TIDEGATE_TOKEN"]) as client, pytest.raises(ApiProblem) as problem:
+        client.transfer(wish)
+    assert problem.value.code == "FORBIDDEN"

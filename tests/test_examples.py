@@ -30,6 +30,7 @@ SAID = {
             "ben paid cara 30",
         ],
     ),
+    "inbox": (60, ["order-17: created"]),
     "own_flow": (80, ["player 7: PAID after 1 retries", "player 13: RETURNED after 1 retries"]),
 }
 # Certified in tests/certify/test_adapters_page.py, or shown not to be.

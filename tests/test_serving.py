@@ -1,12 +1,20 @@
 """Settings reach what they set: patience, limits, account types, rings."""
 
+import asyncio
 import time
+from functools import partial
+from pathlib import Path
 
+import pytest
+
+import tidegate.background
+from tidegate.background import Background, Chore
 from tidegate.core.flow import Ask
+from tidegate.engine.alerts import Alert, Code
 from tidegate.flows import FLOWS
 from tidegate.service.auth import Terms
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
-from tidegate.serving import setup_of, tuned, verifier
+from tidegate.serving import deny_revoked, setup_of, tuned, verifier
 from tidegate.settings import Settings, read_settings
 from tidegate.store.flow_checks import checksum
 
@@ -33,8 +41,14 @@ def test_the_specifications_own_names_set_backoff_scan_and_thresholds() -> None:
 
 def test_what_is_urgent_stays_urgent_however_patient_an_operator_is() -> None:
     settings = Settings(database="d", alert_after_s=3_600.0)
-    assert asks(settings)["SOURCE_PENDING"].patience.page_after_s == 300.0
     assert asks(settings)["TARGET_PENDING"].patience.page_after_s == 60.0
+    assert asks(settings)["COMPENSATING"].patience.page_after_s == 60.0
+
+
+def test_an_operator_may_wait_longer_than_five_minutes_for_what_is_not_urgent() -> None:
+    for seconds in (1.0, 299.0, 301.0, 3_600.0):
+        settings = Settings(database="d", alert_after_s=seconds)
+        assert asks(settings)["SOURCE_PENDING"].patience.page_after_s == seconds
 
 
 def test_patience_is_no_part_of_the_table_that_the_database_enforces() -> None:
@@ -69,3 +83,39 @@ def test_a_token_lives_a_quarter_of_an_hour_unless_it_is_set_otherwise() -> None
     assert not taken(Settings(), 901.0)
     assert taken(Settings(token_lifetime_s=28_800.0), 28_800.0)
     assert not taken(Settings(token_lifetime_s=60.0), 61.0)
+
+
+def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Path) -> None:
+    async def whole() -> None:
+        checker, alerts = verifier(Settings(), FixedKeys(())), list[Alert]()
+        path = tmp_path / "denied"
+        path.write_text("one\ntwo\n")
+        background = Background(alerts.append, time.monotonic)
+        deny = partial(deny_revoked, checker, str(path))
+        rounds = 0
+
+        async def counted() -> None:
+            nonlocal rounds
+            rounds += 1
+            await deny()
+
+        background.start(Chore("deny list", counted, 0.001, Code.DENY_LIST_UNREADABLE))
+        for unreadable in (False, True, False):
+            if unreadable:
+                path.rename(tmp_path / "away")
+            elif not path.exists():
+                (tmp_path / "away").rename(path)
+            before = rounds
+            async with asyncio.timeout(10):
+                while rounds < before + 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        await background.stop()
+        assert [(a.code, a.cleared) for a in alerts] == [
+            (Code.DENY_LIST_UNREADABLE, False),
+            (Code.DENY_LIST_UNREADABLE, True),
+        ]
+        assert all(checker._denied.has(mark, time.time()) for mark in ("one", "two"))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tidegate.background, "LONGEST_PAUSE_S", 0.001)
+        asyncio.run(whole())

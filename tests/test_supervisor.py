@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.running import PROGRAM, Up, alive, descendants, eventually, running, tidegate
@@ -41,7 +42,8 @@ def is_ready(up: Up) -> bool:
 def test_everything_serves_and_says_where_it_is(tmp_path: Path) -> None:
     with running(tmp_path / "all") as up:
         assert up.said == f"ready {up.endpoints['api']}\n"
-        assert set(up.endpoints) == {"api", "postgres", "core"}
+        assert set(up.endpoints) == {"api", "postgres", "core", "worker-1"}
+        assert (up.directory / "run/endpoints.json").stat().st_mode & 0o777 == 0o600, "a password"
         assert up.endpoints["core"].startswith("unix:")
         assert up.endpoints["postgres"].startswith("postgresql://")
         assert set(up.pids()) == NAMES
@@ -51,6 +53,12 @@ def test_everything_serves_and_says_where_it_is(tmp_path: Path) -> None:
         assert private.stat().st_mode & 0o777 == 0o600
         assert up.balances()["FUNDING", "USDT"] == "10000.000000"
         assert moves_money(up)
+        with httpx2.Client(base_url=up.endpoints["worker-1"]) as worker:
+            assert worker.get("/readyz").json()["status"] == "ok"
+            page = worker.get("/metrics").text
+            assert 'tidegate_lane_closed{lane="core"} 0.0' in page
+            assert 'tidegate_background_age_seconds{task="asset refresh"}' in page
+            assert worker.get("/api/v1/balances").status_code == 404, "it serves nothing else"
 
 
 def test_a_killed_child_comes_back_and_money_moves_again(tmp_path: Path) -> None:

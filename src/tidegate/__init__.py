@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Pass, Patience, Place, Verb
+from tidegate.core.ports import InboxRequest
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request, Wish
+from tidegate.core.request import Checked, Request, Wish
 from tidegate.core.transfer import Party, Question, Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import Receipt
@@ -23,6 +24,7 @@ __all__ = [
     "Alert",
     "Answer",
     "Ask",
+    "Checked",
     "Crossing",
     "Done",
     "EmbeddedPostgres",
@@ -30,6 +32,7 @@ __all__ = [
     "Engine",
     "Flow",
     "Gate",
+    "InboxRequest",
     "Parts",
     "Party",
     "Pass",

@@ -1,6 +1,5 @@
 """The composition root: the one place with a clock and dice, where the parts are put together."""
 
-import asyncio
 import gc
 import os
 import random
@@ -8,35 +7,42 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 import structlog
 
+from tidegate.background import Background, Chore
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.flow import Flow
+from tidegate.core.ids import HORIZON_S
 from tidegate.core.money import parse_amount
 from tidegate.core.ports import StoreUnavailable, System
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Asset
-from tidegate.core.wire import Mark
-from tidegate.engine.alerts import Alert
-from tidegate.engine.births import HORIZON_S
+from tidegate.core.transfer import Transfer
+from tidegate.core.wire import Binding
+from tidegate.engine.alerts import Alert, Code, told_as
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.forms import forms_of
 from tidegate.engine.gate import ACCOUNTS, CORE, LEDGER, Gate
+from tidegate.engine.inbox import Form
+from tidegate.engine.retirement import Retirement
 from tidegate.engine.rings import RING_SIZE
 from tidegate.flows import FLOWS
 from tidegate.store.daily import DailyLimits
+from tidegate.store.floors import PostgresFloors
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
-from tidegate.systems.trading import Caller, Trading, dial, recall
+from tidegate.systems.trading import Caller, Recollection, Trading, dial, recall, worker_name
 
 SCHEMA = "tidegate_store"
-RETIRE_EVERY_S = 600.0
+RETIRE_EVERY_S, RETIREMENT = 600.0, "retirement"
 YOUNG_OBJECTS, OLDER_ROUNDS = 100_000, (20, 50)
 
 log = structlog.get_logger("tidegate")
@@ -55,9 +61,12 @@ class Setup:
     scan_s: float = 1.0
     ring_size: int = RING_SIZE
     alert: Callable[[Alert], None] | None = None
+    ended: Callable[[Transfer], None] = lambda _: None  # Is told of every end recorded here.
+    background: Background | None = None  # That of the program, if it has one.
     transfers_per_day: int | None = None  # Of one owner; None: as many as they like.
     daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset.
     accounts: frozenset[str] = frozenset({"FUNDING", "SPOT"})
+    forms: Mapping[str, Form] = field(default_factory=dict)  # For the inbox, of flows of your own.
 
 
 def collect_seldom() -> None:
@@ -85,6 +94,10 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             core = trading(store, setup.core, alert)
             await store.forget_marks(CORE)
             stack.push_async_callback(core.close)
+            # Ids must be above the floor of the core. If it is away, the stored floor serves: it
+            # is lower only if this database was restored, or is new to its floor.
+            with suppress(Unreachable):
+                await core.totals()
         ledger = Ledger(LEDGER)
         assets = dict(await store.assets())
         accounts = {
@@ -99,14 +112,19 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             clock=time.monotonic,
             dice=random.Random(os.urandom(16)),  # noqa: S311  It spreads retries; it hides nothing.
             alert=alert,
+            ended=setup.ended,
             scan_s=setup.scan_s,
             ring_size=setup.ring_size,
             admission=daily_limits(setup, assets),
+            worker=worker_name(socket.gethostname(), os.getpid()),
+            forms={**forms_of(accounts, assets), **setup.forms},
         )
         engine = await stack.enter_async_context(Engine(parts))
         if core is not None:
-            retiring = asyncio.create_task(_retire(store, core))
-            stack.callback(retiring.cancel)
+            background = setup.background or Background(alert, time.monotonic)
+            retire = Chore(RETIREMENT, _retirement(store, core, alert), RETIRE_EVERY_S)
+            background.start(retire._replace(first_s=RETIRE_EVERY_S))
+            stack.push_async_callback(background.stop, RETIREMENT)
         yield Gate(engine, store, ledger, core, assets, accounts)
 
 
@@ -127,7 +145,7 @@ def daily_limits(setup: Setup, assets: Mapping[str, Asset]) -> DailyLimits | Non
 def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) -> Trading:
     """The trading core, shown on every connection what this store has seen it acknowledge."""
 
-    async def marks() -> Mark | None:
+    async def recalled() -> Recollection:
         try:
             async with store.transaction() as tx:
                 return await recall(tx, CORE)
@@ -135,21 +153,48 @@ def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) 
             raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
 
     def refused(reason: str) -> None:
-        alert(Alert(Alarm.CRITICAL, reason, CORE))
+        alert(Alert(Alarm.CRITICAL, Code.CORE_REFUSED, reason, CORE))
 
-    caller = Caller(store.schema, f"{socket.gethostname()}-{os.getpid()}")
-    return Trading(CORE, dial(address), caller, marks, refused)
-
-
-async def _retire(store: PostgresStore, core: Trading) -> None:
-    """Let the core forget operations of transfers that have ended long ago."""
-    while True:
-        await asyncio.sleep(RETIRE_EVERY_S)
+    async def raise_floor(floor: UUID) -> None:
         try:
-            floor = await core.retire(store.schema, await store.floor(HORIZON_S))
-            log.info("retired", below=str(floor), horizon_s=HORIZON_S, every_s=RETIRE_EVERY_S)
-        except (Unreachable, StoreUnavailable) as fault:
-            log.info("retire put off", reason=str(fault))
+            await PostgresFloors(store).raise_to(floor)
+        except StoreUnavailable as fault:
+            raise Unreachable(f"we cannot keep the floor of the core: {fault}") from fault
+
+    caller = Caller(worker_name(socket.gethostname(), os.getpid()))
+    core = Trading(CORE, dial(address), caller, recalled, refused)
+    core.on_floor = raise_floor
+    return core
+
+
+def fresh_identity() -> UUID:
+    """For a store that was copied."""
+    return UUID(bytes=os.urandom(16), version=4)
+
+
+async def administrator(store: PostgresStore, address: str) -> tuple[Trading, Binding]:
+    """A client of a core that speaks for no store, and what would bind the core to this one."""
+    async with store.transaction() as tx:
+        ours = await recall(tx, CORE)
+
+    async def nobody() -> Recollection:
+        return Recollection()
+
+    caller = Caller(worker_name(socket.gethostname(), os.getpid()))
+    return Trading(CORE, dial(address), caller, nobody), Binding(ours.store, ours.place)
+
+
+def _retirement(
+    store: PostgresStore, core: Trading, alert: Callable[[Alert], None]
+) -> Callable[[], Awaitable[None]]:
+    """Let the core forget operations of transfers that have ended long ago."""
+    retirement = Retirement(PostgresFloors(store), core.retire, time.time, alert)
+
+    async def once() -> None:
+        floor = await retirement.round()
+        log.info("retired", below=str(floor), horizon_s=HORIZON_S, every_s=RETIRE_EVERY_S)
+
+    return once
 
 
 @contextmanager
@@ -171,14 +216,8 @@ def core_child(directory: Path) -> Iterator[str]:
 
 def log_alert(alert: Alert) -> None:
     """To the log, at the level that the alarm deserves."""
-    said = {
-        "lane": alert.lane,
-        "transfer": alert.transfer_id and str(alert.transfer_id),
-        "state": alert.state,
-    }
-    known = {name: value for name, value in said.items() if value is not None}
     levels = {Alarm.NONE: log.info, Alarm.PAGE: log.warning}
-    levels.get(alert.alarm, log.critical)(alert.cause, **known)
+    levels.get(alert.alarm, log.critical)(alert.cause, **told_as(alert))
 
 
 def all_flows(*own: Flow) -> list[Flow]:

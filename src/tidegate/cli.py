@@ -24,6 +24,7 @@ COMMANDS = {
     "core": "core",
     "migrate": "programs",
     "archive": "archive",
+    "store": "store",
     "token": "money",
     "fund": "money",
     "transfer": "money",
@@ -44,10 +45,14 @@ COMMANDS = {
     "pool": "pool",
 }
 GROUPS = {
+    "store": (
+        "Say who a store is, after its database was copied or restored.",
+        {"new-identity": "new_identity", "confirm": "confirm_store"},
+    ),
     "pool": (
         "Pay members of a guild, through the transfer pool.",
         {"pay": "pay", "show": "show", "list": "list_"},
-    )
+    ),
 }
 
 

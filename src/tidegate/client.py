@@ -135,8 +135,13 @@ class Client:
     def halt(self, reason: str) -> Answer:
         return self._ask("POST", f"{DESK}/halt", {"reason": reason})
 
-    def resume(self, reason: str) -> Answer:
-        return self._ask("POST", f"{DESK}/resume", {"reason": reason})
+    def resume(self, reason: str, halts: Sequence[int] | None = None) -> Answer:
+        """Without numbers, every halt in force is ended; the answer lists them."""
+        named = {} if halts is None else {"halts": list(halts)}
+        return self._ask("POST", f"{DESK}/resume", {"reason": reason, **named})
+
+    def halts(self) -> Answer:
+        return self._ask("GET", f"{DESK}/halts")
 
     def audit(self, *, full: bool = True) -> Answer:
         """In full it reads every transfer there is, and takes its time."""

@@ -3,34 +3,35 @@
 import asyncio
 import itertools
 import logging
-import signal
 import sys
 import time
-import zlib
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import httpx2
 import msgspec
 import structlog
-from psycopg import AsyncConnection
-from psycopg import Error as PostgresError
 from ulid import ULID
 
 from tidegate.app import Setup, collect_seldom, log_alert, open_gate
+from tidegate.background import Background, Chore
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, Flow, Row
 from tidegate.core.ports import StoreUnavailable
-from tidegate.engine.alerts import Alert
+from tidegate.core.transfer import Transfer
+from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.audit import Audit
 from tidegate.engine.gate import Gate
+from tidegate.engine.rates import Rates
 from tidegate.engine.watch import Thresholds, Watch
 from tidegate.flows import FLOWS
-from tidegate.service.api import Api
+from tidegate.leadership import Leadership
+from tidegate.service.api import WORKER_RULES, Api
 from tidegate.service.auth import Terms, Verifier
 from tidegate.service.connections import server_of
 from tidegate.service.front import Service
@@ -40,26 +41,34 @@ from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
 from tidegate.service.pager import Pager, Post
 from tidegate.settings import Settings
-from tidegate.store.postgres import Bounds
+from tidegate.store.pages import mark_told
+from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.writable import check_writable
+
+log = structlog.get_logger("tidegate")
 
 ASSETS_EVERY_S = 2.0
+DATABASE_EVERY_S = 2.0
 FETCH_S = 5.0
 DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
 TOKEN_S = 900.0
-LEAD, LEAD_EVERY_S = 7_305, 2.0  # The lock of whoever leads, and how often it is asked for.
-TRY_LOCK = "SELECT pg_try_advisory_lock(%s, %s)"
+LEAD_EVERY_S = 2.0
+WATCH_EVERY_S = 5.0
+FLUSH_S = 5.0  # For the alerts that wait when the process ends.
 
-Duty: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
 def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -> Flow:
-    """The same table with an operator's patience; what is urgent stays so."""
+    """The same table with an operator's patience. What is urgent never waits longer than it did."""
     rows: dict[StrEnum, Row] = {}
     for state, row in flow.rows.items():
         rows[state] = row
         if isinstance(row, Ask) and row.patience.page_attempts is not None:
-            late_s = min(page_after_s, row.patience.page_after_s or page_after_s)
+            urgent = row.patience.alarm > Alarm.PAGE
+            usual_s = row.patience.page_after_s or page_after_s
+            late_s = min(page_after_s, usual_s) if urgent else page_after_s
             patience = msgspec.structs.replace(
                 row.patience, first_s=first_s, page_attempts=page_attempts, page_after_s=late_s
             )
@@ -67,79 +76,143 @@ def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -
     return replace(flow, rows=rows)
 
 
+class Telling:
+    """Who is told of an alert: the log, the metrics, the webhook."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.meters, self.pager = Meters(), Pager(_webhook(settings))
+        self.background = Background(self.alert, time.monotonic)
+        self.background.start(Chore("pager", self.pager.deliver, 0.0))
+
+    def alert(self, raised: Alert) -> None:
+        for told in (log_alert, self.meters.alert, self.pager.notify):
+            told(raised)
+
+    async def close(self) -> None:
+        await self.background.stop()
+        await self.pager.flush(FLUSH_S)
+
+
 async def serve_api(settings: Settings) -> None:
     """The engine with the HTTP service in front, until a signal ends it."""
     collect_seldom()
-    meters, pager = Meters(), Pager(_webhook(settings))
-
-    def alert(raised: Alert) -> None:
-        for told in (log_alert, meters.alert, pager.notify):
-            told(raised)
-
     keys = keys_from(settings)
     checker = verifier(settings, keys)
-    async with open_gate(replace(setup_of(settings), alert=alert)) as gate:
-        audit = Audit(gate.store, gate.core, gate.engine.means.flows, alert)
-        limits = Thresholds(births_a_minute=settings.alert_busy_owner)
-        watch = Watch(gate.store, gate.engine.means.flows, alert, limits)
+    async with _engine(settings) as (gate, telling):
+        background = telling.background
+        audit = Audit(gate.store, gate.core, gate.engine.means.flows, telling.alert)
+        limits = Thresholds(
+            births_a_minute=settings.alert_busy_owner, unaudited_s=2 * settings.full_audit_s
+        )
+        watch = Watch(gate.store, gate.engine.means.flows, telling.alert, limits)
         per_second = settings.requests_per_second if settings.rate_limits else None
         service = Service(
             gate=gate,
             authenticate=checker.authenticate,
-            meters=meters,
+            meters=telling.meters,
             clock=time.monotonic,
             new_id=request_ids(),
             audit=audit,
             wait_s=settings.wait_ms / 1000,
             rate=RequestRate(per_second, time.monotonic),
-            took=watch.took,
+            ages=background.ages,
         )
-        duties = (watch.watch_forever, lambda: audit.audit_forever(settings.audit_s))
-        chores = [_refresh_assets(gate), pager.run(), _lead(settings, duties)]
-        chores += [keys.keep_fresh()] if isinstance(keys, FetchedKeys) else []
-        chores += [_deny(checker, settings.deny_list, alert)] if settings.deny_list else []
-        await _serve(service, settings, [asyncio.create_task(chore) for chore in chores])
+        if isinstance(keys, FetchedKeys):
+            background.start(Chore("key refresh", keys.keep_fresh, Patience().retry_s))
+        if settings.deny_list:
+            deny = partial(deny_revoked, checker, settings.deny_list)
+            chore = Chore("deny list", deny, DENY_EVERY_S, Code.DENY_LIST_UNREADABLE)
+            background.start(chore._replace(longest_s=DENY_EVERY_S))
+        lead = Leadership(settings.database or "", settings.schema)
+        background.start(Chore("leadership", lead.look, LEAD_EVERY_S))
+        judge = partial(audit.run_next, settings.full_audit_s)
+        background.start(Chore("watch", _led(lead, watch.look), WATCH_EVERY_S))
+        background.start(Chore("audit", _led(lead, judge), settings.audit_s))
+        await _serve(Api(service), settings.host, settings.port, gate.engine.died)
+        await background.stop()
+        await lead.close()
         await audit.close()
 
 
-async def _serve(
-    service: Service, settings: Settings, chores: Sequence[asyncio.Task[None]]
-) -> None:
-    server = server_of(Api(service), settings.host, settings.port)
-    died = service.gate.engine.died
-    died.add_done_callback(lambda _: server.handle_exit(signal.SIGTERM, None))
+async def serve_worker(settings: Settings) -> None:
+    """The engine without the API: only its health and its metrics are served."""
+    collect_seldom()
+    async with _engine(settings) as (gate, telling):
+        service = Service(
+            gate=gate,
+            authenticate=_nobody,
+            meters=telling.meters,
+            clock=time.monotonic,
+            new_id=request_ids(),
+            ages=telling.background.ages,
+        )
+        api = Api(service, WORKER_RULES)
+        await _serve(api, settings.host, settings.worker_port, gate.engine.died)
+
+
+@asynccontextmanager
+async def _engine(settings: Settings) -> AsyncIterator[tuple[Gate, Telling]]:
+    telling, setup = Telling(settings), setup_of(settings)
+    rates = Rates({flow.name: flow for flow in setup.flows}, telling.alert, time.monotonic)
+
+    def ended(transfer: Transfer) -> None:
+        telling.meters.ended(transfer)
+        rates.ended(transfer)
+
+    setup = replace(setup, alert=telling.alert, background=telling.background, ended=ended)
+    telling.background.start(Chore("rates", rates.look, WATCH_EVERY_S))
     try:
-        await server.serve()
+        async with open_gate(setup) as gate:
+            telling.pager.mark = partial(mark_told, gate.store)
+            refresh = Chore("asset refresh", gate.refresh_assets, ASSETS_EVERY_S)
+            telling.background.start(refresh)
+            look = partial(_check_database, gate.store)
+            check = Chore("database check", look, DATABASE_EVERY_S, Code.DATABASE_UNUSABLE)
+            telling.background.start(check._replace(longest_s=DATABASE_EVERY_S))
+            yield gate, telling
+            await telling.background.stop()
     finally:
-        for chore in chores:
-            chore.cancel()
+        await telling.close()
+
+
+class DatabaseUnusable(Exception):
+    """It is full, read-only or unreachable: somebody must know."""
+
+
+async def _check_database(store: PostgresStore) -> None:
+    try:
+        await check_writable(store)
+    except StoreUnavailable as fault:
+        raise DatabaseUnusable(f"the database is {store.trouble}: {fault}") from fault
+
+
+async def _nobody(_: str) -> None:
+    """A worker serves nothing that needs a token."""
+
+
+async def _serve(api: Api, host: str, port: int, died: "asyncio.Future[BaseException]") -> None:
+    """Until a signal; or until the engine dies, and then with the exit code 1."""
+    server = server_of(api, host, port)
+
+    def end(_: object) -> None:
+        server.should_exit = True
+
+    died.add_done_callback(end)
+    listening = server.config.bind_socket()
+    log.info("serving", address=listening.getsockname()[:2])
+    await server.serve([listening])
     if died.done():
         raise SystemExit(1)
 
 
-async def _lead(settings: Settings, duties: Sequence[Duty]) -> None:
-    """One process watches and audits, so that a cause is told once; if it dies, another does."""
-    key = zlib.crc32(settings.schema.encode()) % 2**31
-    while True:
-        doing: list[asyncio.Task[None]] = []
-        try:
-            async with await AsyncConnection.connect(settings.database or "", autocommit=True) as c:
-                # The lock goes with the session, however the session ends.
-                while not await _true(c, TRY_LOCK, (LEAD, key)):  # noqa: ASYNC110
-                    await asyncio.sleep(LEAD_EVERY_S)
-                doing = [asyncio.create_task(begin()) for begin in duties]
-                while await _true(c, "SELECT true", ()):  # noqa: ASYNC110
-                    await asyncio.sleep(LEAD_EVERY_S)
-        except PostgresError:
-            await asyncio.sleep(LEAD_EVERY_S)
-        finally:
-            for duty in doing:
-                duty.cancel()
+def _led(lead: Leadership, work: Work) -> Work:
+    """Of all processes only the one that leads does it, so that a cause is told once."""
 
+    async def round_() -> None:
+        if lead.held:
+            await work()
 
-async def _true(connection: AsyncConnection, statement: str, values: tuple[int, ...]) -> bool:
-    row = await (await connection.execute(statement, values)).fetchone()
-    return row is not None and bool(row[0])
+    return round_
 
 
 def _webhook(settings: Settings) -> Post | None:
@@ -187,21 +260,10 @@ def _fetch(url: str) -> Fetch:
     return fetch
 
 
-async def _deny(checker: Verifier, path: str, alert: Callable[[Alert], None]) -> None:
-    """Revoked tokens, a line each, read anew all the time: a revocation must not need a restart."""
-    while True:
-        for mark in _revoked(path, alert):
-            checker.deny(mark, time.time() + DENIED_S)
-        await asyncio.sleep(DENY_EVERY_S)
-
-
-def _revoked(path: str, alert: Callable[[Alert], None]) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as fault:
-        # What was denied stays denied; but somebody must know that nothing new is.
-        alert(Alert(Alarm.CRITICAL, f"the list of denied tokens cannot be read: {fault}"))
-        return []
+async def deny_revoked(checker: Verifier, path: str) -> None:
+    """Read revoked tokens, a line each; what cannot be read leaves the denied ones denied."""
+    for mark in (await asyncio.to_thread(Path(path).read_text, encoding="utf-8")).split():
+        checker.deny(mark, time.time() + DENIED_S)
 
 
 def setup_of(settings: Settings) -> Setup:
@@ -220,34 +282,6 @@ def setup_of(settings: Settings) -> Setup:
         daily_amounts=settings.daily_amounts if settings.rate_limits else {},
         accounts=frozenset(settings.accounts),
     )
-
-
-async def _refresh_assets(gate: Gate) -> None:
-    while True:
-        await asyncio.sleep(ASSETS_EVERY_S)
-        with suppress(StoreUnavailable):
-            await gate.refresh_assets()
-
-
-async def serve_worker(settings: Settings) -> None:
-    """The engine without HTTP, until a signal ends it."""
-    collect_seldom()
-    asked = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    pager = Pager(_webhook(settings))
-    paging = asyncio.create_task(pager.run())
-
-    def alert(raised: Alert) -> None:
-        for told in (log_alert, pager.notify):
-            told(raised)
-
-    async with open_gate(replace(setup_of(settings), alert=alert)) as gate:
-        gate.engine.died.add_done_callback(lambda _: asked.set())
-        await asked.wait()
-        paging.cancel()
-        if gate.engine.died.done():
-            raise SystemExit(1)
 
 
 def request_ids() -> Callable[[], str]:

@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     host: Text = "127.0.0.1"
     port: Port = 8080
+    worker_port: Port = 0  # Of a worker's health and metrics. Any free one: it is in the log.
     directory: Text = "data"  # Where `tidegate up` keeps everything.
     workers: Annotated[int, Meta(ge=0, le=64, description="a whole number from 0 to 64")] = 1
     log_format: Annotated[Literal["text", "json"], Meta(description="text or json")] = "text"
@@ -48,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ring_size: Count = 10_000
     wait_ms: Annotated[int, Meta(ge=0, le=10_000, description="milliseconds from 0 to 10000")] = 500
     audit_s: Seconds = 30.0
+    full_audit_s: Seconds = 86_400.0  # Within which everything old is judged again, in slices.
 
     retry_first_s: Seconds = 1.0
     alert_after_attempts: Count = 10

@@ -13,14 +13,15 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from tests.acceptance.fuse import NamedFuse
+from tests.acceptance.fuse import Bug, NamedFuse
 from tidegate import app, serving
 from tidegate.core.answers import Answer
-from tidegate.core.ports import Birth
-from tidegate.core.transfer import Move, Question, Transfer
+from tidegate.core.transfer import Moves, Question, Transfer
 from tidegate.settings import Settings
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.trading import Trading
+
+BUG = "bug "  # Before the name of a moment: raise there, and do not kill.
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -46,18 +47,14 @@ class WatchedStore(PostgresStore):
         for note in notes:
             self.fuse.burn(f"after {note}")
 
-    async def insert(
-        self, tx: PostgresTransaction, births: Sequence[Birth], leased: Sequence[bool]
+    async def write(
+        self, tx: PostgresTransaction, moves: Moves, leased: Sequence[bool]
     ) -> Sequence[Transfer]:
-        rows = await super().insert(tx, births, leased)
-        self.writing[id(tx)].append("birth")
-        return rows
-
-    async def record(
-        self, tx: PostgresTransaction, moves: Sequence[Move], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        rows = await super().record(tx, moves, leased)
-        self.writing[id(tx)] += [f"record of {row.state}" for row in rows]
+        rows = await super().write(tx, moves, leased)
+        if moves.created:
+            self.writing[id(tx)].append("birth")
+        else:
+            self.writing[id(tx)] += [f"record of {row.state}" for row in rows]
         return rows
 
 
@@ -75,7 +72,8 @@ class WatchedCore(Trading):
 
 def watch(moment: str, *, armed: bool) -> None:
     """Put the watched parts in the place of the plain ones; the program has no such switch."""
-    fuse = NamedFuse(moment, armed=armed)
+    planted = moment.startswith(BUG)
+    fuse = (Bug if planted else NamedFuse)(moment.removeprefix(BUG), armed=armed)
     WatchedStore.fuse = WatchedCore.fuse = fuse
     WatchedStore.writing = {}
     setattr(app, "PostgresStore", WatchedStore)  # noqa: B010

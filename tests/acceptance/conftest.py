@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.rig import Stack, stacked
-from tests.cluster import cluster_url, create_database, drop_database
+from tests.cluster import cluster_url, create_database, leave_database
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def shared(template: str) -> Iterator[Stack]:
         stack.start_api()
         stack.start_api()
         yield stack
-    drop_database(cluster_url(), name)
+    leave_database(cluster_url(), name)
 
 
 @pytest.fixture

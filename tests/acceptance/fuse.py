@@ -20,3 +20,11 @@ class NamedFuse(Fuse):
     def burn(self, moment: str) -> None:
         if self.armed and moment == self.moment:
             super().burn(moment)
+
+
+class Bug(NamedFuse):
+    """A bug where the other would kill: the code that runs there raises."""
+
+    def burn(self, moment: str) -> None:
+        if self.armed and moment == self.moment:
+            raise ZeroDivisionError(f"a planted bug {moment}")

@@ -3,12 +3,9 @@
 import asyncio
 import itertools
 import json
-import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -25,13 +22,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from jwt.algorithms import OKPAlgorithm
 
 from tests.acceptance.api import Parameters
+from tests.bearers import Bearer, assert_used_in_a_test
 from tests.conftest import SCHEMA
-from tidegate.core.wire import Mark
+from tests.forked import Forked
 from tidegate.engine.gate import CORE
 from tidegate.service.auth import Terms
 from tidegate.service.keys import issue, new_keypair
 from tidegate.settings import Settings
-from tidegate.systems.trading import Caller, Trading, dial
+from tidegate.systems.trading import Caller, Recollection, Trading, dial
 
 ROOT = Path(__file__).parents[2]
 KILLED = -signal.SIGKILL
@@ -46,7 +44,12 @@ T = TypeVar("T")
 
 
 def token(subject: str, *roles: str) -> str:
+    assert_used_in_a_test()
     return issue(PRIVATE, KID, TERMS.claims(subject, roles, time.time()))
+
+
+def bearer(subject: str, *roles: str) -> Bearer:
+    return Bearer(lambda: token(subject, *roles))
 
 
 def jwks() -> str:
@@ -85,16 +88,14 @@ def answer_of(said: httpx2.Response) -> Answer:
 class Child:
     """A process that a test may stop, continue and kill."""
 
-    popen: subprocess.Popen[bytes]
+    popen: Forked
     log: Path
 
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self.popen.kill()
-        self.popen.wait()
+        self.popen.ended()
 
     def said(self) -> str:
         return self.log.read_text()
@@ -119,7 +120,12 @@ class Api(Child):
         return f"http://127.0.0.1:{self.port}"
 
     def call(
-        self, method: str, path: str, body: object = None, who: str | None = None, **more: Any
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        who: str | Bearer | None = None,
+        **more: Any,
     ) -> Answer:
         headers = dict(more.pop("headers", {}))
         if who is not None:
@@ -170,7 +176,7 @@ class Stack:
         else:
             command = ["tidegate.trading_core", "--data", str(folder), "--listen", self.address]
         log = self._log("core")
-        self.core = Child(self._popen(command, log), log)
+        self.core = Child(Forked(command, log), log)
         self.children.append(self.core)
         until(self._core_listens)
         return self.core
@@ -216,10 +222,10 @@ class Stack:
         )
         return msgspec.structs.replace(settings, **(QUICK | changes))
 
-    def _serve(self, parameters: Parameters) -> tuple[subprocess.Popen[bytes], Path]:
+    def _serve(self, parameters: Parameters) -> tuple[Forked, Path]:
         log = self._log("worker" if parameters.worker else "api")
         said = msgspec.json.encode(parameters).decode()
-        return self._popen(["tests.acceptance.api", said], log), log
+        return Forked(["tests.acceptance.api", said], log), log
 
     def user(self, funding: int = 0, spot: int = 0) -> "User":
         """A new owner with so many whole USDT in each account."""
@@ -237,13 +243,13 @@ class Stack:
             return cursor.fetchall() if cursor.description else []
 
     def ask_core(self, asking: Callable[[Trading], Awaitable[T]]) -> T:
-        """As an administrator, who is not registered as a store."""
+        """As an administrator, who is of no store."""
 
-        async def forgotten() -> Mark | None:
-            return None
+        async def forgotten() -> Recollection:
+            return Recollection(assets=frozenset(range(1, 100)))
 
         async def whole() -> T:
-            client = Trading(CORE, dial(self.address), Caller("", "tests"), forgotten)
+            client = Trading(CORE, dial(self.address), Caller("tests"), forgotten)
             try:
                 return await asking(client)
             finally:
@@ -259,18 +265,6 @@ class Stack:
 
     def _log(self, name: str) -> Path:
         return self.directory / f"{name}-{len(self.children)}.log"
-
-    def _popen(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        with log.open("wb") as out:
-            return subprocess.Popen(
-                [sys.executable, "-m", *command],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
 
 
 @dataclass

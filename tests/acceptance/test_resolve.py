@@ -9,25 +9,28 @@ from typing import Any, Protocol
 import pytest
 from ulid import ULID
 
-from tests.acceptance.rig import UNIT, Stack, User, token, until
+from tests.acceptance.rig import UNIT, Stack, User, bearer, until
 from tests.acceptance.scenes import compensating, crowded_out, killed_at
+from tests.bearers import Bearer
 from tests.running import tidegate
+from tidegate.engine.clock import LATE_S
 
 pytestmark = pytest.mark.slow
 
-OLGA = token("olga", "operator", "approver")  # Who proposes may not confirm, whatever else she is.
-OTTO = token("otto", "approver", "auditor")
+OLGA = bearer("olga", "operator", "approver")  # Who proposes may not confirm, whatever else she is.
+OTTO = bearer("otto", "approver", "auditor")
 REASON, EVIDENCE = "settled by hand", {"ticket": "OPS-17"}
 DUE = "UPDATE transfers SET due_at = now() + %s * interval '1 second' WHERE lane IS NOT NULL"
-NOT_SOON_S = 3600.0
+NOT_SOON_S = LATE_S - 1  # What is due later than that is taken for the work of a wrong clock.
+NEVER_S = 3600.0
 
 
 class Hands(Protocol):
     """How people reach a Tidegate."""
 
     def propose(self, stack: Stack, req_id: str, kind: str) -> int: ...
-    def confirm(self, stack: Stack, number: int, who: str) -> dict[str, Any]: ...
-    def refused(self, stack: Stack, number: int, who: str) -> str: ...
+    def confirm(self, stack: Stack, number: int, who: Bearer) -> dict[str, Any]: ...
+    def refused(self, stack: Stack, number: int, who: Bearer) -> str: ...
     def named(self, stack: Stack, req_id: str) -> bool:
         """The transfer's life as it is shown names both."""
 
@@ -41,15 +44,15 @@ class ByHttp:
         assert (said.status, said.body["req_id"]) == (201, req_id)
         return int(said.body["resolution"])
 
-    def _confirm(self, stack: Stack, number: int, who: str) -> Any:
+    def _confirm(self, stack: Stack, number: int, who: Bearer) -> Any:
         return stack.api.call("POST", f"/api/v1/operator/resolutions/{number}/confirm", who=who)
 
-    def confirm(self, stack: Stack, number: int, who: str) -> dict[str, Any]:
+    def confirm(self, stack: Stack, number: int, who: Bearer) -> dict[str, Any]:
         said = self._confirm(stack, number, who)
         assert said.status == 200, said
         return dict(said.body)
 
-    def refused(self, stack: Stack, number: int, who: str) -> str:
+    def refused(self, stack: Stack, number: int, who: Bearer) -> str:
         said = self._confirm(stack, number, who)
         assert said.status in (400, 403), said
         return f"{said.code}: {said.body['detail']}"
@@ -59,8 +62,8 @@ class ByHttp:
 
 
 class ByTyping:
-    def _type(self, stack: Stack, who: str, *words: str) -> tuple[int, str, str]:
-        said = tidegate(*words, env={"TIDEGATE_TOKEN": who, "TIDEGATE_URL": stack.api.url})
+    def _type(self, stack: Stack, who: Bearer, *words: str) -> tuple[int, str, str]:
+        said = tidegate(*words, env={"TIDEGATE_TOKEN": str(who), "TIDEGATE_URL": stack.api.url})
         return said.returncode, said.stdout, said.stderr
 
     def propose(self, stack: Stack, req_id: str, kind: str) -> int:
@@ -70,19 +73,21 @@ class ByTyping:
         assert code == 0, err
         return int(json.loads(out)["resolution"])
 
-    def confirm(self, stack: Stack, number: int, who: str) -> dict[str, Any]:
+    def confirm(self, stack: Stack, number: int, who: Bearer) -> dict[str, Any]:
         code, out, err = self._type(stack, who, "confirm", str(number), "-o", "json")
         assert code == 0, err
         return dict(json.loads(out))
 
-    def refused(self, stack: Stack, number: int, who: str) -> str:
+    def refused(self, stack: Stack, number: int, who: Bearer) -> str:
         code, out, err = self._type(stack, who, "confirm", str(number))
         assert (code, out) == (1, "")
         return err.removeprefix("tidegate: ").strip()
 
     def named(self, stack: Stack, req_id: str) -> bool:
-        code, out, _ = self._type(stack, OTTO, "show", req_id)
-        return code == 0 and ", by olga and otto" in out
+        code, out, err = self._type(stack, OTTO, "show", req_id)
+        assert code == 0, err
+        assert ", by olga and otto" in out, out
+        return True
 
 
 def by_hand(stack: Stack, req_id: str) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def test_a_refused_refund_goes_to_suspense_by_two_people(stack: Stack, hands: Ha
     user, req_id = compensating(stack)
     with crowded_out(user):
         # What crowds the account is no transfer, which an audit would not overlook.
-        stack.start_api(retry_first_s=0.2, audit_s=NOT_SOON_S)
+        stack.start_api(retry_first_s=0.2, audit_s=NEVER_S)
         until(lambda: user.shown(req_id)["error"] == "BALANCE_OVERFLOW")
         number = hands.propose(stack, req_id, "suspense")
         asked = user.shown(req_id)["version"]

@@ -19,6 +19,10 @@ class Webhook:
         """The alerts whose cause has this text in it."""
         return [alert for alert in self.posted if text in alert["cause"]]
 
+    def coded(self, code: str) -> list[dict[str, Any]]:
+        """The alerts with this code."""
+        return [alert for alert in self.posted if alert["code"] == code]
+
 
 @contextmanager
 def listening() -> Iterator[Webhook]:

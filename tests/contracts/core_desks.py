@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,11 +11,12 @@ from pathlib import Path
 
 from tests.contracts.places import ASSET, Place
 from tests.contracts.troubles import Connect, Line, Losing
+from tests.forked import Forked
 from tidegate.core import wire
 from tidegate.core.answers import Answer
 from tidegate.core.ports import System
 from tidegate.core.transfer import Question
-from tidegate.systems.trading import Caller, Trading, dial
+from tidegate.systems.trading import Caller, Recollection, Trading, dial
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.pipe import connect_to
@@ -33,11 +33,11 @@ class CoreDesk(ABC):
         self.client = self._client()
 
     def _client(self) -> Trading:
-        async def nothing_known() -> None:
-            return None
+        async def recalled() -> Recollection:
+            return Recollection("store", "here", frozenset({ASSET}))
 
-        caller = Caller("store", f"test {len(self.clients)}")
-        self.clients.append(Trading("core", self.line.connect, caller, nothing_known))
+        caller = Caller(f"test {len(self.clients)}")
+        self.clients.append(Trading("core", self.line.connect, caller, recalled))
         return self.clients[-1]
 
     @property
@@ -101,7 +101,7 @@ class CoreInMemory(CoreDesk):
 
     async def start(self) -> None:
         self.disk = RealDisk(self.directory)
-        self.core = await Core.open(self.disk, bytes(range(16)))
+        self.core = await Core.open(self.disk, bytes(range(16)), time.time)
         self.running = asyncio.ensure_future(self.core.run())
         self.line.connect_to = connect_to(self.core)
 
@@ -133,20 +133,17 @@ class CoreProcess(CoreDesk):
     def __init__(self, directory: Path) -> None:
         address = f"unix:{directory / 'core.socket'}"
         super().__init__(dial(address))
-        self.command = [sys.executable, "-m", "tidegate.trading_core", "--listen", address]
+        self.command = ["tidegate.trading_core", "--listen", address]
         self.command += ["--data", str(directory)]
         self.start()
 
     def start(self) -> None:
-        self.child = subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        self.child = Forked(self.command)
         assert self.child.stdout is not None
-        assert self.child.stdout.readline().startswith(b"trading core ready")
+        assert self.child.stdout.readline().startswith("trading core ready")
 
     def kill(self) -> None:
-        self.child.kill()
-        self.child.communicate()
+        self.child.ended()
 
     async def restart(self) -> None:
         self.kill()

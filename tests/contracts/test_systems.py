@@ -158,3 +158,31 @@ def test_an_account_that_is_not_there_is_not_found(play_ours: Play) -> None:
         await refused(desk, asked, Reason.SOURCE_ACCOUNT_NOT_FOUND)
 
     play_ours(scene)
+
+
+@pytest.mark.parametrize("verb", [Verb.DEBIT, Verb.CREDIT])
+def test_an_owner_who_is_none_is_refused_for_ever_by_every_system(play: Play, verb: Verb) -> None:
+    async def scene(desk: Desk) -> None:
+        nobody = replace(question(desk, verb, 5, owner=0), opens=verb is Verb.CREDIT)
+        await refused(desk, nobody, Reason.INVALID_OWNER)
+        # An undo is never refused for its account.
+        if verb is Verb.DEBIT:
+            assert isinstance(await ask(desk, undo(nobody, expect_done=False)), Done)
+
+    play(scene)
+
+
+def test_an_asset_that_does_not_exist_is_refused_for_ever(play_ours: Play) -> None:
+    async def scene(desk: Desk) -> None:
+        asked = replace(question(desk, Verb.CREDIT, 5), asset_id=777, opens=True)
+        await refused(desk, asked, Reason.INVALID_ASSET)
+        taken = replace(question(desk, Verb.DEBIT, 5), asset_id=777)
+        answer = await ask(desk, taken)
+        # Where accounts are looked up first, nobody has one of it.
+        assert isinstance(answer, Rejected)
+        assert answer.reason in (Reason.INVALID_ASSET, Reason.SOURCE_ACCOUNT_NOT_FOUND)
+        assert await ask(desk, taken) == answer
+        assert isinstance(await ask(desk, undo(taken, expect_done=False)), Done)
+        assert await desk.balance(OWNER) == 100
+
+    play_ours(scene)

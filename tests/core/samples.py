@@ -1,14 +1,13 @@
 """Values for the tests of the core: transfers, and a flow that does what the shipped do not."""
 
 from enum import StrEnum
-from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import Terms
 from tidegate.core.flow import NEVER_PAGES, Ask, End, Flow, Pass, Place, Verb
-from tidegate.core.transfer import Party, Transfer, lane_of
+from tidegate.core.transfer import Party, Transfer, lane_of, transfer_with
 from tidegate.flows import FLOWS
 
 
@@ -18,13 +17,15 @@ class Step(StrEnum):
     HOLDING = "HOLDING"
     REVIEWING = "REVIEWING"
     CAPTURING = "CAPTURING"
+    PAYING = "PAYING"
+    REFUNDING = "REFUNDING"
     RELEASING = "RELEASING"
     PAID = "PAID"
     REFUSED = "REFUSED"
     RETURNED = "RETURNED"
 
 
-# It holds, it loops, and a person has an hour to decide.
+# It holds, it loops, a person has an hour to decide, and the target pays a fee.
 REVIEWED = Flow(
     "reviewed",
     first=Step.ASKED,
@@ -51,12 +52,17 @@ REVIEWED = Flow(
             patience=NEVER_PAGES,
             deadline_s=3600.0,
         ),
-        Step.CAPTURING: Ask(Place.HELD, "source", Verb.CAPTURE, done=Step.PAID),
+        Step.CAPTURING: Ask(Place.HELD, "source", Verb.CAPTURE, done=Step.PAYING),
+        Step.PAYING: Ask(
+            Place.IN_FLIGHT, "target", Verb.CREDIT, done=Step.PAID, rejected=Step.REFUNDING
+        ),
+        Step.REFUNDING: Ask(Place.IN_FLIGHT, "source", Verb.REFUND, done=Step.RETURNED),
         Step.RELEASING: Ask(Place.HELD, "source", Verb.RELEASE, done=Step.RETURNED),
         Step.PAID: End(Place.TARGET),
         Step.REFUSED: End(Place.SOURCE),
         Step.RETURNED: End(Place.SOURCE),
     },
+    roles=frozenset({"policy", "person", "fees"}),
 )
 
 ALL_FLOWS = (*FLOWS.values(), REVIEWED)
@@ -82,8 +88,7 @@ ID = UUID("01890000-0000-7000-8000-000000000001")
 
 def parties_of(flow: Flow) -> dict[str, Party]:
     """Every role is played by a system of its own name."""
-    roles = chain.from_iterable([row.role] for row in flow.rows.values() if isinstance(row, Ask))
-    return {role: Party(f"{role} system", "BOOK", 7) for role in roles}
+    return {role: Party(f"{role} system", "BOOK", 7) for role in flow.cast}
 
 
 def resting(flow: Flow, state: str, **fields: Any) -> Transfer:
@@ -99,7 +104,7 @@ def resting(flow: Flow, state: str, **fields: Any) -> Transfer:
         "asset_id": 1,
         "amount": 1_000_000,
     }
-    return Transfer(**(base | fields))
+    return transfer_with(**(base | fields))
 
 
 def asked(flow: Flow, state: str) -> Ask:

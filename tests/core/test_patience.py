@@ -3,15 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from tests.core.samples import NO, NOBODY_KNOWS, REVIEWED, TERMS, YES, asked
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.decide import EXPIRED, backoff, decide
 from tidegate.core.flow import ACCOUNTS, NEVER_PAGES, Flow, Patience
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.transfer import Move, Transfer, step_of
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
+from tidegate.flows.pool_transfer import POOL_TRANSFER
 
 # Deadlines.
 
@@ -49,13 +49,13 @@ def test_an_arrival_starts_the_deadline_of_the_state_it_arrives_in() -> None:
 def test_a_deadline_survives_an_unknown_in_the_transaction_that_starts_it() -> None:
     arrived = decide(REVIEWED, resting_in(REVIEWED, "HOLDING", version=1), YES, TERMS)
     waiting = decide(REVIEWED, arrived.after, NOBODY_KNOWS, TERMS)
-    assert arrived.then(waiting).deadline_s == 3600.0
+    assert step_of(arrived).then(step_of(waiting)).deadline_s == 3600.0
 
 
 def test_a_deadline_ends_with_the_state_it_was_for() -> None:
     arrived = decide(REVIEWED, resting_in(REVIEWED, "HOLDING", version=1), YES, TERMS)
     decided = decide(REVIEWED, arrived.after, YES, TERMS)
-    assert arrived.then(decided).deadline_s is None
+    assert step_of(arrived).then(step_of(decided)).deadline_s is None
 
 
 def test_an_alarm_is_raised_also_past_the_deadline() -> None:
@@ -117,7 +117,7 @@ def test_the_next_question_calls_somebody_anew() -> None:
     onward = decide(INTERNAL_TRANSFER, before, YES, TERMS)
     assert onward.after.state == "TARGET_PENDING"
     assert not onward.after.paged
-    stuck = decide(INTERNAL_TRANSFER, replace(onward.after, attempts=10), NOBODY_KNOWS, TERMS)
+    stuck = decide(INTERNAL_TRANSFER, onward.after.but(attempts=10), NOBODY_KNOWS, TERMS)
     assert stuck.alarm is Alarm.CRITICAL
 
 
@@ -179,3 +179,9 @@ def test_who_waits_for_a_known_time_is_paged_all_the_same() -> None:
 def test_a_pause_without_chance_is_always_the_same() -> None:
     exact = Patience(chance=0.0)
     assert {backoff(exact, 3, jitter) for jitter in (0.0, 0.3, 0.99)} == {4.0}
+
+
+def test_a_state_that_waits_for_a_person_or_a_time_waits_by_design() -> None:
+    assert POOL_TRANSFER.waiting_states == {"CHECKING"}
+    assert POOL_TRANSFER.waits_by_design
+    assert not INTERNAL_TRANSFER.waits_by_design

@@ -16,9 +16,7 @@ from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 def test_a_refused_refund_stays_and_adds_a_version_and_pages() -> None:
     before = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0, attempts=3)
     move = decide(INTERNAL_TRANSFER, before, NO, TERMS)
-    assert move.after == replace(
-        before, version=3, attempts=0, retries=1, paged=True, error=NO.reason
-    )
+    assert move.after == before.but(version=3, attempts=0, retries=1, paged=True, error=NO.reason)
     assert [entry.path for entry in move.entries] == [("COMPENSATING", "COMPENSATING")]
     assert move.alarm is Alarm.CRITICAL
     assert move.rests

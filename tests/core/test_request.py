@@ -9,10 +9,15 @@ from msgspec.structs import replace
 
 from tests.core.samples import ID
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.refusals import Refusal
+from tidegate.core.refusals import Refusal, refusal_named
 from tidegate.core.request import (
+    BATCH,
+    GUILD,
     MAX_CID_CHARS,
     MAX_OWNER,
+    OPERATOR,
+    SPACE_MARK,
+    USER,
     Account,
     Asset,
     Checked,
@@ -23,7 +28,7 @@ from tidegate.core.request import (
     transfer_of,
     well_formed_cid,
 )
-from tidegate.core.transfer import Party
+from tidegate.core.transfer import Expiry, Party
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
 ALICE, MALLORY = 7, 8
@@ -146,7 +151,8 @@ def test_a_good_wish_becomes_a_request_between_the_callers_own_accounts() -> Non
         "source": Party("ledger", "FUNDING", ALICE),
         "target": Party("trading", "SPOT", ALICE),
     }
-    assert check(GOOD) == Request(ALICE, "internal_transfer", parties, 1, 5_000_000, "c-1")
+    wanted = Request(ALICE, "internal_transfer", parties, 1, 5_000_000, "c-1")
+    assert check(GOOD) == replace(wanted, terms={"from": "FUNDING", "to": "SPOT"})
 
 
 def test_who_names_nobody_means_himself() -> None:
@@ -156,6 +162,7 @@ def test_who_names_nobody_means_himself() -> None:
         {"source": Party("ledger", "FUNDING", ALICE), "target": Party("trading", "SPOT", ALICE)},
         1,
         5_000_000,
+        terms={"from": "FUNDING", "to": "SPOT"},
     )
 
 
@@ -222,9 +229,14 @@ TWICE = {"source": Party("ledger", "FUNDING", 7), "target": Party("ledger", "FUN
 
 
 def test_what_the_checks_accept_passes_the_second_look() -> None:
-    assert recheck(request()) is None
-    assert recheck(request(lives_s=3600.0)) is None
-    assert recheck(request(cid=None, owner=MAX_OWNER, amount=MAX_AMOUNT)) is None
+    assert recheck(request(), INTERNAL_TRANSFER, frozenset()) is None
+    assert recheck(request(lives_s=3600.0), INTERNAL_TRANSFER, frozenset()) is None
+    assert (
+        recheck(
+            request(cid=None, owner=MAX_OWNER, amount=MAX_AMOUNT), INTERNAL_TRANSFER, frozenset()
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +263,7 @@ def test_what_the_checks_accept_passes_the_second_look() -> None:
 def test_the_second_look_refuses_what_no_caller_should_have_let_through(
     fields: dict[str, object], refusal: Refusal
 ) -> None:
-    assert recheck(request(**fields)) is refusal
+    assert recheck(request(**fields), INTERNAL_TRANSFER, frozenset()) is refusal
 
 
 # The fingerprint.
@@ -279,7 +291,16 @@ def test_the_same_wish_in_other_words_has_the_same_fingerprint() -> None:
     ids=str,
 )
 def test_another_wish_has_another_fingerprint(fields: dict[str, object]) -> None:
-    assert request(**fields).fingerprint() != request().fingerprint()
+    plain = request(terms=None)
+    assert request(terms=None, **fields).fingerprint() != plain.fingerprint()
+    assert request(terms=None, **fields).older_fingerprint() != plain.older_fingerprint()
+
+
+def test_other_terms_have_another_fingerprint_however_they_are_cut() -> None:
+    known = request(terms={"a": "bc", "d": ""}).fingerprint()
+    for terms in ({"ab": "c", "d": ""}, {"a": "bc"}, {"a": "b", "cd": ""}, {"d": "", "a": "bd"}):
+        assert request(terms=terms).fingerprint() != known
+    assert request(terms={"d": "", "a": "bc"}).fingerprint() == known
 
 
 @pytest.mark.parametrize(
@@ -298,3 +319,23 @@ def test_a_request_is_born_with_all_it_says() -> None:
     for field in ("owner", "flow", "parties", "asset_id", "amount", "cid", "detail", "parent"):
         assert getattr(transfer, field) == getattr(asked, field)
     assert (transfer.trace, transfer.version, transfer.attempts) == ("t", 0, 0)
+
+
+def test_a_key_of_one_space_is_never_a_key_of_another() -> None:
+    spaces = (USER, OPERATOR, GUILD, BATCH)
+    keys = [request(cid=cid, space=space).key for space in spaces for cid in ("x", "operator:x")]
+    assert len(set(keys)) == len(keys)
+    assert request(cid="x").key == "x", "a user's key is as it always was"
+    assert request(cid=None).key is None
+    assert not well_formed_cid(f"operator{SPACE_MARK}x"), "callers cannot write such a key"
+
+
+def test_a_request_expires_after_a_time_or_at_a_moment() -> None:
+    assert request().expiry is None
+    assert request(lives_s=5.0).expiry == Expiry(after_s=5.0)
+    assert request(expires_us=7).expiry == Expiry(at_us=7)
+
+
+def test_a_stored_refusal_that_is_not_known_here_is_still_a_refusal() -> None:
+    assert refusal_named("EXPIRED") is Refusal.EXPIRED
+    assert refusal_named("OF_A_NEWER_VERSION") is Refusal.INVALID_REQUEST

@@ -5,7 +5,18 @@ from uuid import UUID
 import pytest
 
 import tidegate.core.sql
-from tidegate.core.sql import blobs, load, names, numbers, parse, sparse, texts, uuids
+from tidegate.core.sql import (
+    EncodedText,
+    blobs,
+    encoded,
+    load,
+    names,
+    numbers,
+    parse,
+    sparse,
+    texts,
+    uuids,
+)
 
 TWO = """-- What stands before the first header belongs to no statement.
 
@@ -44,12 +55,15 @@ def test_statements_are_read_from_the_package_that_owns_them() -> None:
     assert not any("--" in text or text.endswith(";") for text in statements.values())
 
 
+def test_a_comment_that_looks_like_a_name_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="no statement follows"):
+        parse("-- lock: in their order, with their\n-- balances: the newest.\nSELECT 1;\n")
+
+
 def test_a_batch_is_written_as_the_database_reads_arrays() -> None:
     assert numbers([1, None, -3, 2**100, True, 0.5]) == f"{{1,NULL,-3,{2**100},True,0.5}}"
     assert numbers([1, -3, 2**100, True, 0.5]) == f"{{1,-3,{2**100},True,0.5}}"
     assert numbers([]) == numbers([None, None]) == "{}"
-    assert uuids([UUID(int=1), None]) == "{00000000000000000000000000000001,NULL}"
-    assert blobs([b"", b"\x00\xff"]) == '{"\\\\x","\\\\x00ff"}'
     assert texts(["a", None, ""]) == '{"a",NULL,""}'
     assert texts(['say "no"', "back\\slash", "NULL", "{,}"]) == (
         '{"say \\"no\\"","back\\\\slash","NULL","{,}"}'
@@ -57,8 +71,21 @@ def test_a_batch_is_written_as_the_database_reads_arrays() -> None:
     assert texts(["one\x1ftwo", 'thr"ee', "\x1f"]) == '{"one\x1ftwo","thr\\"ee","\x1f"}'
 
 
+def test_ids_and_hashes_are_written_as_the_database_sends_them() -> None:
+    def whole(*numbers: int) -> bytes:
+        return b"".join(number.to_bytes(4, "big") for number in numbers)
+
+    ids = whole(1, 0, 2950, 2, 1) + whole(16, 0, 0, 0, 1) + whole(16, 0, 0, 0, 258)
+    assert uuids([UUID(int=1), UUID(int=258)]) == ids
+    some = whole(1, 1, 2950, 2, 1) + whole(16, 0, 0, 0, 1) + b"\xff" * 4
+    assert uuids([UUID(int=1), None]) == some
+    assert blobs([b"ab", b"cd"]) == whole(1, 0, 17, 2, 1) + whole(2) + b"ab" + whole(2) + b"cd"
+    assert blobs([b"", b"\0\xff"]) == whole(1, 0, 17, 2, 1) + whole(0) + whole(2) + b"\0\xff"
+
+
 def test_a_column_in_which_nothing_is_said_is_empty() -> None:
-    assert numbers([None, None]) == texts([None]) == uuids([None]) == names([None]) == "{}"
+    assert numbers([None, None]) == texts([None]) == names([None]) == "{}"
+    assert uuids([None, None]) == uuids([]) == bytes(8) + (2950).to_bytes(4, "big")
     assert sparse([0, False, 0.0]) == "{}"
     assert sparse([0, 3, False, True, 0.5]) == "{NULL,3,NULL,True,0.5}"
     assert texts([""]) == '{""}', "an empty text is something"
@@ -73,3 +100,7 @@ def test_names_are_texts_of_which_no_more_are_kept_than_there_is_room_for(
     strange = [f"one of many {n}" for n in range(10)]
     assert names(strange) == texts(strange)
     assert not tidegate.core.sql._NAMES.keys() & set(strange)
+
+
+def test_what_is_kept_for_later_batches_is_encoded_once() -> None:
+    assert encoded({"states": names(["é"])}) == {"states": EncodedText('{"é"}'.encode())}

@@ -11,16 +11,17 @@ from msgspec.structs import replace
 from tests.core.samples import ALL_FLOWS, ASKING, ENDED, ID, parties_of, resting
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow, Verb
+from tidegate.core.request import Request, transfer_of
 from tidegate.core.transfer import (
     GENESIS,
     Entry,
     Move,
     Party,
     Question,
-    born,
     chained,
     lane_of,
     question_of,
+    step_of,
 )
 from tidegate.flows.deposit import DEPOSIT
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
@@ -29,7 +30,7 @@ from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 def test_the_question_is_the_same_however_often_it_is_put() -> None:
     for flow, state in ASKING:
         once = resting(flow, state, version=4)
-        again = replace(once, attempts=9, retries=12, paged=True, error="timeout", waited_s=99.0)
+        again = once.but(attempts=9, retries=12, paged=True, error="timeout", waited_s=99.0)
         assert question_of(flow, once) == question_of(flow, again)
 
 
@@ -61,13 +62,14 @@ def test_only_a_row_that_opens_accounts_asks_for_one_to_be_opened() -> None:
 @pytest.mark.parametrize(("flow", "state"), ENDED)
 def test_an_end_asks_nothing(flow: Flow, state: str) -> None:
     assert lane_of(flow, parties_of(flow), state) is None
-    with pytest.raises(AssertionError, match="which asks nothing"):
+    with pytest.raises(AssertionError, match="nothing is asked in"):
         question_of(flow, resting(flow, state))
 
 
 def test_a_transfer_is_born_where_something_is_asked() -> None:
     for flow in ALL_FLOWS:
-        newborn = born(flow, resting(flow, str(flow.first)))
+        request = Request(7, flow.name, parties_of(flow), 1, 5)
+        newborn = transfer_of(request, flow, ID)
         ask = flow.ask(newborn.state)
         assert ask is not None
         assert newborn.lane == newborn.parties[ask.role].system
@@ -79,9 +81,9 @@ def test_two_moves_of_one_transaction_are_one_with_the_louder_alarm() -> None:
     a, b, c = (resting(INTERNAL_TRANSFER, "SOURCE_PENDING", version=v) for v in range(3))
     loud = Move(a, b, (Entry(0, ("A", "B"), "debit", "done"),), alarm=Alarm.HALT)
     quiet = Move(b, c, (Entry(1, ("B", "C"), "credit", "done"),), delay_s=3.0, rests=True)
-    both = loud.then(quiet)
-    assert (both.before, both.after) == (a, c)
-    assert [entry.version for entry in both.entries] == [0, 1]
+    both = step_of(loud).then(step_of(quiet))
+    assert (both.before, both.after) == (a.kind, c.kind)
+    assert [line.version for line in both.lines] == [0, 1]
     assert (both.alarm, both.delay_s, both.rests) == (Alarm.HALT, 3.0, True)
 
 
@@ -108,8 +110,7 @@ LINES = (
 def head(lines: Sequence[Line]) -> bytes:
     hashed = GENESIS
     for line in lines:
-        transfer = resting(INTERNAL_TRANSFER, "SOURCE_PENDING", id=line.id)
-        hashed = chained(hashed, replace(transfer, flow=line.flow), line.entry, line.at_us)
+        hashed = chained(hashed, line.id, line.flow, line.entry, line.at_us)
     return hashed
 
 

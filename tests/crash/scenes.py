@@ -83,5 +83,5 @@ async def held(gate: Gate, base: int) -> dict[tuple[int, str], int]:
 
 async def states(gate: Gate, base: int) -> list[str]:
     keys = [(part.owner, f"part-{n}") for n, part in enumerate(parts(base))]
-    _, _, known = await gate.store.look(keys)
-    return [k.transfer.state if k else "missing" for k in known]
+    known = (await gate.store.look(keys)).known
+    return [k.transfer.state if k and k.transfer else "missing" for k in known]

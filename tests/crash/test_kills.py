@@ -7,8 +7,6 @@ must end as it should, and the books of both systems, summed here, must be exact
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.crash.scenes import endow, expected, held, parts, request_of, states
+from tests.forked import Forked
 from tidegate.app import Setup, open_gate
 from tidegate.core.wire import Book
 from tidegate.engine.births import Receipt
@@ -27,24 +26,21 @@ KILLED = -signal.SIGKILL
 ROUNDS = 2  # Run side by side; each takes every second moment.
 MAX_MOMENTS = 200
 AHEAD = 12  # Scenes that are endowed at a time: for each alone everything would have to start.
-LOOK_S = 0.02
+LOOK_S, WORKER_S = 0.02, 90.0
 
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def core(directory: Path, moments: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def core(directory: Path, moments: int = 0) -> Iterator[tuple[Forked, str]]:
     address = f"unix:{directory}/socket"
-    command = [sys.executable, "-m", "tests.crash.core", str(directory), address, str(moments)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as child:
-        try:
-            assert child.stdout is not None
-            child.stdout.readline()
-            yield child, address
-        finally:
-            child.kill()
+    child = Forked(["tests.crash.core", str(directory), address, str(moments)])
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child, address
+    finally:
+        child.ended()
 
 
 def gate(database: str, address: str) -> Setup:
@@ -77,10 +73,11 @@ async def sums_agree(opened: Gate, owners: int) -> None:
 
 
 def run_worker(database: str, address: str, base: int, moments: int) -> int:
-    command = [sys.executable, "-m", "tests.crash.worker", database, address]
-    return subprocess.run(
-        [*command, str(base), str(moments)], check=False, timeout=90, stdout=subprocess.DEVNULL
-    ).returncode
+    child = Forked(["tests.crash.worker", database, address, str(base), str(moments)])
+    try:
+        return child.wait(WORKER_S)
+    finally:
+        child.ended()
 
 
 @pytest.mark.parametrize("first", range(1, ROUNDS + 1))

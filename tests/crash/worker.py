@@ -16,6 +16,7 @@ from tests.crash.fuse import Fuse
 from tests.crash.scenes import parts, request_of
 from tidegate.app import log_alert, trading
 from tidegate.core.answers import Answer
+from tidegate.core.ports import Tables
 from tidegate.core.transfer import Question, Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
@@ -40,8 +41,8 @@ class FusedStore(PostgresStore):
             self.fuse.burn("before a COMMIT")
         self.fuse.burn("after a COMMIT")
 
-    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
-        claimed = await super().claim(lane, limit)
+    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+        claimed = await super().claim(lane, limit, flows)
         if claimed:
             self.fuse.burn("after a claim")
         return claimed

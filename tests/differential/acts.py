@@ -6,23 +6,24 @@ players do the same; the first difference is therefore the one that is shown.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
-
-from msgspec.structs import replace
 
 from tests.differential.telling import Local, TellingStore
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import UNDOES, Verb
-from tidegate.core.ports import Account, Birth, StoreFault
-from tidegate.core.request import Request, transfer_of
-from tidegate.core.transfer import Move, Party, Question, Transfer
-from tidegate.engine.births import Births, Newborn, gathered
+from tidegate.core.ports import Account, Key, StoreFault
+from tidegate.core.request import Request, kind_born, transfer_of
+from tidegate.core.transfer import Move, Party, Question, Transfer, moves_of
+from tidegate.engine.births import Births, PendingRequest, gathered
+from tidegate.engine.context import Detached, Means
 from tidegate.engine.rings import Apart, Ring
-from tidegate.engine.step import Means, conclude
+from tidegate.engine.step import conclude
+from tidegate.engine.write import Work
 from tidegate.flows import FLOWS
+from tidegate.store.flow_checks import checksums
 from tidegate.systems.guild import POINT, book_of, payment
 from tidegate.systems.guild.memory import Rules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
@@ -84,6 +85,19 @@ class Venue:
         raise AssertionError("nobody asks the venue here")
 
 
+class Inline(Detached):
+    """A session does one thing at a time, so nothing runs beside it."""
+
+    async def start(
+        self, work: Coroutine[Any, Any, None], broken: Callable[[BaseException], None]
+    ) -> None:
+        await work
+
+    async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
+        for work in works:
+            await work
+
+
 class Player:
     def __init__(self, store: TellingStore, local: Local, luck: Luck, number: int) -> None:
         self.store, self.ledger, self.luck, self.number = store, local.ledger, luck, number
@@ -93,6 +107,7 @@ class Player:
         self.means: Means[Any] = Means(
             store=store,
             flows=FLOWS,
+            tables=checksums(FLOWS.values()),
             outside={"venue": Venue()},
             local={"ledger": self.ledger, **{rules.name: rules for rules in local.rules}},
             remembering={},
@@ -104,7 +119,8 @@ class Player:
             rings={"venue": self.ring},
             apart=Apart(lambda: None),
             irreversible=frozenset(),
-            witnesses={rules.name: rules for rules in local.rules},
+            listeners={rules.name: rules for rules in local.rules},
+            detached=Inline(),
         )
 
     async def play(self, acts: Iterable[int]) -> None:
@@ -178,7 +194,11 @@ async def bear(player: Player) -> None:
     loop = asyncio.get_running_loop()
     requests = [player.request() for _ in range(player.dice.choice(SEVERAL))]
     answers = [loop.create_future() for _ in requests]
-    batch = [Newborn(r, a, r.fingerprint()) for r, a in zip(requests, answers, strict=True)]
+    kinds = [kind_born(request, player.means.flows[request.flow]) for request in requests]
+    batch = [
+        PendingRequest(request, kind, answer, request.fingerprint())
+        for request, kind, answer in zip(requests, kinds, answers, strict=True)
+    ]
     await Births(player.means)._deliver(gathered(batch))
     for newborn, answer in zip(batch, answers, strict=True):
         said = answer.exception() or answer.result()
@@ -193,22 +213,26 @@ async def bear(player: Player) -> None:
 async def work(player: Player) -> None:
     """Claim a lane's due transfers, or take what was handed over; ask; record."""
     lane = player.dice.choice(
-        ("venue", "venue", "ledger", "checks", "checks", "checks", "allowance")
+        ("venue", "venue", "ledger", "checks", "checks", "checks", "checks", "checks", "allowance")
     )
     batch: Sequence[Transfer] = player.ring.pop(3, player.means.clock()) if lane == "venue" else []
     if not batch:
-        batch = await player.store.claim(lane, player.dice.choice((1, 2, 5, 100)))
+        limit = player.dice.choice((1, 2, 5, 100))
+        batch = await player.store.claim(lane, limit, player.means.tables)
+    if batch:
+        batch = await player.store.askable(batch, player.means.tables)
     if not batch:
         return
     player.remember(batch)
     answers = None if lane in LOCAL else [player.answer(t) for t in batch]
-    await conclude(player.means, lane, batch, answers)
+    await conclude(player.means, Work(batch, answers, lane))
 
 
 async def answer_late(player: Player) -> None:
     """Answers to questions of long ago, some of them answered since."""
     if batch := [t for t in player.some() if t.lane == "venue"]:
-        await conclude(player.means, "venue", batch, [player.answer(t) for t in batch])
+        answers = [player.answer(t) for t in batch]
+        await conclude(player.means, Work(batch, answers, "venue"))
 
 
 async def resolve(player: Player) -> None:
@@ -217,7 +241,8 @@ async def resolve(player: Player) -> None:
     if refunds:
         transfer = player.dice.choice(refunds)
         repointed = Rejected("CLOSED", repoint=("ledger", SUSPENSE, transfer.owner))
-        await conclude(player.means, str(transfer.lane), [transfer], [repointed], "two people")
+        work = Work([transfer], [repointed], transfer.lane, "two people")
+        await conclude(player.means, work)
 
 
 async def record(player: Player) -> None:
@@ -229,7 +254,7 @@ async def record(player: Player) -> None:
         moves = [decide(FLOWS[t.flow], t, _said(player, t), Terms()) for t in fresh]
         leased = [player.dice.random() < 0.3 for _ in moves]
         if moves:
-            player.remember(await player.store.record(tx, moves, leased))
+            player.remember(await player.store.write(tx, moves_of(moves), leased))
         player.may_abandon()
 
 
@@ -241,24 +266,24 @@ def _said(player: Player, transfer: Transfer) -> Answer:
 
 async def insert(player: Player) -> None:
     """Births by hand: keys that collide, delays, deadlines, details."""
-    dice, births = player.dice, []
+    dice, moves, keys = player.dice, list[Move](), list[Key]()
     for place in range(dice.choice(SEVERAL)):
         owner = dice.choice(player.luck.owners)
         parties = {"source": _party(SPOT, owner), "target": _party(SAVINGS, owner)}
         request = Request(owner, "internal_transfer", parties, ASSET, 10)
         id_ = UUID(int=dice.getrandbits(60) << 60 | player.number << 8 | place)
-        transfer = replace(
-            transfer_of(request, FLOWS["internal_transfer"], id_),
+        transfer = transfer_of(request, FLOWS["internal_transfer"], id_).but(
             detail=dice.choice(({}, {"memo": "«½»"})),
             trace=dice.choice((None, "t-1")),
             parent=dice.choice((None, UUID(int=7))),
         )
         deadline_s = dice.choice((None, None, 5.0, 0.25))
-        move = Move(transfer, transfer, delay_s=dice.choice((0.0, 3.3)), deadline_s=deadline_s)
-        births.append(Birth(move, dice.choice(CIDS) + f"/{place}", bytes([place])))
-    leased = [dice.random() < 0.3 for _ in births]
+        moves.append(Move(None, transfer, (), dice.choice((0.0, 3.3)), deadline_s=deadline_s))
+        keys.append(Key(owner, dice.choice(CIDS) + f"/{place}", bytes([place]), id_))
+    leased = [dice.random() < 0.3 for _ in moves]
     async with player.store.transaction() as tx:
-        player.remember(await player.store.insert(tx, births, leased))
+        await player.store.reserve(tx, keys)
+        player.remember(await player.store.write(tx, moves_of(moves), leased))
         player.may_abandon()
 
 
@@ -280,17 +305,22 @@ def _question(player: Player, accounts: Sequence[Account]) -> Question:
     # A transfer's questions are asked under its row's lock: here, by one session only.
     id_ = UUID(int=(player.number + 1) << 40 | dice.randrange(3))
     version = dice.randrange(1, 4)
+    amount = dice.choice((0, 10, 10, 10, 70))
+    fees = dice.choice(accounts)
+    fee = dice.choice((0, 0, 3, 4)) if verb is Verb.CREDIT and amount else 0
     return Question(
         id_,
         version if verb in UNDOES else version - 1,
         verb,
         Party("ledger", account.book, account.owner),
         ASSET,
-        dice.choice((0, 10, 10, 10, 70)),
+        amount,
         undoes=dice.randrange(version) if verb in UNDOES else None,
         expect_done=verb in UNDOES and dice.random() < 0.3,
         opens=dice.random() < 0.4,
         void=verb not in UNDOES and dice.random() < 0.1,
+        fee=fee,
+        fees=Party("ledger", fees.book, fees.owner) if fee else None,
     )
 
 
@@ -300,8 +330,8 @@ async def read(player: Player) -> None:
         player.remember(await player.store.find([*player.known, UUID(int=1)]))
     else:
         keys = [(dice.choice(player.luck.owners), dice.choice(CIDS)) for _ in range(3)]
-        _, _, known = await player.store.look(keys)
-        player.remember([k.transfer for k in known if k is not None])
+        look = await player.store.look(keys)
+        player.remember([k.transfer for k in look.known if k and k.transfer])
 
 
 async def release(player: Player) -> None:
@@ -309,10 +339,13 @@ async def release(player: Player) -> None:
 
 
 async def brake(player: Player) -> None:
-    if await player.store.halted() or player.dice.random() < 0.5:
-        await player.store.resume("it was a drill", f"operator {player.number}")
-    else:
+    if not await player.store.halted() or player.dice.random() < 0.2:
         await player.store.halt(f"because of {player.number}", "auditor")
+    elif player.dice.random() < 0.5:
+        first = [halt.id for halt in await player.store.halts()][:1]
+        await player.store.resume("one of them", f"operator {player.number}", first)
+    else:
+        await player.store.resume("it was a drill", f"operator {player.number}")
 
 
 async def set_status(player: Player) -> None:

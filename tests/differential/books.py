@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import psycopg
 
 from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
@@ -32,14 +31,14 @@ READ = {
     f" evidence, actor, {MICROSECONDS.format('at')}, hash FROM history ORDER BY version",
     ATTEMPTS: "SELECT transfer_id, slot, version, retry, reason FROM attempts",
     ACCOUNTS: "SELECT owner, book, asset_id, available, held, status FROM ledger_accounts",
-    OPERATIONS: "SELECT transfer_id, version, owner, book, asset_id, verb, amount, undoes, result,"
-    " reason, delta, held_delta, balance_after FROM ledger_operations",
+    OPERATIONS: "SELECT transfer_id, version, entry, owner, book, asset_id, verb, amount, undoes,"
+    " result, reason, delta, held_delta, balance_after FROM ledger_operations",
     THROTTLES: "SELECT guild_id, member_id,"
     f" {MICROSECONDS.format('throttled_until')}, CASE WHEN isfinite(utc_day)"
     " THEN utc_day - '1970-01-01'::date ELSE -1 END, sent FROM economy.throttles",
     PENDING: "SELECT transfer_id, status, round, checks, retry_count"
     " FROM economy.pending_transfers",
-    HALTS: "SELECT reason, actor FROM halts WHERE resumed_at IS NULL",
+    HALTS: "SELECT reason, actor FROM halts WHERE resumed_at IS NULL ORDER BY id",
 }
 
 
@@ -63,7 +62,7 @@ async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
         HISTORY: {id_: tuple(entries) for id_, entries in history.items()},
         ATTEMPTS: attempts,
         ACCOUNTS: {row[:3]: (*map(int, row[3:5]), row[5]) for row in rows[ACCOUNTS]},
-        OPERATIONS: {row[:2]: row[2:] for row in rows[OPERATIONS]},
+        OPERATIONS: {row[:3]: row[3:] for row in rows[OPERATIONS]},
         THROTTLES: {row[:2]: row[2:] for row in rows[THROTTLES]},
         PENDING: {row[0]: row[1:] for row in rows[PENDING]},
         HALTS: dict(enumerate(rows[HALTS])),
@@ -79,7 +78,7 @@ def twin_books(tables: Tables) -> Books:
         ATTEMPTS: dict(rows[ATTEMPTS]),
         ACCOUNTS: {a: tuple(balance) for a, balance in rows[ACCOUNTS].items()},
         OPERATIONS: {
-            operation[:2]: (*operation.account, *operation[3:])
+            (*operation[:2], operation.entry): (*operation.account, *operation[3:-1])
             for kept in rows[OPERATIONS].values()
             for operation in kept
         },
@@ -88,12 +87,12 @@ def twin_books(tables: Tables) -> Books:
             id_: (kept.status, kept.round, dict(kept.checks), kept.retry_count)
             for id_, kept in rows[PENDING].items()
         },
-        HALTS: {} if tables.halt is None else {0: tables.halt},
+        HALTS: dict(enumerate((h.reason, h.actor) for h in tables.halts.shown())),
     }
 
 
 def _kept(row: Row) -> tuple[Transfer, int, int | None]:
-    bare = msgspec.structs.replace(row.transfer, waited_s=0, expired=False)
+    bare = row.transfer.but(waited_s=0.0, expired=False)
     deadline_us = None if row.deadline_s is None else round(row.deadline_s * 1_000_000)
     return bare, round(row.due_s * 1_000_000), deadline_us
 
@@ -115,7 +114,7 @@ def broken_chains(books: Books) -> list[Any]:
     for id_, (transfer, _, _) in books[TRANSFERS].items():
         head, entries, whole = GENESIS, books[HISTORY].get(id_, ()), True
         for answered in entries:
-            head = chained(head, transfer, answered.entry, answered.at_us)
+            head = chained(head, id_, transfer.flow, answered.entry, answered.at_us)
             whole = whole and head == answered.hash
         versions = [answered.entry.version for answered in entries]
         if not whole or head != transfer.head_hash or versions != list(range(transfer.version)):

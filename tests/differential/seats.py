@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from tests.conftest import SCHEMA
-from tidegate.core.ports import StoreUnavailable
+from tidegate.core.ports import CommitUnknown
 from tidegate.store.memory import MemoryStore, Tables, Twin
 from tidegate.store.pipe import Pipe, Reply
 from tidegate.store.postgres import STATEMENTS, Bounds, PostgresStore
@@ -206,18 +206,18 @@ class SeatedStore(MemoryStore):
         self.lock_s = FOREVER_S
 
     def _begin(self) -> Twin:
-        tx = SeatedTwin(self.tables, self._now_us(), self.lock_s)
+        tx = SeatedTwin(self.tables, self.now_us(), self.lock_s)
         seat().tx = tx
         return tx
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         await seat().arrive("")
 
     async def _commit(self, tx: Twin) -> None:
         fate = await seat().arrive("")
         tx.commit()
         if fate is Fate.REPLY_LOST:
-            raise StoreUnavailable("the reply was lost")
+            raise CommitUnknown("the reply was lost", tx.xid)
 
 
 def postgres(database: str) -> PostgresStore:

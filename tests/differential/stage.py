@@ -28,7 +28,7 @@ from tests.differential.seats import (
 )
 from tests.differential.telling import Local, TellingStore, on_postgres, on_the_twin, shown
 from tidegate.core.ports import Account
-from tidegate.engine import step
+from tidegate.engine import write
 from tidegate.store.memory import TRANSFERS
 from tidegate.store.postgres import PostgresStore, WholeNumber
 from tidegate.systems.guild import POINT, book_of
@@ -383,9 +383,9 @@ async def opened(database: str) -> AsyncIterator[House]:
 @contextmanager
 def hurried() -> Iterator[None]:
     """How long the engine pauses before it tries again is not what is compared."""
-    pause_s = step.RETRY_FIRST_S
-    step.RETRY_FIRST_S = LOOK_S / 2
+    pause_s = write.RETRY_FIRST_S
+    write.RETRY_FIRST_S = LOOK_S / 2
     try:
         yield
     finally:
-        step.RETRY_FIRST_S = pause_s
+        write.RETRY_FIRST_S = pause_s

@@ -10,15 +10,20 @@ from tidegate.core.answers import Answer
 from tidegate.core.ports import (
     Account,
     Behind,
-    Birth,
-    Known,
+    Halt,
+    InboxRequest,
+    Key,
+    Listener,
     LocalSystem,
+    Look,
+    Outage,
     Store,
     StoreFault,
-    Witness,
+    Tables,
     nothing,
 )
-from tidegate.core.transfer import Move, Question, Transfer
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import Move, Moves, Question, Transfer
 from tidegate.store.memory import CIDS, TRANSFERS
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks, MemoryAllowance, MemoryChecks, member_of
@@ -90,6 +95,7 @@ class TellingStore:
 
     def __init__(self, seat: Seat, inner: Store[Any]) -> None:
         self.seat = seat
+        self.inbox = inner.inbox
         self.inner = inner
         self.lease_s = inner.lease_s
 
@@ -99,7 +105,8 @@ class TellingStore:
         try:
             with operation(self.seat, "begin", "") as told:
                 tx = await whole.__aenter__()
-                told.result = await tx.begun()
+                # Each side numbers its transactions by itself.
+                told.result = (await tx.begun())._replace(xid=None)
             yield tx
         except BaseException as fault:
             self.seat.tell("rollback", type(fault).__name__, None)
@@ -108,10 +115,15 @@ class TellingStore:
         with operation(self.seat, "commit", ""):
             await whole.__aexit__(None, None, None)
 
-    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
+    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
         with operation(self.seat, "claim", f"{lane} {limit}") as told:
-            told.result = claimed = by_id(await self.inner.claim(lane, limit))
+            told.result = claimed = by_id(await self.inner.claim(lane, limit, flows))
         return claimed
+
+    async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
+        with operation(self.seat, "askable", brief(transfers)) as told:
+            told.result = asked = list(await self.inner.askable(transfers, flows))
+        return asked
 
     async def lock(
         self, tx: Any, transfers: Sequence[Transfer], behind: Behind = nothing
@@ -121,35 +133,32 @@ class TellingStore:
         await behind()
         return fresh
 
-    async def record(
-        self, tx: Any, moves: Sequence[Move], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        about = " ".join(f"{short(m.before.id)}@{m.before.version}→{m.after.state}" for m in moves)
-        wants = rows_of(m.before for m in moves)
-        with operation(self.seat, "record", about, wants) as told:
-            told.result = rows = list(await self.inner.record(tx, moves, leased))
+    async def reserve(self, tx: Any, keys: Sequence[Key]) -> None:
+        about = " ".join(f"{key.owner}/{key.text}" for key in keys)
+        wants = [(CIDS, (key.owner, key.text)) for key in keys]
+        with operation(self.seat, "reserve", about, wants):
+            await self.inner.reserve(tx, keys)
+            await done(tx)
+
+    async def write(self, tx: Any, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
+        pairs = list(zip(moves.transfers, moves.steps, strict=True))
+        about = " ".join(f"{short(t.id)}@{s.start}→{s.after.state}" for t, s in pairs)
+        wants = rows_of(() if moves.created else moves.transfers)
+        with operation(self.seat, "write", about, wants) as told:
+            told.result = rows = list(await self.inner.write(tx, moves, leased))
             await done(tx)
         return rows
 
-    async def insert(
-        self, tx: Any, births: Sequence[Birth], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        keys = [(b.move.after.owner, b.cid) for b in births]
-        about = " ".join(
-            f"{o}/{c}→{b.move.after.state}" for (o, c), b in zip(keys, births, strict=True)
-        )
-        with operation(self.seat, "insert", about, [(CIDS, key) for key in keys]) as told:
-            told.result = rows = list(await self.inner.insert(tx, births, leased))
-            await done(tx)
-        return rows
-
-    async def look(
-        self, keys: Sequence[tuple[int, str]]
-    ) -> tuple[int, bool, Sequence[Known | None]]:
+    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
         with operation(self.seat, "look", keys) as told:
-            at_us, halted, known = await self.inner.look(keys)
-            told.result = (at_us, halted, list(known))
-        return at_us, halted, known
+            look = await self.inner.look(keys)
+            told.result = (look.at_us, list(look.known))
+        return look
+
+    async def aborted(self, xids: Sequence[str | None]) -> bool:
+        with operation(self.seat, "aborted", len(xids)) as told:
+            told.result = aborted = await self.inner.aborted(xids)
+        return aborted
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         with operation(self.seat, "find", " ".join(map(short, ids))) as told:
@@ -165,18 +174,46 @@ class TellingStore:
         with operation(self.seat, "release", brief(transfers), rows_of(transfers)):
             await self.inner.release(transfers)
 
+    async def note_outage(self, lane: str, worker: str, attempts: int, reason: str) -> None:
+        with operation(self.seat, "note outage", f"{lane} {attempts} {reason}"):
+            await self.inner.note_outage(lane, worker, attempts, reason)
+
+    async def end_outage(self, lane: str, worker: str) -> None:
+        with operation(self.seat, "end outage", lane):
+            await self.inner.end_outage(lane, worker)
+
+    async def outages(self) -> Sequence[Outage]:
+        with operation(self.seat, "outages", "") as told:
+            told.result = found = list(await self.inner.outages())
+        return found
+
+    async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
+        with operation(self.seat, "mend clock", beyond_s) as told:
+            told.result = mended = await self.inner.mend_clock(beyond_s, limit)
+        return mended
+
     async def halted(self) -> bool:
         with operation(self.seat, "halted", "") as told:
             told.result = halted = await self.inner.halted()
         return halted
 
-    async def halt(self, reason: str, actor: str) -> None:
+    async def halt(self, reason: str, actor: str) -> int:
         with operation(self.seat, "halt", reason):
-            await self.inner.halt(reason, actor)
+            return await self.inner.halt(reason, actor)
 
-    async def resume(self, reason: str, actor: str) -> None:
-        with operation(self.seat, "resume", reason):
-            await self.inner.resume(reason, actor)
+    async def halts(self) -> Sequence[Halt]:
+        with operation(self.seat, "halts", "") as told:
+            found = list(await self.inner.halts())
+            told.result = [(halt.reason, halt.actor) for halt in found]
+        return found
+
+    async def resume(
+        self, reason: str, actor: str, ids: Sequence[int] | None = None
+    ) -> Sequence[Halt]:
+        with operation(self.seat, "resume", reason) as told:
+            ended = await self.inner.resume(reason, actor, ids)
+            told.result = [(halt.reason, halt.actor) for halt in ended]
+        return ended
 
 
 class Operated(LocalSystem[Any], Protocol):
@@ -201,7 +238,7 @@ class TwinLedger(MemoryLedger):
 
     async def set_status(self, account: Account, status: Status) -> bool:
         """One UPDATE: it waits for the row, if it is there."""
-        await self.store._pause()
+        await self.store.pause()
         tx = self.store._begin()
         try:
             if tx.get(ACCOUNTS, account) is None:
@@ -214,7 +251,7 @@ class TwinLedger(MemoryLedger):
         return True
 
 
-class Witnessing(LocalSystem[Any], Witness[Any], Protocol):
+class Listening(LocalSystem[Any], Listener[Any], Protocol):
     """A system that keeps a record of its own."""
 
 
@@ -223,7 +260,7 @@ class TellingRules:
 
     reversible = True
 
-    def __init__(self, seat: Seat, inner: Witnessing) -> None:
+    def __init__(self, seat: Seat, inner: Listening) -> None:
         self.seat, self.inner, self.name = seat, inner, inner.name
 
     async def lock(
@@ -241,10 +278,15 @@ class TellingRules:
             await done(tx)
         return answers
 
-    async def witness(self, tx: Any, moves: Sequence[Move], *, born: bool) -> None:
+    async def refused(self, tx: Any, requests: Sequence[tuple[InboxRequest, Refusal]]) -> None:
+        with operation(self.seat, f"refuse {self.name}", len(requests)):
+            await self.inner.refused(tx, requests)
+            await done(tx)
+
+    async def moved(self, tx: Any, moves: Sequence[Move]) -> None:
         about = " ".join(f"{short(m.after.id)} {m.after.state}" for m in moves)
         with operation(self.seat, f"tell {self.name}", about):
-            await self.inner.witness(tx, moves, born=born)
+            await self.inner.moved(tx, moves)
             await done(tx)
 
 

@@ -80,7 +80,7 @@ def held_money_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def claimed_while_halted(monkeypatch: pytest.MonkeyPatch) -> None:
-    brake = "AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)"
+    brake = "WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)"
     _without(monkeypatch, postgres.STATEMENTS, "claim", brake)
 
 

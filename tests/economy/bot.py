@@ -12,6 +12,7 @@ from tests.crash.worker import FusedStore
 from tidegate.app import log_alert
 from tidegate.economy import TransferEventPoolCoordinator
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.forms import forms_of
 from tidegate.flows import FLOWS
 from tidegate.store.postgres import PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks
@@ -39,6 +40,7 @@ async def burn(database: str, moments: int) -> None:
             dice=random.Random(),
             alert=log_alert,
             scan_s=0.1,
+            forms=forms_of({}, {}),
         )
         async with Engine(parts):
             await asyncio.Event().wait()

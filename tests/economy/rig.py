@@ -20,6 +20,7 @@ from tidegate.core.transfer import Party
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.forms import forms_of
 from tidegate.flows import FLOWS
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.guild import POINT, Allowance, Checks, book_of
@@ -52,6 +53,7 @@ class Rig:
                 dice=random.Random(next(_seeds)),
                 alert=self.alerts.append,
                 scan_s=scan_s,
+                forms=forms_of({}, {}),
             )
         )
 
@@ -118,6 +120,14 @@ class Rig:
         async with engine:
             for id_ in ids:
                 await self.until(id_, "approved")
+
+    async def take(self, *ids: UUID) -> None:
+        """Until the engine has taken them out of the inbox, and no further."""
+        engine = self.engine()
+        engine.lanes["checks"].stop()
+        async with engine:
+            for id_ in ids:
+                await self.until(id_, "checking")
 
     def due_in_s(self, id_: UUID) -> float:
         [row] = self.rows(

@@ -41,6 +41,39 @@ def test_the_audit_finds_nothing_wrong_with_guilds(play: Play, full: bool) -> No
     play(scene)
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_payment_to_another_member_is_noticed(play: Play, full: bool) -> None:
+    """All books of a guild have one owner, so that its sums say nothing about who was paid."""
+
+    async def scene(rig: Rig) -> None:
+        audit = Audit(rig.store, None, FLOWS, rig.alerts.append)
+        assert (await audit.run(full=True)).ok
+        async with rig.engine():
+            id_ = rig.insert(100, target=BEN)
+            await rig.until(id_, "completed")
+        ben, cara = f"member:{BEN}", f"member:{CARA}"
+        rig.run(
+            "UPDATE ledger_operations SET book = %s, balance_after = 100"
+            " WHERE transfer_id = %s AND verb = 'credit'",
+            cara,
+            id_,
+        )
+        rig.run("UPDATE ledger_accounts SET available = available - 100 WHERE book = %s", ben)
+        rig.run(
+            "INSERT INTO ledger_accounts (owner, book, asset_id, available)"
+            " SELECT owner, %s, asset_id, 100 FROM ledger_accounts WHERE book = %s",
+            cara,
+            ben,
+        )
+        report = await audit.run(full=full)
+        await audit.close()
+        assert report.halted
+        assert len(report.violations) == 1, report.violations
+        assert "is about something else" in report.violations[0]
+
+    play(scene)
+
+
 def test_a_point_out_of_nowhere_is_found(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         await traffic(rig)

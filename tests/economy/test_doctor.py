@@ -30,7 +30,7 @@ def test_a_transfer_that_nobody_takes_is_found(play: Play, tmp_path: Path) -> No
     async def scene(rig: Rig) -> None:
         id_ = rig.insert(10)
         assert told(rig) == []
-        rig.run("UPDATE transfers SET due_at = now() - interval '2 min' WHERE id = %s", id_)
+        rig.run("UPDATE inbox SET due_at = now() - interval '2 min' WHERE id = %s", id_)
         [said] = told(rig)
         assert said.startswith("pool: 1 transfers are due, the oldest for 12")
         here = os.environ | {"DATABASE_URL": rig.database, "TIDEGATE_PORT": "0"}
@@ -46,7 +46,7 @@ def test_a_record_that_was_tampered_with_is_found(play: Play) -> None:
     """By whoever may switch the triggers off."""
 
     async def scene(rig: Rig) -> None:
-        rig.insert(10)
+        await rig.take(rig.insert(10))
         with rig.sql.transaction():
             rig.run("SET LOCAL session_replication_role = replica")
             rig.run("UPDATE economy.pending_transfers SET status = 'completed'")

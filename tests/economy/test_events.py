@@ -154,6 +154,7 @@ def test_a_check_called_by_hand_answers_and_is_told(play: Play) -> None:
 
     async def scene(rig: Rig) -> None:
         id_ = rig.insert(100)
+        await rig.take(id_)
         with rig.listening() as ears:
             for name in ("daily_limit", "balance", "cooldown", "balance"):
                 [said] = rig.rows(f"SELECT economy.fn_check_transfer_{name}(%s) AS result", id_)

@@ -191,8 +191,9 @@ def test_what_has_expired_is_rejected_although_it_could_be_paid_now(play: Play) 
         async with rig.engine():
             await rig.until(id_, "rejected")
         assert rig.balance(ANNA) == 1_000
-        [row] = rig.rows("SELECT error FROM transfers WHERE id = %s", id_)
-        assert row["error"] == "EXPIRED"
+        [row] = rig.rows("SELECT outcome, refusal FROM inbox WHERE id = %s", id_)
+        assert row == {"outcome": "refused", "refusal": "EXPIRED"}
+        assert rig.rows("SELECT FROM transfers WHERE id = %s", id_) == []
 
     play(scene)
 
@@ -265,6 +266,11 @@ def test_two_approved_transfers_cannot_overdraw_together(play: Play) -> None:
 def test_the_two_records_cannot_be_made_to_differ(play: Play, statement: str) -> None:
     async def scene(rig: Rig) -> None:
         id_ = rig.insert(10)
+        if not statement.startswith("SELECT"):
+            with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="would differ"):
+                rig.run(statement)
+            assert rig.pending(id_)["status"] == "pending"
+        await rig.take(id_)
         rig.run(
             "UPDATE economy.pending_transfers SET checks ="
             """ '{"balance": 1, "cooldown": 1, "daily_limit": 1}'"""

@@ -46,6 +46,19 @@ def test_whoever_has_the_role_may_use_the_pool_and_nothing_else(play: Play) -> N
     play(scene)
 
 
+def test_ids_made_in_sql_are_above_the_floor_too(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        floor = UUID("ffff0000-0000-0000-0000-00000000ffff")
+        rig.run(f"UPDATE {SCHEMA}.id_floor SET floor = %s", floor)
+        rig.run("SET ROLE tidegate_economy")
+        [made] = rig.rows(CREATE, GUILD, ANNA, BEN, 5)
+        rig.run("RESET ROLE")
+        [issued] = rig.rows("SELECT economy.fn_issue_currency(%s, %s, 5, 'x') AS id", GUILD, ANNA)
+        assert min(rig.insert(100), made["id"], issued["id"]) > floor
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -131,7 +144,7 @@ def test_a_conflict_leaves_no_half_behind(play: Play) -> None:
             " ON CONFLICT DO NOTHING",
             id_,
         )
-        [kept] = rig.rows("SELECT amount FROM transfers WHERE flow = 'pool_transfer'")
+        [kept] = rig.rows("SELECT amount FROM inbox")
         assert kept["amount"] == 10
 
     play(scene)
@@ -150,7 +163,7 @@ def test_an_insert_that_is_rolled_back_has_not_happened(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         with rig.sql.transaction(force_rollback=True):
             rig.insert(10)
-        assert rig.rows("SELECT FROM transfers WHERE flow = 'pool_transfer'") == []
+        assert rig.rows("SELECT FROM inbox") == []
         assert rig.rows("SELECT FROM economy.pending_transfers") == []
 
     play(scene)

@@ -18,7 +18,9 @@ from psycopg_pool import AsyncConnectionPool
 
 from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig, rigged
 from tests.engine.proxy import proxied
+from tests.forked import Forked
 from tidegate.economy import TransferEventPoolCoordinator
+from tidegate.store.pool import STATEMENTS
 
 pytestmark = pytest.mark.slow
 
@@ -46,13 +48,8 @@ def truth(rig: Rig, issued: int) -> None:
         "  CASE p.status WHEN 'completed' THEN p.amount ELSE 0 END)"
     )
     assert off == []
-    differing = rig.rows(
-        "SELECT FROM economy.pending_transfers AS p FULL JOIN transfers AS t"
-        " ON t.id = p.transfer_id WHERE coalesce(t.flow, 'pool_transfer') = 'pool_transfer'"
-        " AND (economy._status(t.state), t.retries) IS DISTINCT FROM"
-        " (p.status::text, p.retry_count)"
-    )
-    assert differing == []
+    [differing] = rig.rows(STATEMENTS["differing"])
+    assert differing["count"] == 0
 
 
 def limits_held(rig: Rig) -> None:
@@ -68,8 +65,9 @@ async def quiet(rig: Rig, within_s: float = 60.0) -> None:
     """Until nothing is approved and nothing is due for a while."""
     until_s = time.monotonic() + within_s
     while rig.rows(
-        "SELECT FROM transfers WHERE lane IS NOT NULL"
-        " AND (state <> 'CHECKING' OR due_at < now() + interval '30 s') LIMIT 1"
+        "(SELECT FROM transfers WHERE lane IS NOT NULL"
+        " AND (state <> 'CHECKING' OR due_at < now() + interval '30 s') LIMIT 1)"
+        " UNION ALL (SELECT FROM inbox WHERE outcome IS NULL LIMIT 1)"
     ):
         assert time.monotonic() < until_s, "still at work"
         await asyncio.sleep(0.1)
@@ -123,15 +121,14 @@ async def deafen(rig: Rig) -> None:
 
 
 @contextmanager
-def bot(database: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.economy.bot", database]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            yield child
-        finally:
-            child.kill()
+def bot(database: str) -> Iterator[Forked]:
+    child = Forked(["tests.economy.bot", database])
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield child
+    finally:
+        child.ended()
 
 
 def test_a_program_that_is_killed_again_and_again_makes_each_transfer_once(play: Play) -> None:
@@ -158,7 +155,8 @@ def test_a_program_that_is_killed_again_and_again_makes_each_transfer_once(play:
 
 # Where a program dies that makes one transfer, and what the pool says of it then.
 DEATHS = [
-    ("after a claim", "checking"),
+    ("before a COMMIT", "pending"),
+    ("after a COMMIT", "checking"),
     ("before a COMMIT", "checking"),
     ("after a COMMIT", "approved"),
     ("before a COMMIT", "approved"),

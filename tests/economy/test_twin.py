@@ -73,6 +73,10 @@ async def on_postgres(
         [(id_,)] = sql.execute(
             "SELECT economy.fn_create_pending_transfer(%s, %s, %s, %s)", (GUILD, ANNA, BEN, AMOUNT)
         ).fetchall()
+    with sql.transaction():
+        # As the engine leaves it when it has taken the request.
+        sql.execute("SET LOCAL session_replication_role = replica")
+        sql.execute("UPDATE economy.pending_transfers SET status = 'checking'")
     parties, answers = payment(GUILD, ANNA, BEN), []
     for system in (Allowance(), Checks()):
         question = Question(id_, 0, Verb.CHECK, parties[system.name], POINT, AMOUNT)

@@ -9,13 +9,15 @@ from typing import TypeAlias
 from uuid import UUID
 
 import psycopg
+from msgspec.structs import replace
 
 from tests.conftest import SCHEMA
 from tests.crash.scenes import endow, parts, request_of
 from tests.engine.gates import open_gate
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
+from tidegate.core.flow import Verb
 from tidegate.core.ports import Account
-from tidegate.core.transfer import Question
+from tidegate.core.transfer import Party, Question
 from tidegate.engine.alerts import Alert
 from tidegate.engine.audit import Audit
 from tidegate.engine.births import Receipt
@@ -32,6 +34,7 @@ class Deaf(Trading):
 
     deaf = False
     mute = False  # Nothing reaches the core.
+    astray: Party | None = None  # Whom the core credits instead of the target.
     slow_s = 0.0
 
     async def totals(self) -> Totals:
@@ -51,6 +54,10 @@ class Deaf(Trading):
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         if self.mute:
             raise Unreachable("nothing reaches the core")
+        if self.astray is not None:
+            questions = [
+                replace(q, party=self.astray) if q.verb is Verb.CREDIT else q for q in questions
+            ]
         answers: list[Answer] = list(await super().ask(questions))
         return [Unknown("not heard")] * len(answers) if self.deaf else answers
 

@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 
 from tests.conftest import SCHEMA
 from tidegate.app import log_alert
-from tidegate.core.wire import Mark
 from tidegate.engine.alerts import Alert
 from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.gate import CORE, LEDGER, Gate
+from tidegate.engine.forms import forms_of
+from tidegate.engine.gate import ACCOUNTS, CORE, LEDGER, Gate
 from tidegate.flows import FLOWS
+from tidegate.store.floors import PostgresFloors
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
-from tidegate.systems.trading import Caller, Trading, recall
+from tidegate.systems.trading import Caller, Recollection, Trading, recall
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.pipe import connect_to
@@ -30,15 +31,16 @@ async def open_gate(
     alert: Callable[[Alert], None] = log_alert,
     scan_s: float = 30.0,
 ) -> AsyncIterator[Gate]:
-    core = await Core.open(disk, bytes(range(16)))
+    core = await Core.open(disk, bytes(range(16)), time.time)
     running = asyncio.ensure_future(core.run())
     async with PostgresStore(database, SCHEMA) as store:
 
-        async def marks() -> Mark | None:
+        async def recalled() -> Recollection:
             async with store.transaction() as tx:
                 return await recall(tx, CORE)
 
-        trading = client(CORE, connect_to(core), Caller(SCHEMA, "test"), marks)
+        trading = client(CORE, connect_to(core), Caller("test"), recalled)
+        trading.on_floor = PostgresFloors(store).raise_to
         parts: Parts[PostgresTransaction] = Parts(
             store=store,
             flows=FLOWS,
@@ -48,9 +50,10 @@ async def open_gate(
             dice=random.Random(5),
             alert=alert,
             scan_s=scan_s,
+            forms=forms_of(ACCOUNTS, assets := dict(await store.assets())),
         )
         async with Engine(parts) as engine:
-            yield Gate(engine, store, Ledger(LEDGER), trading, dict(await store.assets()))
+            yield Gate(engine, store, Ledger(LEDGER), trading, assets)
         await trading.close()
     core.stop()
     await running

@@ -16,13 +16,15 @@ from tidegate.core.answers import Answer
 from tidegate.core.flow import Flow
 from tidegate.core.ports import Account, LocalSystem, Store, StoreFault
 from tidegate.core.request import Request
-from tidegate.core.transfer import Move, Party, Question, Transfer
+from tidegate.core.transfer import Moves, Party, Question, Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts
 from tidegate.engine.rings import RING_SIZE
 from tidegate.flows import FLOWS
+from tidegate.store.flow_checks import checksum
 from tidegate.store.memory import MemoryStore, Tables, Twin
+from tidegate.store.migrate import migrate
 from tidegate.store.postgres import Bounds, PostgresStore
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger, MemoryLedger, Status
 from tidegate.systems.ledger.judge import Balance
@@ -60,12 +62,13 @@ class Refusing(MemoryStore):
 
     refused: UUID | None = None
 
-    async def record(
-        self, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        if any(move.entries and move.before.id == self.refused for move in moves):
+    async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
+        if any(
+            s.lines and t.id == self.refused
+            for t, s in zip(moves.transfers, moves.steps, strict=True)
+        ):
             raise StoreFault("23514: a check of the history is violated")
-        return await super().record(tx, moves, leased)
+        return await super().write(tx, moves, leased)
 
 
 @dataclass
@@ -89,10 +92,19 @@ class Rig:
             alert=self.alerts.append,
             scan_s=0.05,
             ring_size=ring_size,
+            worker=f"engine {seed}",
         )
 
     def engine(self, seed: int = 1, ring_size: int = RING_SIZE) -> Engine[Any]:
         return Engine(self.parts(seed, ring_size))
+
+    def install(self, database: str, flow: Flow) -> None:
+        """Let the store hold transfers of a flow, and the engines made from now on know it."""
+        if isinstance(self.store, MemoryStore):
+            self.store.tables.flows[flow.name] = checksum(flow)
+        else:
+            migrate(database, SCHEMA, [flow])
+        self.flows = {**self.flows, flow.name: flow}
 
     def fear_thirteen(self) -> None:
         """Let the ledger raise whenever a batch asks about an amount of 13."""

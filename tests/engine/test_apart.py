@@ -1,8 +1,9 @@
 """Batches under way have no owner in common, and whoever is passed over keeps the place."""
 
+import asyncio
 from collections import deque
 
-from tidegate.engine.rings import Apart
+from tidegate.engine.rings import EXPECTED_S, Apart
 
 
 def identity(owner: int) -> int:
@@ -57,3 +58,51 @@ def test_a_long_queue_of_one_owner_is_not_walked_again_and_again() -> None:
         assert apart.choose(waiting, 100, owner) == []
     assert len(looked) == 100
     assert len(waiting) == 10_000
+
+
+def test_whom_an_answer_concerns_is_passed_over_until_it_is_there_or_late() -> None:
+    async def scene() -> None:
+        calls: list[str] = []
+        apart = Apart(lambda: calls.append("freed"))
+        with apart.expecting() as expect:
+            expect([1, None])
+            assert apart.choose(deque([1, 2]), 10, identity) == [2]
+            with apart.locking([1]):
+                pass
+            assert apart.choose(deque([1]), 10, identity) == []
+        assert calls == ["freed", "freed"]
+        assert apart.choose(deque([1]), 10, identity) == [1]
+        with apart.expecting() as expect:
+            expect([1])
+            assert apart.choose(deque([1]), 10, identity) == []
+            calls.clear()
+            await asyncio.sleep(EXPECTED_S * 2)
+            assert calls == ["freed"], "somebody is told, who else would wait for the answer too"
+            assert apart.choose(deque([1]), 10, identity) == [1]
+            with apart.locking([1]):
+                pass
+        assert apart.choose(deque([1]), 10, identity) == [1], "and it is not freed twice"
+
+    asyncio.run(scene())
+
+
+def test_one_who_is_always_asked_about_comes_to_his_turn() -> None:
+    """The answers of a busy owner overlap: there is always a batch that concerns him."""
+
+    async def scene() -> None:
+        apart = Apart(lambda: None)
+        waiting = deque([1])
+        with apart.expecting() as first:
+            first([1])
+            assert apart.choose(waiting, 10, identity) == []
+            with apart.expecting() as second:
+                second([1, 2])
+                assert apart.choose(deque([2]), 10, identity) == [], "another is kept apart"
+        with apart.expecting() as third:
+            third([1])
+            assert apart.choose(waiting, 10, identity) == [1]
+        with apart.expecting() as fourth:
+            fourth([1])
+            assert apart.choose(deque([1]), 10, identity) == [], "it was his turn"
+
+    asyncio.run(scene())

@@ -14,6 +14,7 @@ from tidegate.core.transfer import Party, Question
 from tidegate.engine.audit import Audit
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import CORE, LEDGER, Crossing
+from tidegate.engine.slices import Slice
 from tidegate.engine.verdicts import Look
 from tidegate.flows import FLOWS
 from tidegate.systems.ledger import FUNDING
@@ -30,8 +31,8 @@ class Overtaken(Audit):
     looks = 0
     meanwhile: Callable[[], Awaitable[None]]
 
-    async def look(self, *, full: bool) -> Look:
-        found = await super().look(full=full)
+    async def look(self, *, full: bool, part: Slice | None = None) -> Look:
+        found = await super().look(full=full, part=part)
         self.looks += 1
         if self.looks == 2:
             await self.meanwhile()

@@ -59,7 +59,7 @@ def test_a_refund_that_is_refused_again_and_again_calls_somebody_once_for_each_r
         assert ended.state == "ROLLED_BACK"
         assert ended.retries == len(refusals)
         pages = [a.cause for a in rig.alerts if a.transfer_id == transfer.id]
-        assert pages == ["ACCOUNT_CLOSED", "ACCOUNT_FROZEN"]
+        assert pages == ["ACCOUNT_CLOSED", "ACCOUNT_FROZEN", "cleared: COMPENSATING was answered"]
 
     play(scene)
 

@@ -19,6 +19,7 @@ from tidegate.core.request import Request
 from tidegate.core.transfer import Party, Question
 from tidegate.engine.births import Receipt
 from tidegate.engine.step import conclude
+from tidegate.engine.write import Work
 from tidegate.systems.ledger import FUNDING
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def test_a_stale_answer_that_leads_to_a_local_system_moves_nothing(play: Play) -
             [Question(transfer.id, 0, Verb.DEBIT, transfer.parties["source"], ASSET, 300)]
         )
         for _ in range(2):
-            await conclude(engine.means, "venue", [transfer], answers)
+            await conclude(engine.means, Work([transfer], answers, "venue"))
         assert await rig.funding() == 1_300
         [ended] = await rig.store.find([transfer.id])
         assert (ended.state, ended.version) == ("COMMITTED", 2)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SCHEMA
 from tests.engine.rig import ASSET, LEASE_S, OWNER, SPOT, WAIT_S, Execute, Play, Rig, made, request
 from tidegate.core.answers import Alarm, Answer, Done, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
@@ -20,7 +19,8 @@ from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
 from tidegate.engine.rings import RING_SIZE
 from tidegate.engine.step import conclude
-from tidegate.store.migrate import migrate
+from tidegate.engine.stopped import EngineStopped
+from tidegate.engine.write import Work
 from tidegate.systems.ledger import Status
 
 pytestmark = pytest.mark.slow
@@ -153,14 +153,16 @@ def test_a_stop_is_bounded_while_the_store_is_away(play: Play) -> None:
 
         engine = rig.engine()
         await engine.__aenter__()
-        object.__setattr__(rig.store, "insert", fail)
+        object.__setattr__(rig.store, "write", fail)
         asking = asyncio.ensure_future(engine.submit(request("in", 1)))
         await asyncio.sleep(0.3)
         assert not asking.done(), "nobody knows whether it was committed"
         began = time.monotonic()
         await engine.stop(grace_s=0.5)
         assert time.monotonic() - began < 3
-        asking.cancel()
+        with pytest.raises(EngineStopped) as told:
+            await asking
+        assert told.value.maybe_accepted
 
     play(scene)
 
@@ -185,7 +187,7 @@ def test_a_clean_stop_gives_its_leases_back(play: Play) -> None:
             engine.lanes["venue"].stop()
             await asyncio.sleep(0.2)
             await asyncio.gather(*(made(engine, request("in", 1)) for _ in range(10)))
-        assert len(await rig.store.claim("venue", 100)) == 10, "due now, not when a lease is over"
+        assert len(await rig.store.claim("venue", 100, engine.means.tables)) == 10, "not leased"
 
     play(scene)
 
@@ -279,13 +281,13 @@ APPROVED = Flow(
         Step.LAPSED: End(Place.SOURCE),
         Step.RETURNED: End(Place.SOURCE),
     },
+    roles=frozenset({"approver"}),
 )
 
 
 def test_an_answer_after_the_deadline_changes_nothing(play: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        migrate(database, SCHEMA, [APPROVED])
-        rig.flows = {**rig.flows, APPROVED.name: APPROVED}
+        rig.install(database, APPROVED)
 
         async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
             return [Unknown("nobody has decided yet")] * len(questions)
@@ -296,7 +298,7 @@ def test_an_answer_after_the_deadline_changes_nothing(play: Play, database: str)
             transfer = await made(engine, Request(OWNER, "approved", parties, ASSET, 5))
             [ended] = await rig.ended([transfer])
             assert (ended.state, ended.error) == ("LAPSED", "EXPIRED")
-            await conclude(engine.means, "venue", [transfer], [Done()])
+            await conclude(engine.means, Work([transfer], [Done()], "venue"))
         [after] = await rig.store.find([transfer.id])
         assert (after.state, after.version) == ("LAPSED", 1)
         assert await rig.funding() == 1_000

@@ -4,13 +4,14 @@ import asyncio
 from uuid import UUID
 
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Transfer
+from tidegate.core.transfer import Transfer, transfer_with
 from tidegate.engine.births import Receipt
 from tidegate.engine.waiting import Waiting
 
 
 def transfer(number: int, lane: str | None = "core") -> Transfer:
-    return Transfer(UUID(int=number), 1, "internal_transfer", "TARGET_PENDING", lane, {}, 1, 5)
+    own = {"id": UUID(int=number), "owner": 1, "amount": 5}
+    return transfer_with({}, {}, flow="internal_transfer", state="TARGET_PENDING", lane=lane, **own)
 
 
 def follow(waiting: Waiting, number: int, patience_s: float) -> "asyncio.Future[Receipt | Refusal]":
@@ -40,7 +41,7 @@ def test_each_is_let_go_at_its_own_time() -> None:
         assert sorted(went_s, key=lambda n: went_s[n]) == [1, 3, 0, 2]
         due_s = {0: 0.2, 1: 0.07, 2: 0.24, 3: 0.11}
         assert all(went_s[n] >= due_s[n] - 0.002 for n in due_s), went_s
-        assert waiting.longest(10) == []
+        assert waiting.longest(10, 0.0) == []
 
     asyncio.run(scene())
 
@@ -71,7 +72,7 @@ def test_a_caller_who_has_gone_is_no_trouble() -> None:
         gone_too.cancel()
         waiting.ended(transfer(1, None))
         await rest(0.05)
-        assert waiting.longest(10) == []
+        assert waiting.longest(10, 0.0) == []
 
     asyncio.run(scene())
 
@@ -81,7 +82,23 @@ def test_those_who_have_waited_longest_come_first() -> None:
         waiting = Waiting()
         for number in (3, 1, 2):
             follow(waiting, number, 30)
-        assert waiting.longest(2) == [UUID(int=3), UUID(int=1)]
+        assert waiting.longest(2, 0.0) == [UUID(int=3), UUID(int=1)]
+        assert waiting.longest(2, 60.0) == [], "they have just come"
+
+    asyncio.run(scene())
+
+
+def test_one_transfer_that_is_always_asked_about_anew_does_not_hide_the_others() -> None:
+    """Its first caller has gone and its next has just come, but its place is the first."""
+
+    async def scene() -> None:
+        waiting = Waiting()
+        follow(waiting, 1, 0.05)
+        follow(waiting, 2, 30)
+        await asyncio.sleep(0.04)
+        follow(waiting, 1, 30)
+        await asyncio.sleep(0.04)
+        assert waiting.longest(10, 0.06) == [UUID(int=2)]
 
     asyncio.run(scene())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -10,16 +11,18 @@ from tests.conftest import SCHEMA
 from tests.engine.rig import OWNER, Execute, Play, Rig, made, request
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown
 from tidegate.core.transfer import Question
-from tidegate.engine.alerts import Alert
-from tidegate.engine.watch import Thresholds, Trouble, Watch, troubles
+from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.reporter import Reporter, Trouble
+from tidegate.engine.watch import Thresholds, Watch, troubles
+from tidegate.flows import FLOWS
+from tidegate.store import reading
 from tidegate.store.auditing import Sign
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.ledger import Status
 
 pytestmark = pytest.mark.slow
 
-QUIET = Thresholds(failure_among=10_000)
-SECOND = 1_000_000
+QUIET = Thresholds()
 
 
 def watching(rig: Rig, limits: Thresholds = QUIET) -> tuple[Watch, list[Alert]]:
@@ -65,13 +68,13 @@ def test_mon_001_a_target_pending_for_over_a_minute_is_critical_once(
             assert alert.alarm is Alarm.CRITICAL
             assert alert.cause == "MON-001: 1 in TARGET_PENDING for over 60 s"
             assert (alert.lane, alert.transfer_id) == ("venue", transfer.id)
-            assert watch.firing == [alert.cause]
+            assert watch.reporter.firing == [alert.cause]
             rig.outside.twist = None
             await rig.ended([transfer])
         await watch.look()
         assert [a.alarm for a in told] == [Alarm.CRITICAL, Alarm.NONE]
         assert told[-1].cause == f"cleared: {alert.cause}"
-        assert watch.firing == []
+        assert watch.reporter.firing == []
 
     play_postgres(scene)
 
@@ -81,7 +84,7 @@ def test_mon_002_a_refund_that_failed_three_times_is_critical(
     play_postgres: Play, failure: str
 ) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig, Thresholds(refund_failures=2, failure_among=10_000))
+        watch, told = watching(rig, Thresholds(refund_failures=2))
         await rig.set_status(Status.DISABLED)  # The target of the way out.
 
         async def no_refunds(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
@@ -144,7 +147,7 @@ def test_mon_004_more_than_thirty_transfers_of_one_owner_in_a_minute(play_postgr
 
 def test_more_than_ten_pending_for_over_five_minutes(play_postgres: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig, Thresholds(stuck_s=10_000, failure_among=10_000))
+        watch, told = watching(rig, Thresholds(stuck_s=10_000))
         rig.outside.twist = silence
         async with rig.engine() as engine:
             for _ in range(10):
@@ -166,6 +169,86 @@ def test_more_than_ten_pending_for_over_five_minutes(play_postgres: Play, databa
     play_postgres(scene)
 
 
+def test_what_waits_by_design_is_neither_stuck_nor_pending(
+    play_postgres: Play, database: str
+) -> None:
+    async def scene(rig: Rig) -> None:
+        assert isinstance(rig.store, PostgresStore)
+        watch, told = watching(rig, Thresholds(stuck_s=10_000))
+        rig.outside.twist = silence
+        async with rig.engine() as engine:
+            for _ in range(11):
+                await made(engine, request("in", 1))
+        await made_old(database, 301)
+        everyone = (rig.store, FLOWS.values(), 300, reading.NEWEST, 100)
+        assert len(await reading.stuck(*everyone)) == 11
+        checking = "UPDATE transfers SET flow = 'pool_transfer', state = %s WHERE lane IS NOT NULL"
+        with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
+            connection.execute(checking, ("CHECKING",))
+        assert await reading.stuck(*everyone) == [], "for days, if it must"
+        await watch.look()
+        assert told == []
+        with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
+            connection.execute(checking, ("CREDITING",))
+        assert len(await reading.stuck(*everyone)) == 11, "approved, and not paid"
+        await watch.look()
+        assert [alert.code for alert in told] == [Code.TRANSFERS_PENDING]
+
+    play_postgres(scene)
+
+
+def test_requests_that_wait_in_the_inbox_are_told(play_postgres: Play, database: str) -> None:
+    """Somebody asks for a flow, and no process that could take it is running."""
+    asked = (
+        "INSERT INTO inbox (id, owner, flow, asset_id, amount, terms, space, requested_at, error)"
+        " SELECT gen_random_uuid(), 7, 'deposit', 1, 1, '{}', '', now() - %s * interval '1 second',"
+        " %s FROM generate_series(1, 3)"
+    )
+
+    async def scene(rig: Rig) -> None:
+        watch, told = watching(rig)
+        with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
+            connection.execute(asked, (299, None))
+            connection.commit()
+            await watch.look()
+            assert told == []
+            connection.execute(asked, (301, None))
+            connection.commit()
+            halt = await rig.store.halt("a test", "test")
+            await watch.look()
+            assert told == [], "while all is halted they are meant to wait"
+            await rig.store.resume("a test", "test", [halt])
+            await watch.look()
+            await watch.look()
+            [alert] = told
+            assert (alert.code, alert.alarm) == (Code.REQUESTS_WAITING, Alarm.PAGE)
+            assert alert.cause == (
+                "3 requests for deposit wait in the inbox for over 300 s: no process has taken them"
+            )
+            connection.execute("UPDATE inbox SET outcome = 'created', decided_at = now()")
+        await watch.look()
+        assert [a.cleared for a in told] == [False, True]
+
+    play_postgres(scene)
+
+
+def test_a_full_audit_that_does_not_get_through_is_told(play_postgres: Play, database: str) -> None:
+    async def scene(rig: Rig) -> None:
+        watch, told = watching(rig)
+        with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
+            verified = "UPDATE audit_sweep SET verified_at = now() - %s * interval '1 hour'"
+            for hours, causes in ((47, []), (49, [Code.AUDIT_LATE])):
+                connection.execute(verified, (hours,))
+                connection.commit()
+                await watch.look()
+                assert [alert.code for alert in told] == causes
+            connection.execute(verified, (1,))
+        await watch.look()
+        assert told[-1].cause == "cleared: not everything was audited for over 48 hours"
+
+    play_postgres(scene)
+
+
 async def _all_ended(rig: Rig) -> bool:
     assert isinstance(rig.store, PostgresStore)
     statement = "SELECT count(*) FROM transfers WHERE lane IS NOT NULL"
@@ -173,87 +256,24 @@ async def _all_ended(rig: Rig) -> bool:
     return bool(found == 0)
 
 
-def test_failed_and_ended_transfers_of_the_last_minute_are_counted(play_postgres: Play) -> None:
-    async def scene(rig: Rig) -> None:
-        limits = Thresholds(failure_among=5, failure_for_s=0)
-        watch, told = watching(rig, limits)
-        async with rig.engine() as engine:
-            good = [await made(engine, request("in", 1)) for _ in range(4)]
-            bad = [await made(engine, request("in", 10**9)) for _ in range(1)]
-            await rig.ended([*good, *bad])
-        await watch.look()
-        assert [a.cause for a in told] == ["1 of 6 transfers of the last minute failed"]
-
-    play_postgres(scene)
-
-
-def test_a_failure_share_over_five_percent_must_last_for_two_minutes() -> None:
-    told: list[Alert] = []
-    watch = Watch(None, {}, told.append)  # type: ignore[arg-type]
-    high, low = Sign("ended", "", None, "", 6, 100), Sign("ended", "", None, "", 5, 100)
-    few = Sign("ended", "", None, "", 19, 19)
-
-    def at(seconds: int, sign: Sign) -> None:
-        watch.judge(troubles([sign], [], Thresholds()), seconds * SECOND)
-
-    at(0, high)
-    at(100, low)  # It did not last.
-    at(110, high)
-    at(229, high)
-    assert told == []
-    at(230, high)
-    at(240, high)
-    assert [a.cause for a in told] == ["6 of 100 transfers of the last minute failed"]
-    assert told[0].alarm is Alarm.PAGE
-    at(250, few)
-    assert told[-1] == Alert(Alarm.NONE, "cleared: 6 of 100 transfers of the last minute failed")
-
-
-def test_p95_over_a_second() -> None:
-    fast, slow = [0.1] * 95, [1.5] * 5
-    limits = Thresholds()
-    assert troubles([], fast + slow, limits) == {}
-    assert troubles([], [*fast[:94], *slow, 1.5], limits) == {
-        ("slow", ""): Trouble(Alarm.PAGE, "P95 of 100 requests is 1.500 s")
-    }
-    assert troubles([], [1.0] * 100, limits) == {}
-    assert troubles([], [9.0] * 19, limits) == {}
-
-
-def test_slow_requests_are_told_and_cleared(play_postgres: Play) -> None:
-    async def scene(rig: Rig) -> None:
-        watch, told = watching(rig)
-        for _ in range(20):
-            watch.took(2.0)
-        await watch.look()
-        await watch.look()
-        assert [a.cause for a in told] == ["P95 of 20 requests is 2.000 s"]
-        for _ in range(1_000):
-            watch.took(0.001)
-        await watch.look()
-        assert told[-1].alarm is Alarm.NONE
-
-    play_postgres(scene)
-
-
 def test_a_cause_that_comes_back_is_told_again() -> None:
     told: list[Alert] = []
-    watch = Watch(None, {}, told.append)  # type: ignore[arg-type]
-    trouble = {("owner", "7"): Trouble(Alarm.PAGE, "too many")}
+    reporter = Reporter(told.append)
+    trouble = {("owner", "7"): Trouble(Alert(Alarm.PAGE, Code.OWNER_BUSY, "too many"))}
     for second, found in enumerate((trouble, trouble, {}, {}, trouble)):
-        watch.judge(found, second * SECOND)
+        reporter.judge(found, second)
     assert [a.cause for a in told] == ["too many", "cleared: too many", "too many"]
 
 
-def test_the_loop_outlives_a_store_that_is_away(play_postgres: Play) -> None:
-    async def scene(rig: Rig) -> None:
-        watch, _ = watching(rig)
-        looping = asyncio.ensure_future(watch.watch_forever(0.001))
-        await asyncio.sleep(0.05)
-        assert isinstance(rig.store, PostgresStore)
-        await rig.store.__aexit__()
-        await asyncio.sleep(0.05)
-        assert not looping.done()
-        looping.cancel()
-
-    play_postgres(scene)
+def test_further_stuck_transfers_of_a_lane_are_counted_and_told_when_they_double() -> None:
+    told: list[Alert] = []
+    reporter = Reporter(told.append)
+    for second, count in enumerate((1, 1, 2, 3, 4, 7, 8, 9)):
+        stuck = Sign("stuck", "core", UUID(int=5), "TARGET_PENDING", count, 0, 2, 61.0 + second)
+        reporter.judge(troubles([stuck], Thresholds()), second)
+    assert [alert.count for alert in told] == [1, 2, 4, 8]
+    assert {alert.code for alert in told} == {Code.TARGET_PENDING}
+    assert (told[0].transfer_id, told[0].retries, told[0].age_s) == (UUID(int=5), 2, 61.0)
+    reporter.judge({}, 9)
+    assert told[-1].cleared
+    assert told[-1].code is Code.TARGET_PENDING

@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.engine.rig import Play, Rig, made, request
 from tidegate.core.answers import Answer
-from tidegate.core.ports import Account
+from tidegate.core.ports import Account, InboxRequest, Tables
+from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.engine.engine import Engine
 from tidegate.systems.ledger import FUNDING
@@ -17,7 +18,7 @@ class Watching:
 
     def __init__(self, ledger: Any) -> None:
         self.ledger, self.name, self.reversible = ledger, ledger.name, True
-        self.seen: list[tuple[bool, str, str]] = []
+        self.seen: list[tuple[str | None, str]] = []
         self.broken: Exception | None = None
 
     async def lock(
@@ -29,10 +30,13 @@ class Watching:
         answers: Sequence[Answer] = await self.ledger.ask(tx, questions)
         return answers
 
-    async def witness(self, tx: Any, moves: Sequence[Move], *, born: bool) -> None:
+    async def moved(self, tx: Any, moves: Sequence[Move]) -> None:
         if self.broken is not None:
             raise self.broken
-        self.seen += [(born, move.before.state, move.after.state) for move in moves]
+        self.seen += [(m.before.state if m.before else None, m.after.state) for m in moves]
+
+    async def refused(self, tx: Any, requests: Sequence[tuple[InboxRequest, Refusal]]) -> None:
+        """Nothing comes out of an inbox here."""
 
 
 def watched(rig: Rig) -> tuple[Engine[Any], Watching]:
@@ -46,8 +50,8 @@ def test_a_witness_sees_the_birth_and_every_move(play: Play) -> None:
         async with engine:
             await rig.ended([await made(engine, request("in", 10))])
         assert watching.seen == [
-            (True, "SOURCE_PENDING", "TARGET_PENDING"),
-            (False, "TARGET_PENDING", "COMMITTED"),
+            (None, "TARGET_PENDING"),
+            ("TARGET_PENDING", "COMMITTED"),
         ]
 
     play(scene)
@@ -97,8 +101,8 @@ def test_a_hint_that_comes_while_a_lane_looks_is_heard(play: Play) -> None:
         looked, on = asyncio.Event(), asyncio.Event()
         claim = rig.store.claim
 
-        async def slowly(lane: str, limit: int) -> Sequence[Transfer]:
-            found: Sequence[Transfer] = await claim(lane, limit)
+        async def slowly(lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+            found: Sequence[Transfer] = await claim(lane, limit, flows)
             if lane == "venue" and not on.is_set():
                 looked.set()
                 await on.wait()

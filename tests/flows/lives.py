@@ -4,14 +4,14 @@ from tests.core.samples import NO, NOBODY_KNOWS, YES, resting
 from tidegate.core.answers import Answer
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow, Place
-from tidegate.core.transfer import Entry, born
+from tidegate.core.transfer import Entry
 
 ANSWERS: dict[str, Answer] = {"yes": YES, "no": NO, "silence": NOBODY_KNOWS}
 
 
 def live(flow: Flow, *answers: str) -> tuple[str, Place, list[Entry]]:
     """Where a newborn comes to rest, where its money is then, and its history."""
-    transfer = born(flow, resting(flow, str(flow.first)))
+    transfer = resting(flow, flow.arrive(flow.first)[-1])
     history: list[Entry] = []
     for answer in answers:
         move = decide(flow, transfer, ANSWERS[answer], Terms())

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from tests.service.rig import ALICE, Answer, Front, token
+from tests.service.rig import ALICE, Answer, Front, bearer
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
 MAKE = "/api/v1/internal_transfer"
-WHO = token(str(ALICE), "user")
-DESK = token("olga", "operator")
+WHO = bearer(str(ALICE), "user")
+DESK = bearer("olga", "operator")
 
 
 def refused(said: Answer, status: int = 400, code: str = "INVALID_REQUEST") -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import httpx2
 
+from tests.bearers import Bearer, assert_used_in_a_test
 from tests.engine.gates import open_gate
 from tidegate.engine.gate import Gate
 from tidegate.service.api import Api
@@ -29,7 +30,12 @@ ALICE, BOB = 4001, 4002
 
 
 def token(subject: str, *roles: str) -> str:
+    assert_used_in_a_test()
     return issue(PRIVATE, "test", TERMS.claims(subject, roles, time.time()))
+
+
+def bearer(subject: str, *roles: str) -> Bearer:
+    return Bearer(lambda: token(subject, *roles))
 
 
 @dataclass
@@ -48,7 +54,12 @@ class Front:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     async def call(
-        self, method: str, path: str, body: object = None, who: str | None = None, **more: Any
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        who: str | Bearer | None = None,
+        **more: Any,
     ) -> Answer:
         headers = dict(more.pop("headers", {}))
         if who is not None:
@@ -81,12 +92,13 @@ async def fronted(
     database: str, directory: Path, rate: RequestRate | None = None
 ) -> AsyncIterator[Front]:
     verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
-    dice = random.Random(3)
+    dice, meters = random.Random(3), Meters()
     async with open_gate(database, RealDisk(directory)) as gate:
+        object.__setattr__(gate.engine.parts, "ended", meters.ended)
         service = Service(
             gate=gate,
             authenticate=verifier.authenticate,
-            meters=Meters(),
+            meters=meters,
             clock=time.monotonic,
             new_id=lambda: f"{dice.getrandbits(64):016x}",
             wait_s=5.0,

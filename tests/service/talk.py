@@ -9,6 +9,7 @@ from tidegate.service.connections import server_of
 from tidegate.service.http import CLOSE, Reply, Request, reply
 
 LIMIT = 100_000
+HUGE = 40_000_000  # More than the kernel keeps for a socket and for its other end.
 CLOSED = b""
 
 
@@ -27,6 +28,8 @@ class Api:
             raise ZeroDivisionError("by design")
         if request.path == "/large":
             return Reply(200, b"x" * 1_000_000, {"Content-Type": "text/plain"})
+        if request.path == "/huge":
+            return Reply(200, b"x" * HUGE, {"Content-Type": "text/plain"})
         if request.path == "/closed":
             return reply("no")
         try:

@@ -17,7 +17,7 @@ async def read(front: Front, id_: str) -> list[Any]:
         await front.call("GET", f"{path}/{id_}", who=alice),
         await front.call("GET", path, who=alice),
         await front.desk("GET", f"/transfers/{id_}"),
-        await front.desk("GET", f"/transfers?user_id={ALICE}"),
+        await front.desk("GET", f"/transfers?owner={ALICE}"),
         await front.call("GET", "/api/v1/balances", who=alice),
     ]
     assert [answer.status for answer in answers] == [200] * len(answers), answers

@@ -152,3 +152,14 @@ def test_a_denial_ends_and_is_forgotten() -> None:
 def test_wrong_terms_are_refused_at_start(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Terms(**{"issuer": "i", "audience": "a", **wrong})
+
+
+def test_a_list_that_is_read_again_and_again_does_not_grow() -> None:
+    denied, marks = DenyList(), [f"token-{number}" for number in range(100)]
+    for second in range(0, 3_600, 5):
+        for mark in marks:
+            denied.add(mark, second + 86_400.0, float(second))
+    assert len(denied) == len(denied._ends) == 100
+    assert all(denied.has(mark, 3_595 + 86_399.0) for mark in marks)
+    denied.add("another", 200_000.0, 3_595 + 86_400.0)
+    assert len(denied) == len(denied._ends) == 1

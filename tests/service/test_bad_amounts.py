@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tests.bearers import Bearer
 from tests.service.refusing import DESK, IN, MAKE, WHO, refused
 from tests.service.rig import ALICE, Front, Play
 
@@ -69,7 +70,7 @@ def test_every_wrong_amount_is_refused_by_every_route_that_takes_one(play: Play)
     play(scene)
 
 
-def bodies() -> list[tuple[str, Mapping[str, object], str]]:
+def bodies() -> list[tuple[str, Mapping[str, object], Bearer]]:
     crossing = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "cid": "c"}
     older = {**IN, "from": "funding", "to": "trading"}
     return [

@@ -1,8 +1,11 @@
 """Whatever stands in a query, a header or a path: the right 4xx, never a 5xx."""
 
 from tests.service.refusing import DESK, IN, MAKE, WHO, refused
-from tests.service.rig import BOB, Front, Play, token
+from tests.service.rig import BOB, Front, Play, bearer, token
+from tidegate.service.api import RULES
 
+NOBODY_KNOWS = "nobody_knows"
+APPROVES = bearer("anna", "approver")
 LIST = "/api/v1/internal_transfer?"
 SEARCH = "/api/v1/operator/transfers?"
 
@@ -35,7 +38,29 @@ def test_an_odd_query_is_refused_and_never_fails(play: Play) -> None:
                 assert (said.status, said.body["transfers"]) == (200, []), (base, state)
             nul = await front.call("GET", f"{base}state=%00", who=who)
             assert nul.status in (200, 400)
-            assert (await front.call("GET", f"{base}unknown=1", who=who)).status == 200
+
+    play(scene)
+
+
+def test_a_parameter_that_a_route_does_not_know_is_refused_on_every_route(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        for rule in RULES:
+            who = (
+                DESK if "operator" in rule.roles else APPROVES if "approver" in rule.roles else WHO
+            )
+            path = rule.path.format(id="x", code="x")
+            refused(await front.call(rule.method, f"{path}?{NOBODY_KNOWS}=1", {}, who))
+        for query in ("limit=1&state=x&stat=COMMITTED", "limit=1&limit=2", "Limit=1", "limit=1&="):
+            refused(await front.call("GET", f"{LIST}{query}", who=WHO))
+
+    play(scene)
+
+
+def test_the_root_leads_to_the_documentation(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        answer = await front.call("GET", "/")
+        assert (answer.status, answer.headers["location"]) == (307, "/docs")
+        assert (await front.call("GET", "/", follow_redirects=True)).status == 200
 
     play(scene)
 
@@ -60,21 +85,22 @@ def test_two_authorizations_are_none(play: Play) -> None:
         for first, second in ((WHO, "x"), ("x", WHO), (WHO, token(str(BOB), "user"))):
             pairs = [("Authorization", f"Bearer {first}"), ("Authorization", f"Bearer {second}")]
             said = await front.client.request("GET", "/api/v1/balances", headers=pairs)
-            assert said.status_code == 401, (first[:5], second[:5])
+            assert said.status_code == 401, (str(first)[:5], str(second)[:5])
 
     play(scene)
 
 
-AUTHORIZATIONS = [
-    *("", "Bearer", "Basic YTpi", "bearer  x", "Bearer a b", f"Token {WHO}", WHO),
-    *(f"Bearer  {WHO}", f"Bearer {WHO},Bearer {WHO}", "Bearer \u00e9"),
-    *(f"Bearer {WHO}.{WHO}", "Bearer " + "x" * 20_000, "Bearer ..", "Bearer null"),
-]
+def authorizations() -> list[str]:
+    return [
+        *("", "Bearer", "Basic YTpi", "bearer  x", "Bearer a b", f"Token {WHO}", str(WHO)),
+        *(f"Bearer  {WHO}", f"Bearer {WHO},Bearer {WHO}", "Bearer \u00e9"),
+        *(f"Bearer {WHO}.{WHO}", "Bearer " + "x" * 20_000, "Bearer ..", "Bearer null"),
+    ]
 
 
 def test_an_odd_authorization_lets_nobody_in(play: Play) -> None:
     async def scene(front: Front) -> None:
-        for value in AUTHORIZATIONS:
+        for value in authorizations():
             headers = {b"Authorization": value.encode("latin-1")}
             said = await front.client.request("GET", "/api/v1/balances", headers=headers)
             assert said.status_code == 401, value
@@ -145,5 +171,17 @@ def test_an_id_that_is_none_and_one_of_a_stranger_get_the_same_404(play: Play) -
             refused(said, 404, "NOT_FOUND")
             retry = await front.call("POST", f"/api/v1/operator/transfers/{id_}/retry", who=DESK)
             refused(retry, 404, "NOT_FOUND")
+
+    play(scene)
+
+
+def test_who_is_turned_away_is_counted(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        await front.call("GET", "/api/v1/balances")
+        await front.call("GET", "/api/v1/balances", who="garbage")
+        await front.call("GET", "/api/v1/balances", who=DESK)
+        page = str((await front.call("GET", "/metrics")).body)
+        assert 'internal_transfer_validation_errors_total{code="UNAUTHORIZED"} 2.0' in page
+        assert 'internal_transfer_validation_errors_total{code="FORBIDDEN"} 1.0' in page
 
     play(scene)

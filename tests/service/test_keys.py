@@ -216,15 +216,22 @@ def test_a_fetch_that_hangs_is_given_up() -> None:
 def test_keys_keep_themselves_fresh() -> None:
     async def keep() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
-        patience = Patience(retry_s=0.001, refresh_s=0.001)
-        keys = FetchedKeys(issuer, clock, patience)
-        keeper = asyncio.create_task(keys.keep_fresh())
-        while issuer.asked < 3:
+        keys = FetchedKeys(issuer, clock, Patience(retry_s=0.001, refresh_s=0.001))
+        for _ in range(3):
+            await keys.keep_fresh()
             clock.now += 1
-            await asyncio.sleep(0.001)
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
+        assert issuer.asked == 3
         assert keys.find("k", clock.now) is not None
+
+    asyncio.run(keep())
+
+
+def test_keys_that_cannot_be_had_are_a_failure_of_the_round() -> None:
+    async def keep() -> None:
+        clock, issuer = Clock(), Issuer(b"this is no document")
+        keys = FetchedKeys(issuer, clock, Patience(retry_s=0.001, refresh_s=0.001))
+        with pytest.raises(OSError, match="Malformed"):
+            await keys.keep_fresh()
 
     asyncio.run(keep())
 

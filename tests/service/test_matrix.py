@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, Front, Play, token
+from tests.bearers import Bearer
+from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, Front, Play, bearer, token
 from tidegate.core.refusals import Refusal
 from tidegate.service.api import RULES, Api
 from tidegate.service.auth import ROLES, Verifier
@@ -44,6 +45,7 @@ SAMPLES: Mapping[tuple[str, str], Sample] = {
     ("POST", "/api/v1/operator/resume"): Sample({"reason": "it is over"}),
     ("GET", "/api/v1/operator/audit"): Sample(None, 404),  # None runs beside the tests' service.
     ("GET", "/api/v1/operator/audit/progress"): Sample(None, 404),
+    ("GET", "/"): Sample(None, 307),
 }
 
 
@@ -58,21 +60,21 @@ def forged() -> str:
 
 
 class Caller(NamedTuple):
-    token: str | None
+    token: Bearer | str | None
     roles: frozenset[str] = frozenset()  # Empty: the service must not know who this is.
     owner: int | None = None
 
 
 CALLERS: Mapping[str, Caller] = {
     "nobody": Caller(None),
-    "user": Caller(token(str(ALICE), "user"), frozenset({"user"}), ALICE),
-    "other user": Caller(token(str(BOB), "user"), frozenset({"user"}), BOB),
-    "operator": Caller(token("olga", "operator"), frozenset({"operator"})),
-    "approver": Caller(token("anna", "approver"), frozenset({"approver"})),
-    "auditor": Caller(token("axel", "auditor"), frozenset({"auditor"})),
-    "a user by number who is none": Caller(token(str(ALICE), "auditor"), frozenset({"auditor"})),
-    "expired": Caller(expired()),
-    "forged": Caller(forged()),
+    "user": Caller(bearer(str(ALICE), "user"), frozenset({"user"}), ALICE),
+    "other user": Caller(bearer(str(BOB), "user"), frozenset({"user"}), BOB),
+    "operator": Caller(bearer("olga", "operator"), frozenset({"operator"})),
+    "approver": Caller(bearer("anna", "approver"), frozenset({"approver"})),
+    "auditor": Caller(bearer("axel", "auditor"), frozenset({"auditor"})),
+    "a user by number who is none": Caller(bearer(str(ALICE), "auditor"), frozenset({"auditor"})),
+    "expired": Caller(Bearer(expired)),
+    "forged": Caller(Bearer(forged)),
     "garbage": Caller("garbage"),
 }
 
@@ -204,7 +206,7 @@ def test_a_rule_names_known_roles_and_only_health_and_papers_are_for_anybody() -
     assert all(rule.roles <= ROLES for rule in RULES)
     assert len({(rule.method, rule.path) for rule in RULES}) == len(RULES)
     open_ = {rule.path for rule in RULES if not rule.roles}
-    assert open_ == {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
+    assert open_ == {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/"}
     assert all(rule.method == "GET" for rule in RULES if not rule.roles)
 
 
@@ -219,7 +221,6 @@ def test_no_user_gets_to_the_desk_and_no_auditor_changes_anything() -> None:
 
 
 STRAY = [
-    ("GET", "/", 404, "NOT_FOUND"),
     ("GET", "/api/v1/nothing", 404, "NOT_FOUND"),
     ("GET", "/api/v2/internal_transfer", 404, "NOT_FOUND"),
     ("GET", "/api/v1/internal_transfer/a/b", 404, "NOT_FOUND"),

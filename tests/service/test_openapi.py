@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.conftest import SCHEMA
-from tests.service.rig import ALICE, PUBLIC, TERMS, Front, Play, served, token
+from tests.service.rig import ALICE, PUBLIC, TERMS, Front, Play, bearer, served
 from tidegate.app import Setup, open_gate
 from tidegate.core.refusals import Reason, Refusal
 from tidegate.service.api import RULES
@@ -51,9 +51,9 @@ CHECKS = [
 LAST = ("/halt", "/resume", "/account_status", "/operator/assets/")
 TOKENS = {
     "nobody": None,
-    "user": token(str(ALICE), "user"),
-    "operator": token("olga", "operator"),
-    "approver": token("anna", "approver"),
+    "user": bearer(str(ALICE), "user"),
+    "operator": bearer("olga", "operator"),
+    "approver": bearer("anna", "approver"),
 }
 REACHED = {  # Statuses without which the fuzzing was too shallow to say anything.
     "nobody": {200, 401},

@@ -1,6 +1,7 @@
 """The pool over HTTP: paid as oneself, seen by the two it is between, listed by who pays."""
 
 import asyncio
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,18 @@ def test_what_makes_no_sense_is_refused_by_name(
     async def scene(front: Front) -> None:
         said = await ask(front, "POST", PATH, PAY | change)
         assert (said.status, said.body["code"]) == (400, code)
+
+    play(scene)
+
+
+def test_a_payment_may_live_for_a_fraction_of_an_hour(play: Play) -> None:
+    async def scene(front: Front) -> None:
+        made = await ask(front, "POST", PATH, PAY | {"expires_hours": 0.25})
+        assert made.status == 202
+        begins, ends = (
+            datetime.fromisoformat(made.body[name]) for name in ("created_at", "expires_at")
+        )
+        assert ends - begins == timedelta(minutes=15)
 
     play(scene)
 

@@ -223,10 +223,11 @@ def test_metrics_have_the_names_that_dashboards_were_built_on(play: Play) -> Non
         await front.transfer(IN | {"amount": "-1"})
         page = (await front.call("GET", "/metrics")).body
         for line in (
-            'internal_transfer_by_status{status="COMMITTED"} 1.0',
+            'internal_transfer_by_status{flow="internal_transfer",status="COMMITTED"} 1.0',
+            'internal_transfer_by_status{flow="deposit",status="COMPLETED"} 1.0',
             'internal_transfer_validation_errors_total{code="INVALID_AMOUNT"} 1.0',
-            "internal_transfer_settlement_lag_seconds_count 1.0",
-            "internal_transfer_request_duration_seconds_bucket",
+            'internal_transfer_settlement_lag_seconds_count{flow="internal_transfer"} 1.0',
+            'request_duration_seconds_count{route="/api/v1/internal_transfer"} 2.0',
             "internal_transfer_requests_total{",
             'tidegate_lane_closed{lane="core"} 0.0',
             "tidegate_core_floor_seconds 0.0",

@@ -22,15 +22,27 @@ from tidegate.certify import CHECKS, Verdict, attempt
 from tidegate.core.request import Request
 from tidegate.core.transfer import Party
 from tidegate.simulation.auditor import CORE, LEDGER
+from tidegate.simulation.clocks import HOUR_S, set_clock
 from tidegate.simulation.disk import Hands, SimDisk
 from tidegate.simulation.fate import KINDS, Fault, Plan
 from tidegate.simulation.loop import START_S
-from tidegate.simulation.people import ASSET, OWNERS, POOL_S, SPOT, TRANSFERS, Mood, Siege, wishes
-from tidegate.simulation.scenario import GUILDS, Result, Scenario, run
+from tidegate.simulation.people import (
+    ASSET,
+    LONG_SIEGE_S,
+    OWNERS,
+    POOL_S,
+    SPOT,
+    TRANSFERS,
+    Mood,
+    Siege,
+    wishes,
+)
+from tidegate.simulation.result import Result
+from tidegate.simulation.scenario import GUILDS, Scenario, run
 from tidegate.simulation.store import MARKS
 from tidegate.simulation.world import World, until
 from tidegate.systems.guild import payment
-from tidegate.systems.ledger import FUNDING, OUTSIDE, Status
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 
 BUDGET = 200  # Seeds in which a bug must be found.
 PROMPT_S = 4.0  # Within which all has ended where nothing fails: less than a lock is waited for.
@@ -93,6 +105,30 @@ def busy(scene: Scenario) -> None:
     scene.mood.siege = Siege.BUSY
 
 
+def long_outage(scene: Scenario) -> None:
+    """The core is away for a quarter of an hour and more."""
+    scene.mood.siege, scene.mood.siege_s = Siege.OUTAGE, LONG_SIEGE_S
+
+
+def database_clock(scene: Scenario) -> None:
+    """The database's clock is set, to and fro, and is behind at the end."""
+    scene.feel(Mood(0.3, steps=0.5, members=0.0))
+    heal = scene._heal
+
+    def heals() -> None:
+        set_clock(scene.world, -HOUR_S)
+        heal()
+
+    scene._heal = heals  # type: ignore[method-assign]
+
+
+def floors(scene: Scenario) -> None:
+    """The core forgets what is over while all clocks are set to and fro."""
+    scene.mood = Mood(1.0, steps=0.2, clocks=0.1, members=0.0)
+    scene.retire()
+    scene.wishes = wishes(scene.world.dice, scene.mood)
+
+
 def stranger(scene: Scenario) -> None:
     scene.mood.siege = Siege.STRANGER
 
@@ -136,9 +172,9 @@ def _known(world: World) -> int:
 
 def refunds(scene: Scenario) -> None:
     """Money leaves the core, cannot arrive, and must go back."""
-    scene.mood = Mood(0.3, meddling=1.0, books=(FUNDING, OUTSIDE), harsh=0.8, from_core=0.9)
-    scene.mood.worse = (Status.DISABLED,)
-    scene.wishes = wishes(scene.world.dice, scene.mood)
+    mood = Mood(0.3, meddling=1.0, books=(FUNDING, OUTSIDE), harsh=0.8, from_core=0.9)
+    mood.worse = (Status.DISABLED,)
+    scene.feel(mood)
     scene.world.terms = scene.world.terms._replace(reversible=True)
 
 
@@ -165,6 +201,7 @@ def large_amounts(scene: Scenario) -> None:
 
 def payers(scene: Scenario) -> None:
     """Members of two guilds want to pay more at once than they may, or than they have."""
+    scene.feel(Mood())
     limited, unlimited = OWNERS[0], next(g for g, rules in GUILDS.items() if not rules.limit)
     scene.spread_s = 0.0
     scene.wishes = [
@@ -217,6 +254,7 @@ def without_cid(scene: Scenario) -> None:
             {
                 "source": Party(LEDGER, OUTSIDE if owner == OWNERS[0] else FUNDING, owner),
                 "target": Party(CORE, SPOT, owner),
+                **({"suspense": Party(LEDGER, SUSPENSE, owner)} if owner == OWNERS[0] else {}),
             },
             ASSET,
             10,
@@ -225,17 +263,17 @@ def without_cid(scene: Scenario) -> None:
     ]
 
 
-def commits() -> Hunt:
+def commits(alter: Alter = without_cid) -> Hunt:
     """Every COMMIT of a small world fails in every way in which the worker lives on."""
     faults = [fault for point, fault in KINDS if point == "commit" and "killed" not in fault]
 
     def trials() -> Iterator[Trial]:
         calm = Plan(points=("commit",))
-        yield found("no plan", run(1, calm, without_cid))
+        yield found("no plan", run(1, calm, alter))
         for number in range(len(calm.calls)):
             for fault in faults:
                 plan = Plan({number: fault}, points=("commit",))
-                yield found(f"plan: commit {number} {fault}", run(1, plan, without_cid))
+                yield found(f"plan: commit {number} {fault}", run(1, plan, alter))
 
     return Hunt("plans", trials)
 
@@ -262,7 +300,11 @@ class Brake:
 
     def pull(self, reason: str | None) -> None:
         assert self.scene is not None
-        self.scene.world.tables.halt = (reason, "people") if reason else None
+        halts = self.scene.world.tables.halts
+        if reason:
+            halts.add(reason, "people", 0)
+        else:
+            halts.end()
         self.pulled_s = self.scene.world.loop.now_s if reason else None
 
     def suffers(self, point: str) -> Fault | None:
@@ -319,6 +361,9 @@ def damages() -> Hunt:
 SEEDS = seeds()
 SNAPSHOTS = seeds(snapshots)
 BUSY = seeds(busy)
+LONG_OUTAGE = seeds(long_outage, 50)
+DATABASE_CLOCK = seeds(database_clock, 50)
+FLOORS = seeds(floors)
 STRANGER = seeds(stranger)
 OLD_COPY = seeds(old_copy)
 REFUNDS = seeds(refunds)

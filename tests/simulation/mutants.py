@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.simulation import hunts
+from tests.simulation import hunts, money_hunts, waiting_hunts
 from tests.simulation.hunts import Hunt, Trial
-from tests.simulation.planted import core, engine, guild, store
+from tests.simulation.planted import core, engine, guild, money, store
 
 
 class Mutant(NamedTuple):
@@ -51,6 +51,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(engine.hands_over_before_the_commit, "which does not exist"),
     Mutant(engine.lost_commit_under_new_ids, "nobody was told of", hunts.COMMITS),
     Mutant(engine.lost_commit_is_an_error, "nobody was told of", hunts.COMMITS),
+    Mutant(engine.refuses_what_may_have_happened, "nobody was told of", waiting_hunts.USED_UP),
+    Mutant(engine.refuses_what_another_process_made, "was refused", waiting_hunts.DAILY_LIMITS),
+    Mutant(
+        engine.inbox_takes_without_a_lock,
+        "was decided twice|does not lead to its row|does not follow|was written again",
+        waiting_hunts.LATE_PROGRAMS,
+    ),
+    Mutant(engine.inbox_decides_later, "does not say so", waiting_hunts.PROGRAMS),
+    Mutant(engine.one_lock_stops_all, "wait for a held account", waiting_hunts.HELD_ACCOUNT),
     Mutant(engine.another_amount_under_a_known_key, "another amount"),
     Mutant(engine.ended_rows_move_again, "had ended"),
     Mutant(engine.unordered_locks, "nothing failed", hunts.CROWD),
@@ -59,16 +68,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(engine.forgets_how_often, "nobody was told", hunts.BUSY),
     Mutant(engine.calls_nobody, "nobody was told", hunts.BUSY),
     Mutant(engine.cries_wolf, "a false alarm"),
+    Mutant(engine.outages_leave_no_trace, "nothing says how often", hunts.LONG_OUTAGE),
+    Mutant(engine.trusts_the_databases_clock, "not ended", hunts.DATABASE_CLOCK),
     Mutant(engine.drops_an_answer, "does not follow"),
     Mutant(store.no_compare_and_set, "had ended|does not follow|does not lead to its row"),
     Mutant(store.compares_states, "does not follow", hunts.REFUNDS),
     Mutant(store.trusts_the_lease, "does not follow", hunts.REFUNDS),
-    Mutant(store.leases_by_the_workers_clock, "not ended"),
-    Mutant(store.cid_per_worker, "became|was written again"),
+    Mutant(store.leases_by_the_workers_clock, "not ended", waiting_hunts.WORKERS_CLOCKS),
+    Mutant(store.claims_every_flow, "a loop of the engine died"),
+    Mutant(store.cid_per_worker, "became|was written again|nobody was told of"),
     Mutant(store.history_not_chained, "the chain is broken"),
     Mutant(store.hash_leaves_out_the_answer, "the chain is broken"),
     Mutant(store.judges_before_it_locks, "overdrawn", hunts.CROWD),
-    Mutant(store.effect_before_the_lock, "changed or repeated", hunts.SLOW_DISK),
+    Mutant(
+        store.effect_before_the_lock, "changed or repeated|overdrawn", waiting_hunts.OUT_OF_THE_CORE
+    ),
     Mutant(store.ledger_forgets_refusals, "is Unknown", hunts.LEDGER_CERTIFICATE),
     Mutant(store.ledger_batch_sees_no_balance_before_it, "overdrawn", hunts.CROWD),
     Mutant(store.ledger_takes_a_reused_key, "is Unknown", hunts.LEDGER_CERTIFICATE),
@@ -78,6 +92,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(guild.approved_is_paid, "is the limit", hunts.PAYERS),
     Mutant(guild.allowance_sees_no_payment_before_it, "is the limit", hunts.PAYERS),
     Mutant(guild.pool_keeps_no_record, "the pool has it as"),
+    Mutant(money.second_halt_is_lost, "although all was halted", money_hunts.TWICE_BRAKED),
+    Mutant(money.audit_overlooks_the_account, "was paid unnoticed", money_hunts.AUDITED),
+    Mutant(money.ledger_credits_another_book, "is not what|this was done"),
+    Mutant(money.ledger_keeps_the_fee, "was charged|has ended, and", money_hunts.SALES_WORLD),
+    Mutant(money.target_gets_the_fee_too, "is not what", money_hunts.SALES_WORLD),
+    Mutant(
+        money.refund_of_captured_money_is_refused,
+        "a false alarm|not ended",
+        money_hunts.SALES_WORLD,
+    ),
+    Mutant(engine.floor_by_one_clock_sent_at_once, "the core answers 34", hunts.FLOORS),
+    Mutant(store.ids_by_the_clock_alone, "not ended", hunts.FLOORS),
+    Mutant(store.births_below_the_floor, "the core answers 34", hunts.FLOORS),
     Mutant(core.busy_is_a_no, "this was done", hunts.BUSY),
     Mutant(core.key_without_version, "the core answers", hunts.REFUNDS),
     Mutant(core.answers_shifted, "this was done"),
@@ -85,11 +112,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(core.takes_an_old_copy, "not ours", hunts.OLD_COPY),
     Mutant(core.core_forgets_refusals, "said otherwise before"),
     Mutant(core.core_forgets_by_count, "said otherwise before|this was done|the core answers"),
-    Mutant(core.answers_before_the_sync, "is durable|does not read its own disk"),
+    Mutant(
+        core.answers_before_the_sync, "is durable|does not read its own disk|holds other balances"
+    ),
     Mutant(core.answers_duplicates_before_the_sync, "answers by", hunts.SLOW_DISK),
-    Mutant(core.remembers_before_the_log, "no frame|durable|has a gap"),
+    Mutant(core.remembers_before_the_log, "no frame|durable|has a gap|is not what"),
     Mutant(core.syncs_once_more, "is durable"),
-    Mutant(core.judges_while_it_syncs, "BEHIND|rewritten|is durable"),
+    Mutant(core.judges_while_it_syncs, "BEHIND|rewritten|is durable|does not read its own disk"),
     Mutant(core.core_batch_sees_no_key_before_it, "this was done", hunts.SLOW_DISK),
     Mutant(core.core_takes_a_reused_key, "is Unknown", hunts.CORE_CERTIFICATE),
     Mutant(core.core_refuses_refunds_of_the_frozen, "is Done", hunts.CORE_CERTIFICATE),
@@ -104,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
         hunts.SNAPSHOTS,
     ),
     Mutant(core.old_log_goes_too_soon, "is missing", hunts.SNAPSHOTS),
-    Mutant(core.new_log_without_its_name, "came back at position"),
+    Mutant(core.new_log_without_its_name, "came back at position|is missing"),
 )
 
 

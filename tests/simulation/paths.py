@@ -16,9 +16,11 @@ from tidegate.core.wire import Verb
 from tidegate.simulation.auditor import CORE, LEDGER, Life
 from tidegate.simulation.effects import plain, reachable
 from tidegate.simulation.fate import Plan
+from tidegate.simulation.limits import Daily
 from tidegate.simulation.people import ASSET, MEMBERS, SPOT, Mood
 from tidegate.simulation.scenario import BRIMFUL, LIVENESS_S, Scenario, run
-from tidegate.simulation.world import Terms, World, until
+from tidegate.simulation.terms import Terms
+from tidegate.simulation.world import World, until
 from tidegate.systems.guild import payment
 from tidegate.systems.guild.memory import THROTTLES, Throttle
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
@@ -51,6 +53,8 @@ class Path:
     reversible: bool = True  # Whether the core is said to be able to undo a debit.
     amount: int = AMOUNT
     cools: bool = False  # The payer has to cool down, from the first approval on, for a while.
+    inbox: bool = False  # A program asks for it, in a transaction of its own.
+    daily: Daily | None = None  # What the owner may move in a day.
     rounds: int = 0  # Rounds of checks that begin anew, after which people open what is shut.
 
     @property
@@ -74,8 +78,16 @@ class Path:
         scene.wishes, scene.owners = [wish], (OWNER,)
         scene.nodes, scene.look_s = self.workers, END_S
         served = frozenset(party.system for party in parties.values())
-        scene.world.terms = Terms(scan_s=SCAN_S, reversible=self.reversible, systems=served)
+        scene.world.terms = Terms(
+            scan_s=SCAN_S,
+            reversible=self.reversible,
+            systems=served,
+            inbox=self.inbox,
+            daily=self.daily,
+        )
         scene.mood = Mood(flooded=frozenset({OWNER} if self.flooded else ()))
+        if self.inbox:
+            scene.clients.by_inbox = 1.0
         Keeper(self, scene)
 
 
@@ -220,6 +232,13 @@ def payments(flow: str, no: str) -> Iterator[Path]:
 PATHS = (
     *internal(FUNDING, SPOT),
     *internal(SPOT, FUNDING),
+    between("internal_transfer", FUNDING, SPOT)(
+        "done, and the daily limit is used up", "COMMITTED", daily=Daily(1, AMOUNT)
+    ),
+    between("internal_transfer", FUNDING, SPOT)("from the inbox", "COMMITTED", inbox=True),
+    between("internal_transfer", SPOT, FUNDING)(
+        "from the inbox, source refuses", "FAILED", inbox=True, shut=(SPOT,)
+    ),
     *deposits(FUNDING),
     *deposits(SPOT),
     between("deposit", OUTSIDE, FUNDING)(

@@ -21,8 +21,9 @@ from tidegate.commands.progress import bar
 from tidegate.flows import FLOWS
 from tidegate.simulation.fate import POINTS, WORKER_POINTS, Fault, Plan
 from tidegate.simulation.loop import START_S
+from tidegate.simulation.result import Result
 from tidegate.simulation.runs import told
-from tidegate.simulation.scenario import LIVENESS_S, Result, Scenario, run
+from tidegate.simulation.scenario import LIVENESS_S, Scenario, run
 
 SEED = 1
 MAX_TOLD = 20

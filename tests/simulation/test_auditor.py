@@ -5,13 +5,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from msgspec.structs import replace
 
 from tidegate.core.answers import Alarm
 from tidegate.core.ports import Account
-from tidegate.core.transfer import Entry, Party, Transfer
+from tidegate.core.transfer import Entry, Party, transfer_with
 from tidegate.core.wire import ANSWER, KEY, OPERATION, STAMP
-from tidegate.engine.alerts import Alert
+from tidegate.engine.alerts import Alert, Code
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Auditor, Eyes, chain
 from tidegate.simulation.disk import Inode
@@ -23,7 +22,8 @@ from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
 ID = UUID(int=7 << 80)
 PARTIES = {"source": Party(LEDGER, FUNDING, 1), "target": Party(CORE, SPOT, 1)}
-BORN = Transfer(ID, 1, "internal_transfer", "TARGET_PENDING", CORE, PARTIES, ASSET, 10)
+KIND: dict[str, Any] = {"flow": "internal_transfer", "state": "TARGET_PENDING", "lane": CORE}
+BORN = transfer_with(PARTIES, {}, id=ID, owner=1, amount=10, asset_id=ASSET, **KIND)
 FIRST = ("INIT", "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING")
 ACCOUNT = Account(1, FUNDING, ASSET)
 DEBIT = Operation(ID, 0, ACCOUNT, "debit", 10, None, "done", "", -10, 0, 90)
@@ -45,8 +45,7 @@ class Desk:
         self.answers.append(Answered(entry, 5, head))
         state = path[-1]
         lane = None if FLOWS["internal_transfer"].is_end(state) else CORE
-        self.transfer = replace(
-            self.transfer,
+        self.transfer = self.transfer.but(
             state=state,
             lane=lane,
             version=self.transfer.version + 1,
@@ -134,19 +133,19 @@ def test_a_history_that_is_rewritten_or_does_not_chain(desk: Desk) -> None:
     desk.commit(desk.move(("TARGET_PENDING", "COMPENSATING"), "credit", "rejected"))
     assert desk.saw("was rewritten")
     other = Desk()
-    other.transfer = replace(BORN, head_hash=bytes(31) + b"x")
+    other.transfer = BORN.but(head_hash=bytes(31) + b"x")
     other.commit(other.move(FIRST, "debit", "done"))
     assert other.saw("the chain is broken")
 
 
 def test_a_row_that_its_history_does_not_lead_to(desk: Desk) -> None:
-    desk.transfer = replace(desk.transfer, version=5)
+    desk.transfer = desk.transfer.but(version=5)
     desk.commit(desk.row())
     assert desk.saw("does not lead to its row")
 
 
 def test_another_amount_than_at_birth(desk: Desk) -> None:
-    desk.transfer = replace(desk.transfer, amount=11)
+    desk.transfer = desk.transfer.but(amount=11)
     desk.commit(desk.row())
     assert desk.saw("became another transfer")
 
@@ -180,7 +179,9 @@ def test_a_core_that_comes_back_with_less(desk: Desk) -> None:
 
 @pytest.mark.parametrize("alarm", [Alarm.PAGE, Alarm.CRITICAL, Alarm.HALT])
 def test_an_alarm_about_nothing(desk: Desk, alarm: Alarm) -> None:
-    desk.auditor.alerted(Alert(alarm, "busy", CORE, ID, "TARGET_PENDING"), "worker")
+    desk.auditor.alerted(
+        Alert(alarm, Code.TRANSFER_STUCK, "busy", CORE, ID, "TARGET_PENDING"), "worker"
+    )
     assert desk.saw("a false alarm")
 
 
@@ -194,7 +195,7 @@ def test_nobody_is_told_of_what_is_stuck(desk: Desk) -> None:
 def test_what_is_stuck_and_told_of_is_well(desk: Desk) -> None:
     desk.now_s = 100.0
     desk.commit(desk.row())
-    desk.auditor.alerted(Alert(Alarm.CRITICAL, "busy", CORE, ID, "TARGET_PENDING"), "worker")
+    desk.auditor.alerted(Alert(Alarm.CRITICAL, Code.TRANSFER_STUCK, "busy", CORE, ID), "worker")
     desk.commit(desk.move(("TARGET_PENDING", "COMPENSATING"), "credit", "rejected"))
     assert desk.auditor.violations == []
 

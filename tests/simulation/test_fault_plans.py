@@ -4,13 +4,17 @@ import gc
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path as FilePath
 
 import pytest
 
-import tidegate.engine.step
-from tests.simulation.paths import PATHS, unwalked
+import tidegate.engine.settle
+from tests.simulation.fresh_seeds import ROOT, fresh_start
+from tests.simulation.paths import GUILD_FLOWS, PATHS, Path, unwalked
 from tests.simulation.plans import Branch, Tally, attempt, grow, is_usual, root
+from tests.simulation.touched import REACHED, UNREACHED, changed_files, most, sample
 from tidegate.core.answers import Answer, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow
@@ -18,11 +22,13 @@ from tidegate.core.transfer import Move, Transfer
 from tidegate.flows import FLOWS
 from tidegate.flows.deposit import DEPOSIT
 from tidegate.simulation.fate import KINDS, WORKER_POINTS
+from tidegate.simulation.people import SPOT
 from tidegate.simulation.scenario import LIVENESS_S, Scenario
 
 PLANS = 13_000
 OTHER_SEEDS = (2, 3)
 NUMBERS = range(len(PATHS))
+CHANGED = changed_files(ROOT)
 every_path = pytest.mark.parametrize("number", NUMBERS, ids=map(str, PATHS))
 
 
@@ -72,7 +78,7 @@ def test_whatever_fails_once_the_end_is_the_same(number: int) -> None:
 
 @pytest.mark.slow
 def test_there_are_thirteen_thousand_plans_with_every_fault_of_a_worker() -> None:
-    """They are counted here, and carried out path by path below."""
+    """They are counted here. `make proof` carries out all of them, and this run a part."""
     total, foreseen = Tally(), 0
     for number in NUMBERS:
         _, tally, found = first(number)
@@ -88,13 +94,79 @@ def test_there_are_thirteen_thousand_plans_with_every_fault_of_a_worker() -> Non
 @pytest.mark.slow
 @every_path
 def test_whatever_fails_twice_the_end_is_the_same(number: int) -> None:
+    """All plans of a flow whose table was changed, and a sample of the others."""
     _, _, found = first(number)
+    growing = [branch for branch in found if branch.width]
+    width, limit = sum(branch.width for branch in growing), most(PATHS[number], CHANGED)
+    chosen = sample(growing, width, limit, fresh_start())
     total = Tally()
-    for branch in found:
+    for branch in chosen:
         tally, _ = grow(branch)
         total.merge(tally)
     held(total)
-    assert total.plans.total() == sum(branch.width for branch in found) > 0
+    assert total.plans.total() == sum(branch.width for branch in chosen)
+    assert limit is not None or list(chosen) == growing
+
+
+def test_a_changed_table_asks_for_all_plans_of_its_flow() -> None:
+    changed = {"src/tidegate/flows/deposit.py", "README.md"}
+    limits = {(path.flow, most(path, changed)) for path in PATHS}
+    assert {limit for flow, limit in limits if flow == "deposit"} == {None}
+    assert {limit for flow, limit in limits if flow != "deposit"} == {UNREACHED}
+
+
+@pytest.mark.parametrize(
+    ("file", "reached"),
+    [
+        ("src/tidegate/engine/step.py", lambda path: True),
+        ("src/tidegate/store/memory.py", lambda path: True),
+        ("tests/simulation/paths.py", lambda path: True),
+        ("src/tidegate/systems/guild/judge.py", lambda path: path.flow in GUILD_FLOWS),
+        ("src/tidegate/trading_core/wal.py", lambda path: SPOT in path.roles.values()),
+        ("src/tidegate/service/api.py", lambda path: False),
+        ("docs/api.md", lambda path: False),
+    ],
+)
+def test_a_change_asks_for_more_plans_where_it_reaches(
+    file: str, reached: Callable[[Path], bool]
+) -> None:
+    for path in PATHS:
+        assert most(path, [file]) == (REACHED if reached(path) else UNREACHED), path
+        assert most(path, None) == REACHED, "where nothing is known of the change"
+
+
+def test_the_samples_of_all_commits_are_all_plans() -> None:
+    branches = list(range(50))
+    drawn = [sample(branches, 5_000, 500, number) for number in range(10)]
+    assert sorted(branch for some in drawn for branch in some) == branches
+    assert all(len(some) == 5 for some in drawn)
+    assert sample(branches, 5_000, None, 7) == branches
+    assert sample(branches, 300, 500, 7) == branches
+    assert len(sample(branches, 10**6, 1, 123)) == 1, "never none at all"
+
+
+def test_what_a_change_touches_is_read_from_git(tmp_path: FilePath) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    def commit(name: str) -> None:
+        (tmp_path / name).write_text(name)
+        git("add", "-A")
+        git("commit", "-qm", name)
+
+    assert changed_files(tmp_path) is None, "no repository"
+    git("init", "-qb", "main")
+    commit("first")
+    assert changed_files(tmp_path) is None, "nothing before it"
+    commit("second")
+    assert changed_files(tmp_path) == frozenset({"second"})
+    git("switch", "-qc", "branch")
+    commit("third")
+    commit("fourth")
+    (tmp_path / "fifth").write_text("not committed")
+    (tmp_path / "first").write_text("changed")
+    assert changed_files(tmp_path) == frozenset({"first", "third", "fourth", "fifth"})
 
 
 @pytest.mark.slow
@@ -115,7 +187,7 @@ def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
 
 
 def test_a_plan_that_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidegate.engine.step, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
     tally, _ = grow(root(0))
     assert 0 < tally.violations < tally.plans.total()
     path, [(_, fault)], text = tally.failures[0]

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-import tidegate.engine.step
+import tidegate.engine.announce
 from tidegate.core.answers import Alarm
 from tidegate.core.ports import Account
 from tidegate.core.request import Request
 from tidegate.core.transfer import Move, Party, Transfer
-from tidegate.engine.lanes import Lane
+from tidegate.engine.lanes import Expect, Lane
 from tidegate.simulation.auditor import LEDGER
 from tidegate.simulation.fate import Fault, Plan
 from tidegate.simulation.network import Line, Network, Writer
@@ -47,13 +47,13 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
 
     assert run(3, doubtful(), jumping).fault is None
 
-    async def waiting(self: Lane[Any]) -> list[Transfer]:
+    async def waiting(self: Lane[Any], expect: Expect) -> list[Transfer]:
         now_s = self.means.clock()
         if now_s < self._next_scan_s:
-            return await self._popped(now_s)
-        claimed = list(await self.means.store.claim(self.name, 1024))
+            return await self._popped(now_s, expect)
+        claimed = list(await self.means.store.claim(self.name, 1024, self.means.tables))
         self._next_scan_s = self.means.clock() + self.scan_s
-        return claimed or await self._popped(self.means.clock())
+        return claimed or await self._popped(self.means.clock(), expect)
 
     monkeypatch.setattr(Lane, "_batch", waiting)
     assert "not ended" in str(run(3, doubtful(), jumping).fault)
@@ -89,10 +89,13 @@ def test_a_refusal_for_an_old_reason_at_a_new_place_is_news(
     assert run(1, Plan(), nowhere).fault is None
 
     def forgetful(move: Move) -> bool:
-        same_reason = not move.entries or move.after.error == move.before.error
-        return move.alarm is Alarm.HALT or not (move.before.paged and same_reason)
+        before = move.before
+        if before is None or move.alarm is Alarm.HALT:
+            return True
+        same_reason = not move.entries or move.after.error == before.error
+        return not (before.paged and same_reason)
 
-    monkeypatch.setattr(tidegate.engine.step, "_is_news", forgetful)
+    monkeypatch.setattr(tidegate.engine.announce, "_is_news", forgetful)
     assert "stuck in SUSPENDING, and nobody was told" in str(run(1, Plan(), nowhere).fault)
 
 

@@ -1,9 +1,13 @@
 """The simulation has teeth: planted bugs are found, and a plan strikes where it says."""
 
+import json
+
 import pytest
 
-import tidegate.engine.step
+import tidegate.engine.settle
+import tidegate.simulation.runs
 from tests.simulation.hunts import payers
+from tidegate.cli import main
 from tidegate.commands.access import Output, Printing
 from tidegate.commands.simulate import Chosen, simulate
 from tidegate.core.answers import Answer, Rejected, Unknown
@@ -11,6 +15,7 @@ from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow
 from tidegate.core.transfer import Move, Transfer
 from tidegate.simulation.fate import POINTS, Fault, Plan
+from tidegate.simulation.result import Result
 from tidegate.simulation.runs import run_seeds
 from tidegate.simulation.scenario import Scenario, run
 
@@ -36,14 +41,14 @@ def single(scene: Scenario) -> None:
 
 
 def test_treating_a_timeout_as_a_no_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidegate.engine.step, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
     assert run_seeds(range(20)).failures
 
 
 def test_a_failing_seed_is_told_with_its_revision_and_its_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tidegate.engine.step, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
     with pytest.raises(Exception) as ended:  # noqa: PT011  Typer's way to leave, of no name.
         simulate(Chosen(seeds=20, jobs=1), Printing())
     assert getattr(ended.value, "exit_code", None) == 1
@@ -58,6 +63,37 @@ def test_figures_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().out
     assert '"seeds": 4' in said
     assert '"violations": 0' in said
+
+
+def test_seeds_begin_where_one_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[int] = []
+
+    def noted(seed: int) -> Result:
+        ran.append(seed)
+        return run(seed)
+
+    monkeypatch.setattr(tidegate.simulation.runs, "run", noted)
+    words = ["tidegate", "simulate", "--from", "700", "--seeds", "3", "--jobs", "1"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert sorted(set(ran)) == [700, 701, 702]
+    assert "violations                 0" in capsys.readouterr().out
+
+
+def test_every_failing_seed_is_told_with_the_command_that_runs_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
+    failing = [seed for seed, _ in run_seeds(range(700, 720)).failures]
+    with pytest.raises(Exception):  # noqa: B017, PT011  Typer's way to leave, of no name.
+        simulate(Chosen(seeds=20, first=700, jobs=1), Printing(Output.JSON))
+    said = json.loads(capsys.readouterr().out)
+    assert said["replay"] == [f"tidegate simulate --seed {seed}" for seed in failing]
+    assert failing
 
 
 def test_one_seed_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import psycopg
 
-from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
+from tidegate.core.transfer import GENESIS, Entry, chained
 
 TRANSFERS = "SELECT id, flow, version, head_hash FROM every_transfer ORDER BY id"
 HISTORY = (
@@ -18,13 +18,12 @@ HISTORY = (
 def broken(connection: psycopg.Connection) -> Iterator[UUID]:
     """The transfers whose history is not the one that was written."""
     for id_, flow, version, head in connection.execute(TRANSFERS).fetchall():
-        transfer = Transfer(id_, 1, flow, "", None, {}, 1, 1)
         expected, whole = GENESIS, True
         entries = connection.execute(HISTORY, (id_,)).fetchall()
         for place, row in enumerate(entries):
             path = (row[1], *row[2].split(), row[3])
             entry = Entry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])
-            expected = chained(expected, transfer, entry, row[9])
+            expected = chained(expected, id_, flow, entry, row[9])
             whole = whole and row[0] == place and row[10] == expected
         if not whole or expected != head or len(entries) != version:
             yield id_

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -49,7 +49,7 @@ async def asked(database: str, size: int) -> dict[Asked, Mapping[str, Any]]:
         ended = await asyncio.gather(*[moved(engine, to_remote(n, 10)) for n in owners])
         await engine.parts.store.release(ended)
         await engine.parts.store.find([transfer.id for transfer in ended])
-        await engine.parts.store.claim("ledger", size)
+        await engine.parts.store.claim("ledger", size, engine.means.tables)
         await asyncio.gather(*[moved(engine, issue(GUILD, n, 100)) for n in owners])
         await asyncio.gather(*[moved(engine, paid(GUILD, n, n + size, 10)) for n in owners])
     largest: dict[Asked, Mapping[str, Any]] = {}
@@ -67,11 +67,16 @@ def prepare(connection: psycopg.Connection, statements: list[Asked]) -> None:
             connection.execute(prepared.as_string(connection) + text)
 
 
-def plan_of(connection: psycopg.Connection, asked: Asked, values: Mapping[str, Any]) -> Plan:
+def plan_of(
+    connection: psycopg.Connection,
+    asked: Asked,
+    values: Mapping[str, Any],
+    options: LiteralString = "FORMAT JSON",
+) -> Plan:
     """The plan that the server would run now for a statement prepared in this session."""
     order = text_of(TEXTS[asked.name]).names
     given = sql.SQL(", ").join(sql.Literal(values[name]) for name in order)
-    question = sql.SQL("EXPLAIN (FORMAT JSON) EXECUTE {} ({})").format(_prepared(asked), given)
+    question = sql.SQL("EXPLAIN (" + options + ") EXECUTE {} ({})").format(_prepared(asked), given)
     [(answer,)] = connection.execute(question).fetchall()
     tree = json.loads(answer) if isinstance(answer, str) else answer
     root: Plan = tree[0]["Plan"]

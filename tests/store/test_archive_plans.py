@@ -15,7 +15,7 @@ from tests.store.scenario import superuser
 from tidegate.core.sql import uuids
 from tidegate.store import archive, auditing, reading
 from tidegate.store.migrate import MIGRATOR_ROLE
-from tidegate.store.postgres import ENGINE_ROLE, Bounds, session_options
+from tidegate.store.sessions import ENGINE_ROLE, Bounds, session_options
 
 HERE, THERE = UUID(int=41_000), UUID(int=42_000)
 PAGE = uuids(UUID(int=n) for n in range(40_500, 41_500))

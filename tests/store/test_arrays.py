@@ -3,14 +3,25 @@
 import psycopg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
 
 from tests.cluster import cluster_url
-from tidegate.core.sql import blobs, names, numbers, sparse, texts, uuids
+from tidegate.core.sql import Binary, blobs, names, numbers, sparse, texts, uuids
 
 ROWS = 20
 
 # What a database can hold as text: no NUL, no half of a surrogate pair.
 KEEPABLE = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
+
+
+class AsItIs(Dumper):
+    """As the pipe sends it."""
+
+    format = Format.BINARY
+
+    def dump(self, obj: Binary) -> bytes:
+        return bytes(obj)
 
 
 @settings(max_examples=60, deadline=None)
@@ -27,8 +38,9 @@ def test_arrays_come_back_as_they_were(
     amounts: list[int | None],
 ) -> None:
     with psycopg.connect(cluster_url()) as session:
+        session.adapters.register_dumper(Binary, AsItIs)
         rows = session.execute(
-            "SELECT * FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bytea[], %s::uuid[],"
+            "SELECT * FROM unnest(%s::integer[], %s::text[], %s::text[], %b::bytea[], %b::uuid[],"
             " %s::numeric(39,0)[])",
             (
                 numbers(range(ROWS)),

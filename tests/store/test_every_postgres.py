@@ -66,7 +66,8 @@ def test_databases_of_one_server_are_migrated_at_once(server: Server) -> None:
         urls[0],
         "SELECT rolname FROM pg_roles WHERE starts_with(rolname, 'tidegate') ORDER BY rolname",
     )
-    names = ("tidegate_auditor", "tidegate_economy", "tidegate_engine", "tidegate_migrator")
+    roles = ("auditor", "economy", "engine", "inbox", "migrator")
+    names = [f"tidegate_{role}" for role in roles]
     assert found == [(name,) for name in names]
 
 

@@ -24,11 +24,12 @@ from tests.store.scenario import (
     to_savings,
 )
 from tidegate.core.answers import Alarm, Answer, Rejected
-from tidegate.core.ports import CidTaken, StoreFault, StoreUnavailable
+from tidegate.core.ports import KeyTaken, StoreFault, StoreUnavailable
 from tidegate.core.request import Request
 from tidegate.core.transfer import Question, Transfer
 from tidegate.engine.engine import Engine
 from tidegate.store import postgres
+from tidegate.store.faults import as_fault
 from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
 
 Session = psycopg.AsyncConnection[Any]
@@ -82,7 +83,7 @@ async def met(faults: list[str | None], count: int) -> None:
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The SQLSTATE of every fault that the store met; None for a connection that was lost."""
     met: list[str | None] = []
-    told = postgres.as_fault
+    told = as_fault
 
     def counting(fault: psycopg.Error) -> StoreFault:
         met.append(fault.sqlstate)
@@ -228,11 +229,11 @@ def test_an_answer_is_recorded_after_a_deadlock(database: str, faults: list[str 
 
 RETRIED = [
     *("40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "57P05"),
-    *("53100", "53200", "53300", "53400", "08000", "08003", "08006"),
+    *("25006", "53100", "53200", "53300", "53400", "08000", "08003", "08006"),
 ]
 FINAL = [
     *("22012", "22P05", "23502", "23514", "42501", "42P01", "42601"),
-    *("0A000", "25006", "40002", "57000", "P0001", "XX000"),
+    *("0A000", "40002", "57000", "P0001", "XX000"),
 ]
 
 
@@ -262,7 +263,7 @@ def test_every_other_code_is_a_fault_of_the_statement(database: str) -> None:
 
 def test_a_key_that_is_taken_is_looked_up_again(database: str) -> None:
     [fault] = asyncio.run(_raised(database, ["23505"])).values()
-    assert type(fault) is CidTaken
+    assert type(fault) is KeyTaken
     assert not fault.retryable
 
 

@@ -52,6 +52,7 @@ def own_flow(end_of_no: Step = Step.GONE) -> Flow:
             Step.GONE: End(Place.SOURCE),
         },
         codes={Step.PAID: 7},
+        roles=frozenset({"policy"}),
     )
 
 

@@ -29,14 +29,31 @@ pytestmark = pytest.mark.slow
 ODD = ['Store "two"', "a b", "Größe", "100%", "x'; DROP SCHEMA tidegate; --", "back\\slash", "a,b"]
 EVERYTHING = [
     "tidegate: 0001_begin",
+    "tidegate: 0002_halts",
     "store_one: 0001_begin",
     "store_one: 0002_specification_views",
     "store_one: 0003_reading",
     "store_one: 0004_resolutions",
     "store_one: 0005_archive",
     "store_one: 0006_expiry",
+    "store_one: 0007_lane_troubles",
+    "store_one: 0008_due_by_flow",
+    "store_one: 0009_fees",
+    "store_one: 0010_identity_and_floor",
+    "store_one: 0011_clock",
+    "store_one: 0012_audit_sweep",
+    "store_one: 0013_inbox",
+    "store_one: 0014_told_pages",
+    "store_one: 0015_inbox_bounds",
+    "store_one: 0016_inbox_flows",
+    "store_one: 0017_kept_plans",
     "economy: 0001_begin",
     "economy: 0002_doors",
+    "economy: 0003_ids",
+    "economy: 0004_inbox",
+    "economy: 0005_expiry_bounds",
+    "economy: 0006_kept_plans",
+    "economy: 0007_setwise",
     "store_one: flow internal_transfer",
     "store_one: flow deposit",
     "store_one: flow external_withdrawal",
@@ -62,7 +79,7 @@ def test_a_fresh_database_is_migrated_in_order(bare: str) -> None:
     ours = [(migration.number, migration.name) for migration in migrations("store")]
     assert applied(bare) == ours
     assert [number for number, _ in ours] == list(range(1, len(ours) + 1))
-    assert applied(bare, "tidegate") == [(1, "0001_begin")]
+    assert applied(bare, "tidegate") == [(1, "0001_begin"), (2, "0002_halts")]
 
 
 def test_a_second_run_applies_nothing(bare: str) -> None:
@@ -174,12 +191,26 @@ def test_an_engine_works_on_stores_of_any_name(database: str) -> None:
         assert held == {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
 
 
-def test_a_store_that_was_not_migrated_is_refused_at_the_start(bare: str) -> None:
+async def _start(database: str) -> None:
+    async with running(Setting(database)):
+        raise AssertionError("it started")
+
+
+def test_a_store_without_the_flows_is_refused_at_the_start(bare: str) -> None:
     migrate(bare, SCHEMA, [])
+    with pytest.raises(StoreFault, match="has another table; run `tidegate migrate`"):
+        asyncio.run(_start(bare))
 
-    async def start() -> None:
-        async with running(Setting(bare)):
-            raise AssertionError("it started")
 
-    with pytest.raises(StoreFault, match="run `tidegate migrate`"):
-        asyncio.run(start())
+def test_a_store_that_is_older_than_the_program_is_refused_at_the_start(bare: str) -> None:
+    needed = migrations("store")[-1]
+    refused = f"needs its migration {needed.name}; run `tidegate migrate`"
+    with pytest.raises(StoreFault, match=refused):
+        asyncio.run(_start(bare))
+    migrate(bare, SCHEMA, FLOWS.values())
+    with psycopg.connect(bare) as connection:
+        table = sql.Identifier(SCHEMA, "migrations")
+        forget = sql.SQL("DELETE FROM {} WHERE number = %s").format(table)
+        connection.execute(forget, (needed.number,))
+    with pytest.raises(StoreFault, match=refused):
+        asyncio.run(_start(bare))

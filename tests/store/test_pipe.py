@@ -14,7 +14,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.conftest import SCHEMA
 from tests.engine.proxy import Proxy
 from tidegate.core.ports import StoreUnavailable
-from tidegate.store.pipe import Pipe, as_text, text_of
+from tidegate.core.sql import EncodedText
+from tidegate.store.pipe import Pipe, as_sent, text_of
 from tidegate.store.postgres import Bounds, PostgresStore
 
 ONE = Bounds(connections=1)
@@ -43,13 +44,15 @@ def test_values_keep_their_names_and_their_order() -> None:
     ("value", "text"),
     [(None, None), (True, b"t"), (7, b"7"), (0.5, b"0.5"), ("é", "é".encode()), (b"\1", b"\\x01")],
 )
-def test_every_value_is_sent_as_text(value: object, text: bytes | None) -> None:
-    assert as_text(value) == text
+def test_every_value_is_sent_as_sent(value: object, text: bytes | None) -> None:
+    assert as_sent(value) == text
 
 
 def test_a_text_is_never_cut_at_a_nul() -> None:
     with pytest.raises(psycopg.DataError):
-        as_text("all\0 of it")
+        as_sent("all\0 of it")
+    with pytest.raises(psycopg.DataError):
+        as_sent(EncodedText(b"all\0 of it"))
 
 
 def test_a_flight_larger_than_any_buffer_is_answered(database: str) -> None:

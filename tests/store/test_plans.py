@@ -24,8 +24,12 @@ from tests.store.plans import (
     read_in_full,
 )
 from tests.store.scenario import Setting, deposit, moved, running, superuser, to_remote
+from tidegate.flows import FLOWS
+from tidegate.store.flow_checks import checksums
 from tidegate.store.pipe import text_of
-from tidegate.store.postgres import Bounds, PostgresStore, session_options
+from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.rows import table_columns
+from tidegate.store.sessions import session_options
 
 pytestmark = pytest.mark.slow
 
@@ -37,18 +41,19 @@ HOT = {
     "claim": {"transfers_due", "transfers_pkey"},
     "lock": {"transfers_pkey"},
     "record": {"transfers_pkey"},
-    "insert": set(),
+    "reserve": set(),
+    "create": set(),
     "look": {"cids_pkey", "transfers_pkey", "archived_transfers_pkey"},
     "find": {"transfers_pkey"},
     "release": {"transfers_pkey"},
     "ledger lock": {"ledger_accounts_pkey"},
     "ledger open": set(),
-    "ledger look": {"ledger_accounts_pkey", "ledger_operations_pkey"},
+    "ledger look": {"ledger_operations_pkey"},
     "ledger look_undone": {"ledger_operations_pkey"},
     "ledger apply": {"ledger_accounts_pkey"},
     "guild open_members": set(),
     "guild lock_members": {"throttles_pkey"},
-    "guild begin": {"transfers_pkey"},
+    "guild begin": {"transfers_pkey", "pending_transfers_pkey"},
 }
 
 # On a table of a hundred thousand accounts, reading them all is as cheap as finding three thousand
@@ -209,5 +214,45 @@ async def _alone(database: str) -> None:
         [(outside,)] = await store.run("SELECT current_setting('plan_cache_mode')", {})
         made = dict(await store.run(MADE_FOR_ONE, {}))
     assert outside == "auto", "who asks with filters that may be absent is planned for"
-    for name in ("insert", "record", "ledger lock", "ledger look", "ledger apply"):
+    for name in ("reserve", "create", "record", "ledger lock", "ledger look", "ledger apply"):
         assert made[text_of(TEXTS[name]).sql.decode()] == 0, name
+
+
+BACKLOG = 100_000
+FEW_BLOCKS = 200
+
+
+def test_a_backlog_of_an_unknown_flow_in_front_is_not_read(template: str) -> None:
+    """Those rows are due for longer than ours, and wait for a process that knows their flow."""
+    with _database(f"{template}_unknown", template) as database:
+        with superuser(database) as connection:
+            connection.execute(UNKNOWN_IN_FRONT, {"count": BACKLOG})
+            connection.execute("ANALYZE")
+        for stage, plan in _claimed_beside(database):
+            assert plan["Actual Rows"] == 5, stage
+            assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < FEW_BLOCKS, stage
+
+
+UNKNOWN_IN_FRONT = """
+INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
+                       parties, asset_id, amount, head_hash, created_at, updated_at)
+SELECT lpad(to_hex(n), 32, '0')::uuid, 1,
+       CASE WHEN n <= %(count)s THEN 'added' ELSE 'internal_transfer' END, 'TARGET_PENDING',
+       'ledger', now() - interval '1 hour' + n * interval '1 millisecond', 1, 0, 0, false,
+       '{"source": ["remote", "SPOT", 1], "target": ["ledger", "FUNDING", 1]}',
+       3, 10, '\\x00', now(), now()
+  FROM generate_series(1, %(count)s + 5) AS n
+"""
+
+
+def _claimed_beside(database: str) -> Iterator[tuple[str, Plan]]:
+    """The claim of a process that knows all flows but that one, as it is really carried out."""
+    wanted = Asked("claim", 1)
+    given = {"lane": "ledger", "limit": 1024, "lease_s": 10.0}
+    given |= table_columns(checksums(FLOWS.values()))
+    for mode in ("force_custom_plan", "force_generic_plan"):
+        with _session(database) as connection:
+            connection.execute(f"SET plan_cache_mode TO {mode}")
+            prepare(connection, [wanted])
+            with connection.transaction(force_rollback=True):
+                yield mode, plan_of(connection, wanted, given, "ANALYZE, BUFFERS, FORMAT JSON")

@@ -9,13 +9,13 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from tests.cluster import cluster_url, create_database, drop_database
+from tests.cluster import cluster_url, create_database, leave_database
 from tests.conftest import SCHEMA
 from tests.store.plans import Plan, indexes, read_in_full
 from tests.store.scenario import superuser
 from tidegate.core.sql import names, numbers, uuids
 from tidegate.store import pool
-from tidegate.store.postgres import Bounds, session_options
+from tidegate.store.sessions import Bounds, session_options
 from tidegate.systems.guild import postgres as guild
 
 SIZES = (1, 30_000)
@@ -54,7 +54,7 @@ MEMBER = {"guilds": numbers([1]), "members": numbers([1])}
 MOVED = {"states": names(["APPROVED"]), "retries": numbers([1]), "rounds": numbers([0])}
 PAID = {"targets": numbers([2]), "amounts": numbers([5])}
 WISH = {"guild_id": 1, "initiator_id": 1, "target_id": 2, "amount": 5, "metadata": "{}"}
-NEW = WISH | {"expires_hours": 24, "cid": "d", "admitted": True}
+NEW = WISH | {"transfer_id": None, "expires_hours": 24, "cid": "d", "admitted": True}
 MINE = {"owner": 1, "guild_id": None, "status": None, "limit": 20, "offset": 0}
 # What is run, and the indexes that it goes by. `differing` compares all with all, for a doctor.
 ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
@@ -77,7 +77,7 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "pay": (
         guild.STATEMENTS["pay"],
         {**IDS, **MEMBER, **PAID},
-        {"ledger_operations_pkey", "throttles_pkey", "ledger_accounts_pkey"},
+        {"ledger_operations_pkey"},
     ),
     "create": (
         pool.STATEMENTS["create"],
@@ -108,7 +108,7 @@ def filled(template: str, request: pytest.FixtureRequest) -> Iterator[str]:
             connection.execute(FILL.format(size=request.param))
         connection.execute("ANALYZE")
     yield database
-    drop_database(cluster_url(), name)
+    leave_database(cluster_url(), name)
 
 
 def carried_out(database: str, statement: str, values: Mapping[str, Any], mode: str) -> list[Plan]:

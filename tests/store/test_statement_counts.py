@@ -21,8 +21,11 @@ from tidegate.core.request import Request
 SIZES = (1, 10, 300)
 Flight = list[str]  # What travels together, and is waited for once.
 
-BIRTH: list[Flight] = [["look"], ["BEGIN", "begin", "ledger lock", "ledger look"]]
-BROUGHT = ["ledger apply", "insert", "COMMIT"]
+BIRTH: list[Flight] = [
+    ["look"],
+    ["BEGIN", "begin", "reserve", "ledger lock", "ledger look"],
+]
+BROUGHT = ["ledger apply", "create", "COMMIT"]
 ANSWERED = ["BEGIN", "begin", "lock"]
 SETTLED = [*ANSWERED, "ledger lock", "ledger look"]
 
@@ -85,10 +88,10 @@ def transactions(database: str, state: str) -> int:
     return count
 
 
-def test_a_batch_of_deposits_is_ten_statements_in_four_flights(database: str) -> None:
+def test_a_batch_of_deposits_is_eleven_statements_in_four_flights(database: str) -> None:
     told = said(database, deposit)
     assert told == [*BIRTH, ["ledger apply", "ledger look"], BROUGHT]
-    assert length(told) == 10
+    assert length(told) == 11
     assert transactions(database, "COMPLETED") == 1
 
 
@@ -96,29 +99,31 @@ def test_first_deposits_open_their_accounts_in_six_more(database: str) -> None:
     told = said(database, lambda owner, amount: deposit(1000 * amount + owner, amount))
     opening = ["ledger open", "ledger lock", "ledger look"]
     assert told == [*BIRTH, opening, ["ledger apply", "ledger look"], opening, BROUGHT]
-    assert length(told) == 16
+    assert length(told) == 17
     assert transactions(database, "COMPLETED") == 1
 
 
-def test_between_two_books_of_the_ledger_is_ten_statements_in_four_flights(database: str) -> None:
+def test_between_two_books_of_the_ledger_is_eleven_statements_in_four_flights(
+    database: str,
+) -> None:
     told = said(database, to_savings)
     assert told == [*BIRTH, ["ledger apply", "ledger look"], BROUGHT]
-    assert length(told) == 10
+    assert length(told) == 11
     assert transactions(database, "COMMITTED") == 1
 
 
-def test_to_a_system_outside_is_fourteen_statements_in_six_flights(database: str) -> None:
+def test_to_a_system_outside_is_fifteen_statements_in_six_flights(database: str) -> None:
     told = said(database, to_remote)
-    assert told == [*BIRTH, BROUGHT, ["halted"], ANSWERED, ["record", "COMMIT"]]
-    assert length(told) == 14
+    assert told == [*BIRTH, BROUGHT, ["askable"], ANSWERED, ["record", "COMMIT"]]
+    assert length(told) == 15
     assert transactions(database, "COMMITTED") == 2
 
 
-def test_from_a_system_outside_is_fourteen_statements_in_six_flights(database: str) -> None:
+def test_from_a_system_outside_is_fifteen_statements_in_six_flights(database: str) -> None:
     told = said(database, from_remote)
-    birth = [["look"], ["BEGIN", "begin"], ["insert", "COMMIT"]]
-    assert told == [*birth, ["halted"], SETTLED, ["ledger apply", "record", "COMMIT"]]
-    assert length(told) == 14
+    birth = [["look"], ["BEGIN", "begin", "reserve"], ["create", "COMMIT"]]
+    assert told == [*birth, ["askable"], SETTLED, ["ledger apply", "record", "COMMIT"]]
+    assert length(told) == 15
     # The birth writes no answer into the history: nobody has been asked yet.
     assert transactions(database, "COMMITTED") == 1
 
@@ -126,8 +131,8 @@ def test_from_a_system_outside_is_fourteen_statements_in_six_flights(database: s
 def test_a_refused_transfer_comes_home_in_the_same_two_commits(database: str) -> None:
     told = said(database, to_remote, Remote(refusing))
     refund = [SETTLED, ["ledger look_undone"], ["ledger apply", "record", "COMMIT"]]
-    assert told == [*BIRTH, BROUGHT, ["halted"], *refund]
-    assert length(told) == 18
+    assert told == [*BIRTH, BROUGHT, ["askable"], *refund]
+    assert length(told) == 19
     assert transactions(database, "ROLLED_BACK") == 2
 
 

@@ -78,3 +78,56 @@ def test_what_others_do_to_a_new_account_is_seen(verb: Verb, after: int, databas
             assert rows == [(after,)]
 
     asyncio.run(scene())
+
+
+async def waits_for_a_lock(store: PostgresStore) -> None:
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    while await store.run(waiting, {}) == [(0,)]:  # noqa: ASYNC110  Of another process.
+        await asyncio.sleep(0.01)
+
+
+def test_who_waited_for_an_account_judges_by_what_it_has_become(database: str) -> None:
+    """Two batches on one account, one inside the other: the balance is the one of the lock, which
+    is the newest there is, and not that of the moment at which the lock was asked for.
+    """
+
+    async def scene() -> None:
+        async with PostgresStore(database, SCHEMA) as store:
+            assert isinstance(await asked(store, question(1, Verb.CREDIT)), Done)
+            async with store.transaction() as first:
+                await Ledger().lock(first, [ACCOUNT])
+                [spent] = await Ledger().ask(first, [question(2, Verb.DEBIT, 70)])
+                second = asyncio.create_task(asked(store, question(3, Verb.DEBIT, 70)))
+                await asyncio.wait_for(waits_for_a_lock(store), 10)
+            assert isinstance(spent, Done)
+            assert isinstance(await second, Rejected)
+            assert isinstance(await asked(store, question(4, Verb.DEBIT, 30)), Done)
+            accounts = await Ledger().balances(store, ACCOUNT.owner)
+            assert accounts[ACCOUNT].available == 0
+
+    asyncio.run(scene())
+
+
+def test_later_rounds_of_a_transaction_go_by_what_earlier_ones_left(database: str) -> None:
+    async def scene() -> None:
+        async with PostgresStore(database, SCHEMA) as store:
+            async with store.transaction() as tx:
+                await Ledger().lock(tx, [ACCOUNT])
+                answers = [
+                    (await Ledger().ask(tx, [question(number, verb, amount)]))[0]
+                    for number, verb, amount in [
+                        (1, Verb.CREDIT, 100),
+                        (2, Verb.DEBIT, 70),
+                        (3, Verb.DEBIT, 70),
+                        (4, Verb.CREDIT, 40),
+                        (5, Verb.DEBIT, 70),
+                    ]
+                ]
+            done = [isinstance(answer, Done) for answer in answers]
+            assert done == [True, True, False, True, True]
+            accounts = await Ledger().balances(store, ACCOUNT.owner)
+            assert accounts[ACCOUNT].available == 0
+            rows = "SELECT balance_after FROM ledger_operations ORDER BY transfer_id"
+            assert await store.run(rows, {}) == [(100,), (30,), (30,), (70,), (0,)]
+
+    asyncio.run(scene())

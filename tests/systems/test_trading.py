@@ -14,10 +14,11 @@ from tests.trading_core.questions import (
     core_at,
     credit,
     debit,
+    recalling,
     refund,
     served,
 )
-from tests.trading_core.scenes import SMALL, UUID_A, UUID_B
+from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, UUID_B
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
@@ -26,17 +27,16 @@ from tidegate.core.transfer import Party, Question
 from tidegate.core.wire import Mark, Outcome, Status, Streams
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.trading import (
-    ALARMS,
-    DOUBTS,
-    EMPTY,
-    REASONS,
     Balance,
     Caller,
+    Recollection,
     Refused,
     Trading,
     newest,
     recall,
+    worker_name,
 )
+from tidegate.systems.trading.client import ALARMS, DOUBTS, EMPTY, REASONS
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.pipe import connect_to
 
@@ -47,6 +47,22 @@ def test_it_is_a_system_that_remembers(tmp_path: Path) -> None:
             system: System = trading
             assert system.reversible
             assert isinstance(trading, Remembering)
+
+    asyncio.run(scene())
+
+
+def test_a_process_on_a_host_with_the_longest_name_is_served(tmp_path: Path) -> None:
+    hosts = ["h" * 63 + "1", "h" * 63 + "2", "é" * 64, "short"]
+    names = [worker_name(host, pid) for host in hosts for pid in (1, 4_194_304)]
+    assert len(set(names)) == len(names)
+    assert names[-2:] == ["short-1", "short-4194304"]
+
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            for name in names:
+                trading = Trading("core", connect_to(core), Caller(name), recalling())
+                await trading.totals()
+                await trading.close()
 
     asyncio.run(scene())
 
@@ -78,7 +94,7 @@ def test_what_pages_and_what_does_not(tmp_path: Path) -> None:
             assert await trading.ask([refund(6, 1, expect_done=False)]) == [
                 Done({"position": "3", "delta": "0"})
             ]
-            assert await trading.retire("store", UUID(int=6)) == UUID(int=6) == trading.floor
+            assert await trading.retire(UUID(int=6)) == UUID(int=6) == trading.floor
             assert await trading.ask([credit(5, 100)]) == [Unknown("RETIRED", Alarm.PAGE)]
 
     asyncio.run(scene())
@@ -251,23 +267,6 @@ def test_an_answer_from_an_earlier_start_is_none(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_store_is_registered_when_it_says_hello(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with core_at(tmp_path) as core:
-            east, west = client(connect_to(core)), client(connect_to(core))
-            east._caller = Caller("east", "p")
-            west._caller = Caller("west", "p")
-            await east.ask([credit(n, 1) for n in range(1, 10)])
-            await west.totals()
-            # The west has never named a floor, so that nothing of its may be retired.
-            assert await east.retire("east", UUID(int=8)) == UUID(int=0)
-            assert await west.retire("west", UUID(int=5)) == UUID(int=5)
-            await east.close()
-            await west.close()
-
-    asyncio.run(scene())
-
-
 def test_events_too_old_are_refused(tmp_path: Path) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (_, trading):
@@ -299,15 +298,18 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
     async def scene() -> None:
         async with PostgresStore(database, SCHEMA) as store, core_at(tmp_path) as core:
 
-            async def marks() -> Mark | None:
+            async def recalled() -> Recollection:
                 async with store.transaction() as tx:
-                    return await recall(tx, "core")
+                    return (await recall(tx, "core"))._replace(assets=ASSETS)
+
+            async def marks() -> Mark | None:
+                return (await recalled()).mark
 
             pages: list[str] = []
 
             def worker(name: str) -> Trading:
-                caller = Caller("store", name)
-                return Trading("core", connect_to(core), caller, marks, pages.append)
+                caller = Caller(name)
+                return Trading("core", connect_to(core), caller, recalled, pages.append)
 
             first, second = worker("one"), worker("two")
             assert await marks() is None

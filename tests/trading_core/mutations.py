@@ -14,10 +14,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tests.trading_core.disks import Image, SimDisk
-from tests.trading_core.scenes import SMALL, UUID_A, Desk, batches, digest, running
-from tidegate.core.wire import Hello, Kind, Mark, pack_operations
+from tests.trading_core.scenes import SMALL, UUID_A, Desk, batches, digest, opened, running
+from tidegate.core.wire import PROTOCOL, Hello, Kind, Mark, pack_operations
 from tidegate.trading_core import snapshot, wal
-from tidegate.trading_core.core import Core
 from tidegate.trading_core.wal import Damaged, Header, Section, Tail
 
 GENESIS = wal.genesis(UUID_A)
@@ -122,10 +121,10 @@ async def start(log: Written, content: bytes) -> Tally:
     told = Mark(UUID(bytes=UUID_A), *log.places[-1], 1)
     disk = SimDisk({log.header.name: content})
     try:
-        core = await Core.open(disk, UUID_A, SMALL)
+        core = await opened(disk, UUID_A, SMALL)
     except Damaged:
         return HALTED
-    refusal = core.refuses(Hello(1, "store", "us", told))
+    refusal = core.refuses(Hello(PROTOCOL, "store", "us", told))
     truth = digest(core.book) in log.digests
     return BEHIND if truth and refusal is not None else UNDETECTED
 

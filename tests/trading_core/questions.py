@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
-from tests.trading_core.scenes import SMALL, UUID_A
+from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, opened
 from tidegate.core.flow import Verb
 from tidegate.core.transfer import Party, Question
 from tidegate.core.wire import Mark, Streams
 from tidegate.systems.trading import (
     Caller,
+    Recollection,
     Trading,
 )
 from tidegate.trading_core.core import Core, Limits
@@ -42,10 +43,18 @@ def client(
     timeout_s: float = 5.0,
     on_refused: Callable[[str], None] | None = None,
 ) -> Trading:
-    async def marks() -> Mark | None:
-        return mark
+    return Trading("core", connect, Caller("worker", timeout_s), recalling(mark), on_refused)
 
-    return Trading("core", connect, Caller("store", "worker", timeout_s), marks, on_refused)
+
+def recalling(
+    mark: Mark | None = None, store: str = "store", place: str = "here"
+) -> Callable[[], Awaitable[Recollection]]:
+    """What a database says of itself and of the core."""
+
+    async def recalled() -> Recollection:
+        return Recollection(store, place, ASSETS, mark)
+
+    return recalled
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +62,7 @@ async def core_at(
     directory: Path, limits: Limits = SMALL, uuid: bytes = UUID_A
 ) -> AsyncIterator[Core]:
     disk = RealDisk(directory)
-    core = await Core.open(disk, uuid, limits)
+    core = await opened(disk, uuid, limits)
     commits = asyncio.ensure_future(core.run())
     try:
         yield core

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -24,11 +25,12 @@ from tidegate.trading_core.core import Core, Limits
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.judge import judge
 
+ASSETS = frozenset(range(1, 100))
 UUID_A, UUID_B = bytes(range(16)), bytes(range(1, 17))
 ANN = account(1, 5, 1001)
 BOB = account(1, 5, 1002)
 SMALL = Limits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
-RETIRED = Kind.RETIRE, bytes(15) + b"\x09" + b"store"
+RETIRED = Kind.RETIRE, bytes(15) + b"\x09"
 FROZEN = Kind.SET_STATUS, STATUS.pack(BOB, Status.FROZEN)
 
 
@@ -64,6 +66,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.book = Book()
+        self.book.assets = ASSETS
         self.records: list[bytes] = []
 
     def ask(self, *operations: Operation) -> list[Outcome]:
@@ -90,10 +93,17 @@ async def hear(core: Core, *operations: Operation) -> list[Given]:
     return given(await ask(core, *operations), len(operations))
 
 
+async def opened(disk: Disk, uuid: bytes = UUID_A, limits: Limits | None = None) -> Core:
+    """A core that knows some assets, as if a store had told it."""
+    core = await Core.open(disk, uuid, time.time, limits)
+    core.book.assets = core.book.assets or ASSETS
+    return core
+
+
 @asynccontextmanager
 async def running(disk: Disk, limits: Limits = SMALL, uuid: bytes = UUID_A) -> AsyncIterator[Core]:
     """A core that is stopped in order at the end."""
-    core = await Core.open(disk, uuid, limits)
+    core = await opened(disk, uuid, limits)
     commits = asyncio.ensure_future(core.run())
     try:
         yield core
@@ -110,8 +120,7 @@ def digest(book: Book) -> str:
     ]
     totals = sorted((g, t) for g, t in book.totals.items() if t)
     known = (book.position, accounts, totals, sorted(book.memory.items()))
-    floors = (book.floor, sorted(book.floors.items()))
-    return hashlib.sha256(repr((known, floors)).encode()).hexdigest()
+    return hashlib.sha256(repr((known, book.floor, book.binding)).encode()).hexdigest()
 
 
 def batches(count: int) -> Sequence[tuple[Operation, ...]]:

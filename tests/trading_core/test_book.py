@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given as given_that
 from hypothesis import strategies as st
 
-from tests.trading_core.scenes import ANN, BOB, Desk, batches, credit, debit, digest, refund
+from tests.trading_core.scenes import ANN, BOB, Desk, batches, credit, debit, digest, refund, tid
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.wire import Operation, Outcome, Status, account
+from tidegate.core.wire import ANSWER, OPERATION, VOID, Operation, Outcome, Status, account
 from tidegate.trading_core.book import Book, Draft, Inconsistent, group_totals
+from tidegate.trading_core.judge import judge
 
 DONE, EMPTY = Outcome.DONE, Outcome.EMPTY
 
@@ -334,3 +335,14 @@ def _deltas(records: bytes) -> list[tuple[bytes, int]]:
     from tidegate.core.wire import RECORD, rows
 
     return [(row[0], int.from_bytes(row[7], signed=True)) for row in rows(RECORD, records)]
+
+
+@pytest.mark.parametrize(("verb", "undoes"), [(0, 0), (4, 0), (255, 0), (1, 3), (2, 3), (3, 1)])
+def test_a_void_of_no_operation_is_malformed_and_leaves_nothing(verb: int, undoes: int) -> None:
+    """Stored, it would be an event with a verb that no reader knows."""
+    desk = Desk()
+    packed = OPERATION.pack(tid(1) + (1).to_bytes(4), verb, VOID, undoes, ANN, (5).to_bytes(16))
+    draft = Draft(desk.book)
+    answers, records = judge(draft, packed)
+    assert (answers, records) == (ANSWER.pack(Outcome.MALFORMED, 0), b"")
+    assert not draft.memory

@@ -15,7 +15,7 @@ from tests.trading_core.questions import (
     debit,
     served,
 )
-from tests.trading_core.scenes import SMALL, UUID_A, UUID_B
+from tests.trading_core.scenes import SMALL, UUID_A, UUID_B, opened
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Done, Unknown, Unreachable
 from tidegate.core.wire import Kind, Mark, Outcome, Status, Streams
@@ -177,7 +177,7 @@ def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
             sessions = Sessions(core)
             server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
-            hello = wire.Hello(wire.PROTOCOL, "deaf", "p", None)
+            hello = wire.Hello(wire.PROTOCOL, "", "p", None)
             writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
             await wire.receive(reader)
             keys = wire.pack_keys([(UUID(int=n), 0) for n in range(8000)])
@@ -225,7 +225,7 @@ def test_rubbish_ends_only_the_connection_it_came_on(tmp_path: Path, rubbish: by
 
 def test_a_stopping_core_still_sends_what_it_has_answered(tmp_path: Path) -> None:
     async def scene() -> None:
-        core = await Core.open(RealDisk(tmp_path), UUID_A, SMALL)
+        core = await opened(RealDisk(tmp_path), UUID_A, SMALL)
         commits = asyncio.ensure_future(core.run())
         trading = client(connect_to(core))
         await trading.ask([credit(1, 1)])

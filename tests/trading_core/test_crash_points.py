@@ -20,9 +20,10 @@ from tests.trading_core.scenes import (
     digest,
     given,
     hear,
+    opened,
     running,
 )
-from tidegate.core.wire import KEY, Hello, Kind, Mark, Operation, Outcome
+from tidegate.core.wire import KEY, PROTOCOL, Hello, Kind, Mark, Operation, Outcome
 from tidegate.trading_core import wal
 from tidegate.trading_core.core import Core, Stopped
 
@@ -49,7 +50,7 @@ async def live(disk: SimDisk, told: Told) -> None:
     """A life with everything in it: batches, administration, snapshots, two restarts."""
     history = batches(9)
     for life in range(3):
-        core = await Core.open(disk, UUID_A, SMALL)
+        core = await opened(disk, UUID_A, SMALL)
         told.note(core)
         commits = asyncio.ensure_future(core.run())
         try:
@@ -73,7 +74,7 @@ async def check(image: Image, told: Told, truth: dict[int, str]) -> None:
     async with running(disk) as core:
         # A state that was, and that holds everything that was answered.
         assert digest(core.book) == truth[core.place.position]
-        assert core.refuses(Hello(1, "s", "p", told.mark)) is None
+        assert core.refuses(Hello(PROTOCOL, "s", "p", told.mark)) is None
         # Looked up and not asked again: what was lost would only be done again.
         for operation, answer in told.answers:
             key = int.from_bytes(KEY.pack(operation.transfer_id, operation.version))
@@ -146,7 +147,7 @@ def test_the_life_that_is_crashed_everywhere_rotates_its_log_and_drops_old_segme
 
 
 async def start(disk: SimDisk) -> None:
-    await Core.open(disk, UUID_A, SMALL)
+    await opened(disk, UUID_A, SMALL)
 
 
 def test_a_crash_during_the_restart_after_a_crash_loses_nothing_either() -> None:

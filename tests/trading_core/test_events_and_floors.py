@@ -1,4 +1,4 @@
-"""What has happened is told in order; what is over is forgotten, by all stores' leave."""
+"""What has happened is told in order; what is over is forgotten."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from tests.trading_core.scenes import (
     ANN,
     BOB,
     SMALL,
+    UUID_A,
     Given,
     ask,
     batches,
@@ -22,7 +23,8 @@ from tests.trading_core.scenes import (
     tid,
 )
 from tidegate.core import wire
-from tidegate.core.wire import Kind, Malformed, Outcome, Status
+from tidegate.core.ids import HORIZON_S, SKEW_S, TIME_SHIFT
+from tidegate.core.wire import Kind, Outcome, Status
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.events import EventsGone, events
@@ -36,20 +38,18 @@ async def _until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-async def _retire(core: Core, store: str, floor: int) -> int:
-    body = floor.to_bytes(16) + store.encode()
-    reply = await core.submit(Kind.RETIRE, body)
+async def _retire(core: Core, floor: int) -> int:
+    reply = await core.submit(Kind.RETIRE, floor.to_bytes(16))
     return int.from_bytes(reply[wire.STAMP.size :])
 
 
-def test_memory_is_retired_below_the_lowest_floor_of_all_stores(tmp_path: Path) -> None:
+def test_memory_is_retired_below_the_floor_of_the_store(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             await hear(core, *(credit(n, 1) for n in range(1, 11)))
-            assert await _retire(core, "east", 0) == 0
-            assert await _retire(core, "west", 4) == 0  # The east still needs everything.
+            assert await _retire(core, 0) == 0
             assert len(core.book.memory) == 10
-            assert await _retire(core, "east", 8) == 4
+            assert await _retire(core, 4) == 4
             assert len(core.book.memory) == 7
             heard = await hear(core, credit(3, 1), credit(4, 1), refund(2, 1, expect_done=False))
             assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE, Outcome.RETIRED]
@@ -60,16 +60,14 @@ def test_memory_is_retired_below_the_lowest_floor_of_all_stores(tmp_path: Path) 
     asyncio.run(scene())
 
 
-def test_floors_only_rise_and_survive(tmp_path: Path) -> None:
+def test_the_floor_only_rises_and_survives(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             await hear(core, credit(3, 1), credit(9, 1))
-            assert await _retire(core, "east", 5) == 5
+            assert await _retire(core, 5) == 5
             place = core.place
-            assert await _retire(core, "east", 2) == 5
+            assert await _retire(core, 2) == 5
             assert core.place == place  # Nothing was recorded.
-            assert await _retire(core, "north", 0) == 5  # A newcomer does not bring it back.
-            assert await _retire(core, "east", 9) == 5  # But it holds the floor where it is.
             state = digest(core.book)
         async with running(RealDisk(tmp_path)) as core:
             assert digest(core.book) == state
@@ -79,28 +77,40 @@ def test_floors_only_rise_and_survive(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_a_floor_later_than_long_ago_is_refused_and_not_judged_again_on_replay(
+    tmp_path: Path,
+) -> None:
+    """By the core's own clock: a floor that is too high could never be taken back."""
+
+    async def scene() -> None:
+        now_s = 2_000_000_000.0
+        latest = int(now_s - HORIZON_S + SKEW_S) * 1000 << TIME_SHIFT
+        disk = RealDisk(tmp_path)
+        for clock_s in (now_s, 0.0):  # The second start has a clock that is far behind.
+            core = await Core.open(disk, UUID_A, lambda: clock_s, SMALL)  # noqa: B023
+            commits = asyncio.ensure_future(core.run())
+            if clock_s:
+                assert await _retire(core, latest + 1) == 0
+                assert await _retire(core, latest) == latest
+            assert core.book.floor >> 32 == latest
+            core.stop()
+            await commits
+            disk.unlock()
+
+    asyncio.run(scene())
+
+
 def test_an_operation_behind_the_floor_in_the_same_batch_is_retired(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             before = ask(core, credit(1, 1))
-            floor = core.submit(Kind.RETIRE, tid(5) + b"east")
+            floor = core.submit(Kind.RETIRE, tid(5))
             after = ask(core, credit(2, 1))
             await asyncio.gather(before, floor, after)
             assert len(core.marks.positions) == 2  # One frame.
             assert given(before.result(), 1)[0].outcome == Outcome.DONE
             assert given(after.result(), 1)[0].outcome == Outcome.RETIRED
             assert core.book.memory == {}
-
-    asyncio.run(scene())
-
-
-def test_there_are_only_so_many_stores(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with running(RealDisk(tmp_path), SMALL._replace(stores=1)) as core:
-            await _retire(core, "east", 1)
-            await _retire(core, "east", 2)
-            with pytest.raises(Malformed, match="1 stores are registered"):
-                await _retire(core, "west", 1)
 
     asyncio.run(scene())
 

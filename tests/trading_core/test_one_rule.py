@@ -91,7 +91,7 @@ def test_both_ways_judge_and_replay_the_same(life: list[list[object]]) -> None:
             else:
                 assert isinstance(request, int)
                 for draft in (*drafts, replayed):
-                    draft.note_floor("store", request)
+                    draft.note_floor(request)
             again.apply(replayed)
         for draft in drafts:
             draft.book.apply(draft)

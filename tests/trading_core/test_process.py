@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.trading_core.questions import recalling
 from tidegate.core.answers import Answer, Done, Rejected, Unreachable
 from tidegate.core.flow import Verb
 from tidegate.core.transfer import Party, Question
@@ -72,10 +73,7 @@ def started(directory: Path, *options: str, max_file: int | None = None) -> Iter
 
 
 def client(address: str, mark: Mark | None = None) -> Trading:
-    async def marks() -> Mark | None:
-        return mark
-
-    return Trading("core", dial(address), Caller("store", "worker", timeout_s=5), marks)
+    return Trading("core", dial(address), Caller("worker", 5), recalling(mark))
 
 
 def credit(number: int, amount: int, owner: int = 1) -> Question:
@@ -365,7 +363,7 @@ def test_it_serves_over_tcp_too(tmp_path: Path) -> None:
         assert core.stdout is not None
         assert core.stdout.readline().startswith(b"trading core ready")
         mark = asyncio.run(once(f"tcp:127.0.0.1:{port}", [credit(1, 5)]))
-        assert mark.position == 2
+        assert mark.position == 3  # The store, its assets, and the credit.
     finally:
         core.kill()
         core.communicate()

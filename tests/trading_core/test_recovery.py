@@ -24,7 +24,7 @@ from tests.trading_core.scenes import (
     hear,
     running,
 )
-from tidegate.core.wire import Hello, Kind, Mark, Status
+from tidegate.core.wire import PROTOCOL, Hello, Kind, Mark, Status
 from tidegate.trading_core import wal
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.wal import Damaged, Header, Section
@@ -249,10 +249,10 @@ def test_a_later_snapshot_format_is_refused_and_not_set_aside(tmp_path: Path) ->
     directory, _, _ = _directory(tmp_path)
     newest = max(directory.glob("snapshot-*"))
     content = bytearray(newest.read_bytes())
-    content[8:10] = (2).to_bytes(2)
+    content[8:10] = (3).to_bytes(2)
     content[-4:] = zlib.crc32(content[:-4]).to_bytes(4)
     newest.write_bytes(content)
-    with pytest.raises(Damaged, match="format 2"):
+    with pytest.raises(Damaged, match="format 3"):
         _reopened(directory)
     assert newest.exists()
 
@@ -264,7 +264,7 @@ def test_an_acknowledged_answer_whose_frame_has_rotted_is_missed_at_hello(tmp_pa
 
     async def reopen() -> str:
         async with running(RealDisk(directory)) as core:
-            refusal = core.refuses(Hello(1, "s", "p", mark))
+            refusal = core.refuses(Hello(PROTOCOL, "s", "p", mark))
             assert refusal is not None
             return refusal.message
 
@@ -289,7 +289,7 @@ def test_statuses_and_floors_survive(tmp_path: Path) -> None:
             await hear(core, credit(11, 10), debit(12, 4))
             if snapshot:
                 await core.submit(Kind.SNAPSHOT, b"")
-            assert core.book.floors == {"store": 9}
+            assert core.book.floor >> 32 == 9
             assert core.book.status(BOB) == Status.FROZEN
             assert core.book.balance(ANN) == 6
             return digest(core.book)

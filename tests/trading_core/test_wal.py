@@ -140,7 +140,7 @@ def test_frames_of_another_history_do_not_chain() -> None:
 
 def test_another_format_is_refused() -> None:
     raw = wal.HEADER.pack(wal.SEGMENT_MAGIC, wal.FORMAT + 1, UUID_A, 1, *GENESIS, *GENESIS)
-    with pytest.raises(Damaged, match="format 2; this program reads 1"):
+    with pytest.raises(Damaged, match="format 3; this program reads 2"):
         wal.read_header("log", raw + wal.CRC.pack(zlib.crc32(raw)))
 
 

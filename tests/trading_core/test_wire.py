@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.trading_core.scenes import ANN, UUID_A
 from tidegate.core import wire
 from tidegate.core.wire import (
+    Binding,
     Book,
     Event,
     Frame,
@@ -18,6 +19,7 @@ from tidegate.core.wire import (
     Malformed,
     Mark,
     Outcome,
+    Rebinding,
     Refusal,
     Verb,
     Welcome,
@@ -57,7 +59,10 @@ def test_a_lying_length_is_refused_before_it_is_read() -> None:
 
 def test_messages_arrive_as_they_were_sent() -> None:
     mark = Mark(UUID(bytes=UUID_A), 5, 2**32 - 1, 3)
-    for hello in (Hello(1, "store", "process", mark, 9), Hello(1, "", "", None)):
+    for hello in (
+        Hello(wire.PROTOCOL, "store", "process", mark, 9),
+        Hello(wire.PROTOCOL, "", "", None),
+    ):
         assert wire.unpack_hello(wire.pack(hello)) == hello
     welcome = Welcome(mark, bytes(16))
     assert wire.unpack_welcome(wire.pack(welcome)) == welcome
@@ -77,7 +82,13 @@ def test_rubbish_is_malformed_and_nothing_else(content: bytes) -> None:
 
 def test_a_name_has_a_bound() -> None:
     with pytest.raises(Malformed, match="a Hello does not parse"):
-        wire.unpack_hello(wire.pack(Hello(1, "s" * 65, "p", None)))
+        wire.unpack_hello(wire.pack(Hello(wire.PROTOCOL, "s" * 65, "p", None)))
+
+
+@pytest.mark.parametrize("asset", [-1, 2**32])
+def test_an_asset_is_a_number_that_fits(asset: int) -> None:
+    with pytest.raises(Malformed, match="a Hello does not parse"):
+        wire.unpack_hello(wire.pack(Hello(wire.PROTOCOL, "s", "p", None, 0, "", (asset,))))
 
 
 def test_answers_are_as_many_as_were_asked_for() -> None:
@@ -119,3 +130,22 @@ def test_an_operation_is_what_its_record_begins_with() -> None:
     operation = wire.Operation(UUID_A, 3, Verb.REFUND, ANN, 12, undoes=1, expect_done=True)
     packed = wire.pack_operations([operation])
     assert wire.OPERATION.unpack(packed) == wire.RECORD.unpack(packed + bytes(33))[:6]
+
+
+@pytest.mark.parametrize(
+    ("verb", "book", "outcome"), [(77, 1, 1), (0, 1, 1), (1, 9, 1), (1, 1, 99)]
+)
+def test_an_event_that_means_nothing_here_is_malformed(verb: int, book: int, outcome: int) -> None:
+    key = wire.pack_keys([(UUID(int=4), 2)])
+    party = wire.account(book, 5, 1001)
+    record = wire.RECORD.pack(key, verb, 2, 0, party, bytes(16), outcome, bytes(16), bytes(16))
+    with pytest.raises(Malformed, match="an event does not parse"):
+        list(wire.unpack_events(wire.STAMP.pack(1, 9, 0) + wire.EVENT.pack(9, record)))
+
+
+def test_a_binding_and_the_assets_arrive_as_they_were_sent() -> None:
+    binding = Binding("store", "place")
+    assert wire.unpack_binding(wire.pack(binding)) == binding
+    moved = Rebinding("before", binding)
+    assert wire.unpack_rebinding(wire.pack(moved)) == moved
+    assert list(wire.rows(wire.ASSET, wire.pack_assets([3, 1]))) == [(1,), (3,)]

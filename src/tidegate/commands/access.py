@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.client import Client
+from tidegate.service.auth import take_apart
 from tidegate.supervisor.tokens import token
 
 HERE = Path("data")
@@ -50,6 +51,8 @@ class Access:
             given = os.environ.get("TIDEGATE_TOKEN")
             if not given:
                 raise Complaint("with --url, set TIDEGATE_TOKEN to a token for it", 2)
+            if role == "user":
+                refuse_another(given, subject)
             return Client(self.url, given)
         name = str(subject or getpass.getuser())
         return Client(endpoints(self.directory)["api"], token(self.directory, name, role))
@@ -71,6 +74,13 @@ class Printing:
             print_json(answer)
         else:
             print(sentence)
+
+
+def refuse_another(given: str, subject: int | str | None) -> None:
+    """The service acts for the token's user, whoever is named: so they must be the same."""
+    read = take_apart(given)
+    if read is not None and (owner := read.claims.get("sub")) != str(subject):
+        raise Complaint(f"TIDEGATE_TOKEN is a token of {owner!s:.40}, not of user {subject}", 2)
 
 
 def endpoints(directory: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ import typer
 from tidegate.commands.access import HERE, Complaint, Printing, endpoints
 from tidegate.commands.programs import ConfigFile, Database
 from tidegate.commands.progress import bar
-from tidegate.engine.births import HORIZON_S
+from tidegate.core.ids import HORIZON_S
 from tidegate.settings import read_settings
 from tidegate.store.archive import BATCH, Ages, ArchiveRefused, Batch
 from tidegate.store.archive import archive as archived
@@ -52,7 +52,7 @@ def archive(old: Old, where: Where, printing: Printing) -> None:
     if old.keep_cids < old.older_than:
         said = f"--keep-cids ({KEEP_CIDS_DAYS} if not given) must not be less than --older-than"
         raise Complaint(said, 2)
-    database, schema = _store(where)
+    database, schema = store_of(where)
     moved = Batch()
     try:
         with bar() as shown:
@@ -71,7 +71,7 @@ def archive(old: Old, where: Where, printing: Printing) -> None:
     )
 
 
-def _store(where: Where) -> tuple[str, str]:
+def store_of(where: Where) -> tuple[str, str]:
     """The database that was named, or that of a running `up`, and the schema in it."""
     flags = {"database": where.database, "schema": where.schema}
     settings = read_settings(flags, os.environ, where.config, where.directory)

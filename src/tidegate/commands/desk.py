@@ -29,6 +29,15 @@ class Why:
     reason: Annotated[str, typer.Argument(metavar="REASON", help="For the record.")]
 
 
+@dataclass(frozen=True, slots=True)
+class WhyResume:
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="For the record.")]
+    halt: Annotated[
+        list[int] | None,
+        typer.Option("--halt", help="The number of a halt; may be given several times."),
+    ] = None
+
+
 class Saying(StrEnum):
     """What people may say: it happened, it did not, or it goes to the owner's suspense book."""
 
@@ -153,14 +162,26 @@ def halt(why: Why, access: Access, printing: Printing) -> None:
     """Stop all money: new transfers are refused, running ones stay where they are."""
     with access.client("operator") as client:
         made = client.halt(why.reason)
-    printing.tell(made, "halted; go on with `tidegate resume REASON`")
+    number = made["halt"]
+    printing.tell(made, f"halt {number}; end it with `tidegate resume REASON --halt {number}`")
 
 
-def resume(why: Why, access: Access, printing: Printing) -> None:
-    """Let money move again."""
+def resume(why: WhyResume, access: Access, printing: Printing) -> None:
+    """End the halts named by --halt, or all: money moves again when none is left."""
     with access.client("operator") as client:
-        made = client.resume(why.reason)
-    printing.tell(made, "resumed")
+        made = client.resume(why.reason, why.halt or None)
+    if printing.as_json:
+        print_json(made)
+        return
+    for ended in made["ended"]:
+        print(f"ended {_told(ended)}")
+    for left in made["halts"]:
+        print(f"still halted: {_told(left)}")
+    print("halted" if made["halted"] else "resumed")
+
+
+def _told(halt: Answer) -> str:
+    return f"halt {halt['id']} by {halt['by']} at {halt['at']}: {halt['reason']}"
 
 
 def audit(access: Access, printing: Printing) -> None:

@@ -137,8 +137,9 @@ def _running(directory: Path, settings: Settings) -> Iterator[Finding]:
     if said is None:
         yield wrong(f"api: {found['api']} does not answer; see {directory}/log/api.log")
         return
-    if said.get("halted"):
-        yield wrong("halted: find the reason, then `tidegate resume REASON`")
+    for halt in said.get("halts", ()):
+        who = f"by {halt['by']} at {halt['at']}: {halt['reason']}"
+        yield wrong(f"halted {who}; once put right, `tidegate resume REASON --halt {halt['id']}`")
     for lane, standing in said.get("lanes", {}).items():
         if standing != "open":
             yield wrong(f"{lane}: does not answer; see {directory}/log/{lane}.log")

@@ -107,6 +107,7 @@ def transfer(wish: Wish, access: Access, printing: Printing) -> None:
         "asset": wish.asset.upper(),
         "amount": wish.amount,
         "cid": wish.cid or fresh_cid("cli"),
+        "user_id": wish.user,
     }
     with access.client("user", wish.user) as client:
         try:

@@ -54,6 +54,14 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerListening:
+    """Where a worker serves its health and its metrics."""
+
+    host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
+    port: Annotated[int | None, typer.Option(help="Any free one, if not given.")] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Migrated:
     database: Database = None
     schema: Annotated[str, typer.Option(help="The store's schema.")] = SCHEMA
@@ -73,16 +81,12 @@ def up(chosen: Up) -> None:
 
 def api(chosen: Served, listening: Listening) -> None:
     """Run the HTTP service, and an engine with it."""
-    settings = _served(chosen, {"host": listening.host, "port": listening.port})
-    # Uvicorn sends itself the signal again when it has shut down; what is open is closed first.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
-    _serve(serve_api(settings))
+    _serve(serve_api(_served(chosen, {"host": listening.host, "port": listening.port})))
 
 
-def worker(chosen: Served) -> None:
-    """Run an engine without HTTP: it finishes what others have begun."""
-    _serve(serve_worker(_served(chosen, {})))
+def worker(chosen: Served, listening: WorkerListening) -> None:
+    """Run an engine without the API: it finishes what others have begun."""
+    _serve(serve_worker(_served(chosen, {"host": listening.host, "worker_port": listening.port})))
 
 
 def migrate(chosen: Migrated, printing: Printing) -> None:
@@ -113,6 +117,9 @@ def _database(settings: Settings) -> str:
 
 
 def _serve(service: Coroutine[None, None, None]) -> None:
+    # Uvicorn sends itself the signal again when it has shut down; what is open is closed first.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(service)

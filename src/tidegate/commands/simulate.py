@@ -11,13 +11,15 @@ import typer
 
 from tidegate.commands.access import Printing, print_json
 from tidegate.commands.progress import bar
+from tidegate.simulation.result import Result
 from tidegate.simulation.runs import Tally, run_seeds, told
-from tidegate.simulation.scenario import Result, run
+from tidegate.simulation.scenario import run
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    seeds: Annotated[int, typer.Option(min=1, help="How many, from 0 on.")] = 1_000
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 1_000
+    first: Annotated[int, typer.Option("--from", min=0, help="The first of them.")] = 0
     seed: Annotated[int | None, typer.Option(min=0, help="Only this one, with its trace.")] = None
     jobs: Annotated[int, typer.Option(min=1, help="In how many processes.")] = os.cpu_count() or 1
 
@@ -32,13 +34,15 @@ def simulate(chosen: Chosen, printing: Printing) -> None:
         return
     with bar() as shown:
         task = shown.add_task("simulating", total=chosen.seeds)
-        tally = run_seeds(range(chosen.seeds), chosen.jobs, lambda more: shown.advance(task, more))
+        seeds = range(chosen.first, chosen.first + chosen.seeds)
+        tally = run_seeds(seeds, chosen.jobs, lambda more: shown.advance(task, more))
     _report(tally, printing)
 
 
 def _report(tally: Tally, printing: Printing) -> None:
     if printing.as_json:
-        print_json(tally.figures() | {"revision": revision()})
+        commands = [replay(seed) for seed, _ in tally.failures]
+        print_json(tally.figures() | {"revision": revision(), "replay": commands})
     else:
         for name, value in tally.figures().items():
             if name != "below_100":
@@ -48,7 +52,7 @@ def _report(tally: Tally, printing: Printing) -> None:
         if not printing.as_json:
             print("\n".join(told(run(seed))))
             print(f"seed {seed} at revision {revision()}: {text}")
-            print(f"again: tidegate simulate --seed {seed}")
+            print("\n".join(f"again: {replay(seed)}" for seed, _ in tally.failures))
         raise typer.Exit(1)
 
 
@@ -61,6 +65,11 @@ def _tell(result: Result, printing: Printing) -> None:
         return
     print("\n".join(told(result)))
     print(f"seed {result.seed} at revision {revision()}, hash {result.hash()[:16]}: {said}")
+
+
+def replay(seed: int) -> str:
+    """The command that runs a seed again, with its trace."""
+    return f"tidegate simulate --seed {seed}"
 
 
 def revision() -> str:

@@ -70,6 +70,8 @@ def _standing(transfer: Mapping[str, Any]) -> tuple[str, str]:
         why = f" ({transfer['error']})" if transfer.get("error") else ""
         return f"  {_clock(transfer['updated_at'])}  {state}{why}", COLOURS.get(state, "red")
     waits = f"{state}: waits for {lane}, asked {transfer['attempts']} times"
+    waits += f", {transfer['retries']} retries" if transfer.get("retries") else ""
+    waits += f" ({transfer['error']})" if transfer.get("error") else ""
     called = "; a person was called" if transfer.get("paged") else ""
     return f"  {_clock(transfer['updated_at'])}  {waits}{called}", "yellow"
 

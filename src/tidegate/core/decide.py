@@ -2,6 +2,7 @@
 
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
+from uuid import UUID
 
 from msgspec.structs import replace
 
@@ -15,11 +16,22 @@ from tidegate.core.answers import (
     bounded_evidence,
 )
 from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience, Verb
-from tidegate.core.transfer import SUSPENSE, Entry, Move, Party, Transfer, lane_of
+from tidegate.core.transfer import (
+    SUSPENSE,
+    Entry,
+    Kind,
+    Move,
+    Party,
+    Step,
+    Transfer,
+    lane_of,
+    step_of,
+)
 
 EXPIRED = "EXPIRED"
 EXHAUSTED = "EXHAUSTED"
 SOONEST_S, LATEST_S = 0.001, 7 * 24 * 3600.0  # When a system may wish to be asked again.
+EXEMPLAR = UUID(int=0)
 DOUBLINGS = 20  # 2**20 seconds is past every cap; beyond it a float would only grow.
 
 
@@ -52,6 +64,15 @@ def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move
             return _stay(ask, transfer, answer, terms)
 
 
+def done_step(flow: Flow, kind: Kind, terms: Terms) -> Step:
+    """What becomes of every transfer of a kind that is answered with Done.
+
+    The rule is asked about one of them. Nothing in it looks at what is a transfer's own when the
+    answer is Done, and nothing of that changes, so that it holds for all.
+    """
+    return step_of(decide(flow, Transfer(kind, EXEMPLAR, 1, 1), Done(), terms))
+
+
 def _exhausted(ask: Ask, transfer: Transfer, answer: Unknown) -> bool:
     """Whether it has backed off as often as it may. To wait for a known time is no such thing."""
     most = ask.patience.most
@@ -74,8 +95,7 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
     after = flow.ask(rest)
     done = isinstance(answer, Done)
     again = ask.backs_off and not done
-    moved = replace(
-        transfer,
+    moved = transfer.but(
         state=rest,
         lane=lane_of(flow, transfer.parties, rest),
         version=transfer.version + 1,
@@ -105,8 +125,7 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
     if answer.repoint is not None:
         assert ask.verb is Verb.REFUND, "only a refund can be re-pointed"
         parties = {**parties, SUSPENSE: Party(*answer.repoint)}
-    asked_again = replace(
-        transfer,
+    asked_again = transfer.but(
         parties=parties,
         lane=lane_of(flow, parties, transfer.state),
         version=transfer.version + 1,
@@ -137,8 +156,7 @@ def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
     late = patience.page_after_s is not None and transfer.waited_s >= patience.page_after_s
     often = patience.page_attempts is not None and transfer.attempts >= patience.page_attempts
     alarm = max(answer.alarm, patience.alarm if late or often else Alarm.NONE)
-    waiting = replace(
-        transfer,
+    waiting = transfer.but(
         # Who waits for a time that is known has not tried in vain.
         retries=transfer.retries + (answer.retry_s is None),
         paged=transfer.paged or alarm > Alarm.NONE,

@@ -45,16 +45,21 @@ class Action(NamedTuple):
 
 
 # A refund must ask the party that was debited, and a capture or a release the one that holds.
+# Only a CREDIT brings money to a target: a capture takes it off the hold, and no further.
 ACTIONS: Mapping[Verb, Action] = {
     Verb.HOLD: Action(Place.SOURCE, {"source": Place.HELD}),
-    Verb.CAPTURE: Action(Place.HELD, {"source": Place.TARGET}),
+    Verb.CAPTURE: Action(Place.HELD, {"source": Place.IN_FLIGHT}),
     Verb.RELEASE: Action(Place.HELD, {"source": Place.SOURCE}),
     Verb.DEBIT: Action(Place.SOURCE, {"source": Place.IN_FLIGHT}),
     Verb.CREDIT: Action(Place.IN_FLIGHT, {"target": Place.TARGET, "suspense": Place.SUSPENSE}),
     Verb.REFUND: Action(Place.IN_FLIGHT, {"source": Place.SOURCE}),
 }
-TAKES = frozenset({Verb.DEBIT, Verb.HOLD})  # Their key is what an undo names.
+# Their key is what an undo names. The refund of captured money names the capture.
+TAKES = frozenset({Verb.DEBIT, Verb.HOLD, Verb.CAPTURE})
 UNDOES = frozenset({Verb.REFUND, Verb.CAPTURE, Verb.RELEASE})  # CAPTURE closes a hold, too.
+
+FEES = "fees"  # The role of the account that gets the fee of a transfer.
+ROLES = frozenset({"source", "target", "suspense"})  # Known in every flow.
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -113,12 +118,15 @@ class Edge(NamedTuple):
     answer: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # One table is one object: it can be a key.
 class Flow:
     name: str
     first: StrEnum
     rows: Mapping[StrEnum, Row]
     codes: Mapping[StrEnum, int] = field(default_factory=dict)  # External; they have no order.
+    # Roles besides source, target and suspense: those of its checks, and `fees` if its transfers
+    # may carry a fee. Declared here, so that a misspelt role is found when the flow is imported.
+    roles: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if faults := list(_faults(self)):
@@ -153,6 +161,26 @@ class Flow:
     def asked(self, path: Iterable[str]) -> Ask | None:
         """The question of an answer: the first state on its path that asks one."""
         return next((ask for state in path if (ask := self._asks.get(state))), None)
+
+    @cached_property
+    def cast(self) -> frozenset[str]:
+        """The roles that a request must fill, all of them and no others."""
+        asked = {ask.role for ask in self._asks.values() if ask is not None}
+        return frozenset({"source", *asked, *self.roles})
+
+    @cached_property
+    def waiting_states(self) -> frozenset[str]:
+        """Where a transfer waits by design: for a person, or for a time to come."""
+        asks = [(str(state), ask) for state, ask in self._asks.items() if ask is not None]
+        return frozenset(
+            state
+            for state, ask in asks
+            if ask.deadline_s is not None or ask.patience.page_attempts is None
+        )
+
+    @property
+    def waits_by_design(self) -> bool:
+        return bool(self.waiting_states)
 
     def is_end(self, state: str) -> bool:
         return isinstance(self.row(state), End)
@@ -226,6 +254,21 @@ def _faults(flow: Flow) -> Iterator[str]:
             yield f"{state} cannot reach an end"
         yield from _row_faults(flow, state, row)
     yield from _cycle_faults(flow, edges)
+    yield from _role_faults(flow)
+
+
+def _role_faults(flow: Flow) -> Iterator[str]:
+    """A role that no request fills would leave a transfer stuck, after its debit at the worst."""
+    asks = {state: row for state, row in flow.rows.items() if isinstance(row, Ask)}
+    known = ROLES | flow.roles
+    for state, ask in asks.items():
+        if ask.role not in known:
+            yield f"{state}: the role {ask.role} is not declared; known are {sorted(known)}"
+    for role in sorted(flow.roles - {FEES} - {ask.role for ask in asks.values()}):
+        yield f"the role {role} is declared, and no state asks it"
+    pays = any(ask.role == "target" and ask.verb is Verb.CREDIT for ask in asks.values())
+    if FEES in flow.roles and not pays:
+        yield "a fee is taken from the credit of a target, and there is none"
 
 
 def _row_faults(flow: Flow, state: StrEnum, row: Row) -> Iterator[str]:

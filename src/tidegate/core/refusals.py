@@ -8,6 +8,7 @@ class Refusal(StrEnum):
     FORBIDDEN = "FORBIDDEN"
     IDEMPOTENCY_MISMATCH = "IDEMPOTENCY_MISMATCH"  # The same cid with another body.
     INVALID_REQUEST = "INVALID_REQUEST"
+    INVALID_PARTIES = "INVALID_PARTIES"  # The parties are not exactly the roles of the flow.
     SAME_ACCOUNT = "SAME_ACCOUNT"
     INVALID_ACCOUNT_TYPE = "INVALID_ACCOUNT_TYPE"
     UNSUPPORTED_ACCOUNT_TYPE = "UNSUPPORTED_ACCOUNT_TYPE"
@@ -15,6 +16,7 @@ class Refusal(StrEnum):
     ASSET_SUSPENDED = "ASSET_SUSPENDED"
     TRANSFER_NOT_ALLOWED = "TRANSFER_NOT_ALLOWED"
     INVALID_AMOUNT = "INVALID_AMOUNT"
+    INVALID_FEE = "INVALID_FEE"  # Not from 0 to below the amount, or of a flow without a fee.
     PRECISION_OVERFLOW = "PRECISION_OVERFLOW"
     AMOUNT_TOO_SMALL = "AMOUNT_TOO_SMALL"
     AMOUNT_TOO_LARGE = "AMOUNT_TOO_LARGE"
@@ -24,12 +26,20 @@ class Refusal(StrEnum):
     DAILY_AMOUNT_EXCEEDED = "DAILY_AMOUNT_EXCEEDED"
     HALTED = "HALTED"
     TOO_LATE = "TOO_LATE"  # It waited for the database so long that it may no longer be born.
+    EXPIRED = "EXPIRED"  # It waited in the inbox for longer than it may live.
     OVERLOADED = "OVERLOADED"  # The queue of requests is full: nothing was accepted.
+
+
+def refusal_named(name: str) -> Refusal:
+    """A refusal that was stored. One that a newer version gave is a refusal all the same."""
+    return Refusal(name) if name in Refusal.__members__ else Refusal.INVALID_REQUEST
 
 
 class Reason(StrEnum):
     """Why a system refused an operation. It is stored under the operation's key."""
 
+    INVALID_OWNER = "INVALID_OWNER"
+    INVALID_ASSET = "INVALID_ASSET"
     INVALID_AMOUNT = "INVALID_AMOUNT"
     SOURCE_ACCOUNT_NOT_FOUND = "SOURCE_ACCOUNT_NOT_FOUND"
     TARGET_ACCOUNT_NOT_FOUND = "TARGET_ACCOUNT_NOT_FOUND"

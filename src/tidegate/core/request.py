@@ -1,20 +1,45 @@
 """From what a caller says to what the engine accepts: checks in a fixed order, all pure."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from functools import lru_cache
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
 
-from tidegate.core.flow import Flow
+from tidegate.core.flow import FEES, Flow
 from tidegate.core.money import MAX_AMOUNT, parse_amount
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import NO_DETAIL, Detail, Parties, Party, Transfer, born
+from tidegate.core.transfer import (
+    GENESIS,
+    NO_DETAIL,
+    Detail,
+    Expiry,
+    Kind,
+    Parties,
+    Party,
+    Seat,
+    Transfer,
+    details_of,
+    lane_of,
+    seats_of,
+)
 
 MAX_CID_CHARS = 64
+MAX_KEY_CHARS = 128  # Of a key that we compose, such as a member's id and a cid.
 MAX_OWNER = 2**63 - 1
 MAX_ASSET_ID = 2**31 - 1
 MAX_LIFE_S = 366 * 24 * 3600
+FEES_BOOK = "FEES"  # An owner's fees stay among the owner's books, so that these sum to zero.
+
+# Key spaces: a key of one kind of caller never meets a key of another. Callers' own keys are plain
+# ASCII, so no caller can write a key that looks like one of another space.
+USER, OPERATOR, GUILD, BATCH = "", "operator", "guild", "batch"
+SPACE_MARK = "\u00a7"
+
+
+Terms: TypeAlias = Mapping[str, str]
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -44,6 +69,7 @@ class Wish(msgspec.Struct, frozen=True):
     amount: str
     cid: str | None = None
     user_id: int | None = None
+    space: str = USER
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -58,16 +84,56 @@ class Request(msgspec.Struct, frozen=True):
     detail: Detail = NO_DETAIL
     parent: UUID | None = None
     trace: str | None = None
-    lives_s: float | None = None  # From its birth on: takes the place of its states' deadlines.
+    lives_s: float | None = None  # From its creation on: takes the place of its states' deadlines.
+    expires_us: int | None = None  # The same as a moment of the database's clock.
+    space: str = USER  # Of its key.
+    terms: Terms | None = None  # What was asked for in the caller's words; else the parties say it.
+    fee: int = 0  # Taken from the amount when the target is credited.
+
+    @property
+    def expiry(self) -> Expiry | None:
+        if self.lives_s is None and self.expires_us is None:
+            return None
+        return Expiry(self.lives_s, self.expires_us)
+
+    @property
+    def key(self) -> str | None:
+        return None if self.cid is None else key_of(self.space, self.cid)
 
     def fingerprint(self) -> bytes:
-        """What must be equal for the same cid to mean the same request."""
+        """What must be equal for the same key to mean the same request.
+
+        Not the fee: the fee schedule may change between a request and its replay. The database
+        computes the same for requests that reach its inbox: `request_fingerprint`.
+        """
+        terms = self._spelled() if self.terms is None else self.terms
+        asset, amount = str(self.asset_id), str(self.amount)
+        text = f"{len(self.flow)}:{self.flow}{len(asset)}:{asset}{len(amount)}:{amount}"
+        for name in sorted(terms):
+            term = terms[name]
+            text += f"{len(name)}:{name}{len(term)}:{term}"
+        return hashlib.sha256(text.encode()).digest()[:16]
+
+    def _spelled(self) -> Terms:
+        spelled = {f"detail {name}": value for name, value in self.detail.items()}
+        for role, who in self.parties.items():
+            spelled[role] = f"{who.system}/{who.book}/{who.owner}"
+        if self.lives_s is not None:
+            spelled["lives_s"] = str(self.lives_s)
+        return spelled
+
+    def older_fingerprint(self) -> bytes:
+        """As versions before the key spaces computed it. Their keys are still known."""
         parties = sorted(self.parties.items())
         detail = sorted(self.detail.items())
         body: tuple[object, ...] = (self.flow, parties, self.asset_id, str(self.amount), detail)
         if self.lives_s is not None:
             body = (*body, self.lives_s)
         return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
+
+
+def key_of(space: str, cid: str) -> str:
+    return f"{space}{SPACE_MARK}{cid}" if space else cid
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -105,12 +171,21 @@ def internal_transfer(
         "source": Party(source.system, source.book, caller),
         "target": Party(target.system, target.book, caller),
     }
-    request = Request(caller, "internal_transfer", parties, asset.id, amount, wish.cid)
+    request = Request(
+        caller,
+        "internal_transfer",
+        parties,
+        asset.id,
+        amount,
+        wish.cid,
+        space=wish.space,
+        terms={"from": wish.source, "to": wish.target},
+    )
     return Checked(request, veto or _range_refusal(amount, asset))
 
 
-def well_formed_cid(cid: str) -> bool:
-    return 0 < len(cid) <= MAX_CID_CHARS and cid.isascii() and cid.isprintable()
+def well_formed_cid(cid: str, most: int = MAX_CID_CHARS) -> bool:
+    return 0 < len(cid) <= most and cid.isascii() and cid.isprintable()
 
 
 def asset_refusal(asset: Asset) -> Refusal | None:
@@ -129,40 +204,75 @@ def _range_refusal(amount: int, asset: Asset) -> Refusal | None:
     return None
 
 
-def recheck(request: Request) -> Refusal | None:
-    """What must hold of any request, whoever made it: the engine does not trust its callers."""
+def recheck(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
+    """What must hold of any request, whoever made it: the engine does not trust its callers.
+
+    `local` are the systems of our own database.
+    """
+    return own_refusal(request) or cast_refusal(request, flow, local)
+
+
+def own_refusal(request: Request) -> Refusal | None:
+    """The part that differs from one request of a kind to the next."""
     if not 0 < request.owner <= MAX_OWNER:
         return Refusal.INVALID_REQUEST
     if not 0 < request.amount <= MAX_AMOUNT:
         return Refusal.INVALID_AMOUNT
     if not 0 < request.asset_id <= MAX_ASSET_ID:
         return Refusal.INVALID_ASSET
-    if request.cid is not None and not well_formed_cid(request.cid):
+    most = MAX_CID_CHARS if request.space in (USER, OPERATOR) else MAX_KEY_CHARS
+    if request.cid is not None and not well_formed_cid(request.cid, most):
         return Refusal.INVALID_REQUEST
     if request.lives_s is not None and not 0 < request.lives_s <= MAX_LIFE_S:
         return Refusal.INVALID_REQUEST
-    source, target = request.parties.get("source"), request.parties.get("target")
-    if source is not None and source == target:
-        return Refusal.SAME_ACCOUNT
     return None
+
+
+def cast_refusal(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
+    """The part that holds for all requests between the same seats."""
+    if request.parties.keys() != flow.cast:
+        return Refusal.INVALID_PARTIES
+    source, target = request.parties["source"], request.parties.get("target")
+    if source == target:
+        return Refusal.SAME_ACCOUNT
+    if FEES in flow.roles:
+        # One operation pays target and fees, and only a system of our database can do that.
+        system = request.parties["target"].system
+        if system not in local or request.parties[FEES] != Party(system, FEES_BOOK, request.owner):
+            return Refusal.UNSUPPORTED_ACCOUNT_TYPE
+    return None
+
+
+def fee_veto(request: Request, flow: Flow) -> Refusal | None:
+    """Speaks against a new transfer only: the schedule may have changed since a first request."""
+    most = request.amount - 1 if FEES in flow.roles else 0
+    return None if 0 <= request.fee <= most else Refusal.INVALID_FEE
 
 
 def transfer_of(request: Request, flow: Flow, id_: UUID) -> Transfer:
     """The transfer that a request becomes, at its first state that asks something."""
-    return born(
-        flow,
-        Transfer(
-            id_,
-            request.owner,
-            request.flow,
-            str(flow.first),
-            None,
-            request.parties,
-            request.asset_id,
-            request.amount,
-            detail=request.detail,
-            cid=request.cid,
-            parent=request.parent,
-            trace=request.trace,
-        ),
-    )
+    return born(request, kind_born(request, flow), id_)
+
+
+def born(request: Request, kind: Kind, id_: UUID) -> Transfer:
+    own = (request.owner, request.amount, request.parent, request.cid, GENESIS, request.trace)
+    return Transfer(kind, id_, *own)
+
+
+def kind_born(request: Request, flow: Flow) -> Kind:
+    seats = seats_of(request.parties, request.owner)
+    money, named = (request.asset_id, request.fee), (details_of(request.detail), request.space)
+    return _born(flow, seats, money, named)
+
+
+@lru_cache(4096)
+def _born(
+    flow: Flow,
+    seats: tuple[Seat, ...],
+    money: tuple[int, int],
+    named: tuple[tuple[tuple[str, str], ...], str],
+) -> Kind:
+    state = flow.arrive(flow.first)[-1]
+    lane = lane_of(flow, {seat.role: seat for seat in seats}, state)
+    details, space = named
+    return Kind(flow.name, state, lane, seats, *money, details=details, space=space).but()

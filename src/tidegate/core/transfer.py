@@ -1,59 +1,50 @@
 """What is carried, what is asked about it, and what happens to it."""
 
 import hashlib
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Evidence
-from tidegate.core.flow import UNDOES, Ask, Flow, Verb
+from tidegate.core.flow import FEES, UNDOES, Ask, Flow, Verb
+from tidegate.core.kind import (
+    GENESIS,
+    NO_DETAIL,
+    Detail,
+    Kind,
+    Parties,
+    Party,
+    Seat,
+    Transfer,
+    details_of,
+    kind_of,
+    parties_of,
+    seats_of,
+    transfer_with,
+)
 
-GENESIS = bytes(32)  # What the first answer of a transfer is chained to.
+__all__ = [
+    "GENESIS",
+    "NO_DETAIL",
+    "Detail",
+    "Kind",
+    "Parties",
+    "Party",
+    "Seat",
+    "Transfer",
+    "details_of",
+    "kind_of",
+    "parties_of",
+    "seats_of",
+    "transfer_with",
+]
 
-Detail: TypeAlias = Mapping[str, str]
-NO_DETAIL: Detail = {}
+Who = TypeVar("Who", Party, Seat)
+
 SUSPENSE = "suspense"  # The role of the book to which a refused refund is re-pointed.
-
-
-class Party(msgspec.Struct, frozen=True, array_like=True):
-    """Who plays a role: one owner's book in one system. The system's name is its lane."""
-
-    system: str
-    book: str
-    owner: int
-
-
-Parties: TypeAlias = Mapping[str, Party]
-
-
-class Transfer(msgspec.Struct, frozen=True):
-    """One row that says where its money is and whom to ask next."""
-
-    id: UUID
-    owner: int
-    flow: str
-    state: str
-    lane: str | None  # The system to be asked next; None at an end.
-    parties: Parties
-    asset_id: int
-    amount: int  # In the asset's smallest unit.
-    version: int = 0  # Counts answers. (id, version) names one question, for ever.
-    attempts: int = 0  # Times that this question was put.
-    retries: int = 0  # Times that any question had to be put again; never reset.
-    paged: bool = False
-    undoes: int | None = None  # The version whose DEBIT or HOLD is Done: what an undo names.
-    parent: UUID | None = None
-    detail: Detail = NO_DETAIL
-    cid: str | None = None  # The caller's key, if the caller gave one.
-    head_hash: bytes = GENESIS
-    error: str | None = None  # Why the last Rejected was given.
-    trace: str | None = None
-    created_us: int = 0
-    updated_us: int = 0  # When the last answer was recorded, or the birth.
-    waited_s: float = 0.0  # Since then, as the database saw it when it gave out this row.
-    expired: bool = False  # Past its state's deadline, likewise.
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -70,6 +61,10 @@ class Question(msgspec.Struct, frozen=True):
     opens: bool = False
     detail: Detail = NO_DETAIL
     void: bool = False  # Do not do it: refuse it for ever, unless it is decided already.
+    # A CREDIT of the target may carry a fee: `party` gets the rest of the amount, `fees` the fee,
+    # both under this key or neither. Local systems only.
+    fee: int = 0
+    fees: Party | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -84,10 +79,31 @@ class Entry(msgspec.Struct, frozen=True):
     actor: str = ""
 
 
-class Move(msgspec.Struct, frozen=True):
-    """One compare-and-set: if `before` still stands, it becomes `after`."""
+class Line(NamedTuple):
+    """An entry without its evidence: what many transfers have in common."""
 
-    before: Transfer
+    version: int
+    path: tuple[str, ...]
+    verb: str
+    answer: str
+    reason: str
+    actor: str
+
+
+class Expiry(NamedTuple):
+    """When a transfer expires: so long after its creation, or at one moment."""
+
+    after_s: float | None = None
+    at_us: int | None = None
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One compare-and-set: if `before` still stands, it becomes `after`.
+
+    Without a `before` the transfer is created.
+    """
+
+    before: Transfer | None
     after: Transfer
     entries: tuple[Entry, ...] = ()  # Empty: no answer; stay, and ask again after the delay.
     delay_s: float = 0.0
@@ -95,71 +111,234 @@ class Move(msgspec.Struct, frozen=True):
     alarm: Alarm = Alarm.NONE
     rests: bool = False  # No further question in this transaction.
     deadline_s: float | None = None
+    expiry: Expiry | None = None  # Of one that is created: takes the place of its deadlines.
 
-    def then(self, later: "Move") -> "Move":
-        """This move and the one that followed it in the same transaction, as one."""
-        return msgspec.structs.replace(
-            later,
-            before=self.before,
-            entries=self.entries + later.entries,
-            alarm=max(self.alarm, later.alarm),
+    @property
+    def start(self) -> int:
+        """The version at which it starts."""
+        return 0 if self.before is None else self.before.version
+
+
+class Step(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """What becomes of all transfers of a kind that get the same answers in one transaction: a move
+    without what is their own. Equal steps are one object, as equal kinds are: `step_with`.
+    """
+
+    before: Kind | None  # None: they are created.
+    after: Kind
+    lines: tuple[Line, ...] = ()
+    delay_s: float = 0.0
+    attempt: str = ""
+    alarm: Alarm = Alarm.NONE
+    rests: bool = False
+    deadline_s: float | None = None
+
+    @property
+    def start(self) -> int:
+        return 0 if self.before is None else self.before.version
+
+    def then(self, later: "Step") -> "Step":
+        """This step and the one that followed it in the same transaction, as one."""
+        return step_with(
+            self.before,
+            later.after,
+            self.lines + later.lines,
+            later.delay_s,
+            later.attempt,
+            max(self.alarm, later.alarm),
+            later.rests,
             # One that stays is still under the deadline of the state in which it arrived.
-            deadline_s=later.deadline_s if later.entries else self.deadline_s,
+            later.deadline_s if later.lines else self.deadline_s,
         )
 
 
-def question_of(flow: Flow, transfer: Transfer) -> Question:
-    """The question that a transfer's state asks. It is the same however often it is put."""
-    ask = flow.ask(transfer.state)
-    assert ask is not None, f"{transfer.id} rests in {transfer.state}, which asks nothing"
-    verb, party = asked_of(ask, transfer.parties)
+_STEPS: WeakValueDictionary[tuple[object, ...], Step] = WeakValueDictionary()
+
+
+def step_with(*fields: Any) -> Step:
+    """The one step with these fields, in their order."""
+    step = _STEPS.get(fields)
+    if step is None:
+        step = _STEPS[fields] = Step(*fields)
+    return step
+
+
+def step_of(move: Move) -> Step:
+    return step_with(
+        None if move.before is None else move.before.kind,
+        move.after.kind,
+        tuple([Line(e.version, e.path, e.verb, e.answer, e.reason, e.actor) for e in move.entries]),
+        move.delay_s,
+        move.attempt,
+        move.alarm,
+        move.rests,
+        move.deadline_s,
+    )
+
+
+class Moves:
+    """Moves by columns: each transfer as it was, its step, and the evidence of its answers."""
+
+    __slots__ = ("evidences", "expiries", "steps", "transfers")
+
+    def __init__(
+        self,
+        transfers: Sequence[Transfer],
+        steps: list[Step],
+        evidences: list[tuple[Evidence, ...]],
+        expiries: Sequence[Expiry | None] = (),  # Of those that are created; of none, if empty.
+    ) -> None:
+        self.transfers, self.steps = transfers, steps
+        self.evidences, self.expiries = evidences, expiries
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def created(self) -> bool:
+        """Whether these transfers are created: all of them are, or none."""
+        return bool(self.steps) and self.steps[0].before is None
+
+    def now(self, row: int) -> Transfer:
+        """A transfer where its step has brought it, not yet written."""
+        transfer, step = self.transfers[row], self.steps[row]
+        waited_s = 0.0 if step.lines else transfer.waited_s
+        return msgspec.structs.replace(transfer, kind=step.after, waited_s=waited_s)
+
+    def move(self, row: int) -> Move:
+        step = self.steps[row]
+        pairs = zip(step.lines, self.evidences[row], strict=True)
+        return Move(
+            None if step.before is None else self.transfers[row],
+            self.now(row),
+            tuple([Entry(*line[:5], kept, line.actor) for line, kept in pairs]),
+            step.delay_s,
+            step.attempt,
+            step.alarm,
+            step.rests,
+            step.deadline_s,
+            self.expiries[row] if self.expiries else None,
+        )
+
+
+def moves_of(moves: Sequence[Move]) -> Moves:
+    return Moves(
+        [move.after if move.before is None else move.before for move in moves],
+        [step_of(move) for move in moves],
+        [tuple([entry.evidence for entry in move.entries]) for move in moves],
+        [move.expiry for move in moves],
+    )
+
+
+class Asked(NamedTuple):
+    """What all transfers of a kind are asked about: a question without what is their own."""
+
+    verb: Verb
+    seat: Seat
+    undoes: int | None
+    expect_done: bool
+    opens: bool
+    fees: Seat | None  # Where the fee goes, if this question carries it.
+
+
+def asked_about(flow: Flow, kind: Kind) -> Asked:
+    ask = flow.ask(kind.state)
+    assert ask is not None, f"nothing is asked in {kind.state}"
+    seats = {seat.role: seat for seat in kind.seats}
+    verb, seat = asked_of(ask, seats)
     undo = verb in UNDOES
-    return Question(
-        transfer.id,
-        transfer.version,
+    # Refund and suspense take the whole amount.
+    charged = kind.fee and verb is Verb.CREDIT and ask.role == "target"
+    return Asked(
         verb,
-        party,
-        transfer.asset_id,
-        transfer.amount,
-        transfer.undoes if undo else None,
-        undo and transfer.undoes is not None,
+        seat,
+        kind.undoes if undo else None,
+        undo and kind.undoes is not None,
         ask.opens or verb is not ask.verb,
-        transfer.detail,
+        seats[FEES] if charged else None,
     )
 
 
-def asked_of(ask: Ask, parties: Parties) -> tuple[Verb, Party]:
+def questions_of(asked: Asked, kind: Kind, transfers: Iterable[Transfer]) -> list[Question]:
+    """The question about each of some transfers of one kind. It is the same however often put."""
+    verb, seat, undoes, expect_done, opens, fees = asked
+    _, system, book, other = seat
+    version, asset_id, detail = kind.version, kind.asset_id, dict(kind.details)
+    if fees is not None or other is not None:
+        return [
+            Question(
+                t.id,
+                version,
+                verb,
+                seated(seat, t.owner),
+                asset_id,
+                t.amount,
+                undoes,
+                expect_done,
+                opens,
+                detail,
+                fee=kind.fee if fees else 0,
+                fees=seated(fees, t.owner) if fees else None,
+            )
+            for t in transfers
+        ]
+    return [
+        Question(
+            t.id,
+            version,
+            verb,
+            Party(system, book, t.owner),
+            asset_id,
+            t.amount,
+            undoes,
+            expect_done,
+            opens,
+            detail,
+        )
+        for t in transfers
+    ]
+
+
+def question_of(flow: Flow, transfer: Transfer) -> Question:
+    [question] = questions_of(asked_about(flow, transfer.kind), transfer.kind, (transfer,))
+    return question
+
+
+def seated(seat: Seat, owner: int) -> Party:
+    return Party(seat.system, seat.book, owner if seat.owner is None else seat.owner)
+
+
+def asked_of(ask: Ask, cast: Mapping[str, Who]) -> tuple[Verb, Who]:
     """Which verb is asked of whom. A refund that was re-pointed is a credit to the suspense."""
-    if ask.verb is Verb.REFUND and SUSPENSE in parties:
-        return Verb.CREDIT, parties[SUSPENSE]
-    return ask.verb, parties[ask.role]
+    if ask.verb is Verb.REFUND and SUSPENSE in cast:
+        return Verb.CREDIT, cast[SUSPENSE]
+    return ask.verb, cast[ask.role]
 
 
-def lane_of(flow: Flow, parties: Parties, state: str) -> str | None:
+def lane_of(flow: Flow, cast: Mapping[str, Who], state: str) -> str | None:
     ask = flow.ask(state)
-    return None if ask is None else asked_of(ask, parties)[1].system
+    return None if ask is None else asked_of(ask, cast)[1].system
 
 
-def born(flow: Flow, transfer: Transfer) -> Transfer:
-    """The same transfer at its first state that asks something."""
-    state = flow.arrive(flow.first)[-1]
-    return msgspec.structs.replace(
-        transfer, state=state, lane=lane_of(flow, transfer.parties, state)
-    )
-
-
-def chained(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:
+def chained(head: bytes, id_: UUID, flow: str, entry: Entry, at_us: int) -> bytes:
     """The hash of one history row, which vouches for every row before it."""
-    row = (
-        transfer.id.hex,
-        transfer.flow,
-        entry.version,
-        entry.path,
-        entry.verb,
-        entry.answer,
-        entry.reason,
-        sorted(entry.evidence.items()),
-        entry.actor,
-        at_us,
-    )
-    return hashlib.sha256(head + msgspec.json.encode(row)).digest()
+    return link(head, hashed_form(flow, entry), id_, entry.evidence, at_us)
+
+
+Form = tuple[bytes, bytes]
+
+
+def hashed_form(flow: str, entry: Entry | Line) -> Form:
+    """What the hashes of all answers of one kind have in common: the text between the id and the
+    evidence, and the text between the evidence and the time.
+    """
+    common = (flow, entry.version, entry.path, entry.verb, entry.answer, entry.reason)
+    return msgspec.json.encode(common)[1:-1], msgspec.json.encode(entry.actor)
+
+
+def link(head: bytes, form: Form, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
+    """SHA-256 of the hash before and a JSON array: id, what is common, evidence, actor, time."""
+    common, actor = form
+    kept = msgspec.json.encode(sorted(evidence.items())) if evidence else b"[]"
+    row = b'%b["%032x",%b,%b,%b,%d]' % (head, id_.int, common, kept, actor, at_us)
+    return hashlib.sha256(row).digest()

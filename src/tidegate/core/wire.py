@@ -14,10 +14,11 @@ from uuid import UUID
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2  # 2: a core serves one store, and is told who that is and which assets exist.
 MAX_OPERATIONS = 8_192  # In one request.
 MAX_BODY = 2**20
 MAX_NAME = 64
+MAX_ASSETS = 65_536
 
 HEAD = struct.Struct(">IIBI")  # Length of the body, CRC, kind, request id.
 STAMP = struct.Struct(">QQI")  # Epoch, position and chain CRC at the moment of the reply.
@@ -34,6 +35,7 @@ BALANCE = struct.Struct(">B16s")
 TOTAL = struct.Struct(">BI32s")
 FLOOR = struct.Struct(">16s")
 AFTER = struct.Struct(">Q")
+ASSET = struct.Struct(">I")
 
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
@@ -50,6 +52,7 @@ class Kind(IntEnum):
     TOTALS, SUMMED = 16, 17
     SET_STATUS, RETIRE, SNAPSHOT, RECORDED = 18, 19, 20, 21
     EVENTS, APPLIED = 22, 23
+    BIND, REBIND, ASSETS = 24, 25, 26  # BIND is the core's own: nobody sends it.
     BUSY = 30  # The queue was full: definitely not executed.
 
 
@@ -86,6 +89,8 @@ class Outcome(IntEnum):
     INSUFFICIENT_BALANCE = 12
     BALANCE_OVERFLOW = 13
     UNDONE = 14
+    INVALID_OWNER = 15
+    INVALID_ASSET = 16
     BUSY = 32
     KEY_REUSED = 33
     RETIRED = 34
@@ -105,9 +110,12 @@ class Refused(IntEnum):
     CROWDED = 7
     EVENTS_GONE = 8  # The log no longer reaches back to the position asked for.
     MALFORMED = 9
+    OTHER_STORE = 10  # It serves another store, and no second one.
+    MOVED = 11  # The store is in another database than before: a restore, or a copy.
 
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
 U64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -120,12 +128,30 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     epoch: U64
 
 
+class Binding(msgspec.Struct, frozen=True, array_like=True):
+    """The one store that a core serves, and the database where it lives."""
+
+    store: Name = ""
+    place: Name = ""
+
+
+class Rebinding(msgspec.Struct, frozen=True, array_like=True):
+    """An operator's word: the store that was bound lives there from now on."""
+
+    before: Name  # The store that is bound. If it is another one, nothing changes.
+    binding: Binding
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """Whoever speaks an earlier protocol leaves out what comes last, and is refused by name."""
+
     protocol: int
-    store: Name  # Empty: an administrator, who is not registered as a store.
+    store: Name  # Empty: an administrator, who is bound to nothing.
     process: Name
     mark: Mark | None  # The newest that the client's database remembers.
     epoch: U64 = 0  # The highest that the client has seen.
+    place: Name = ""  # The database: another one under the same store is a restore or a copy.
+    assets: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_ASSETS)] = ()
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
@@ -199,7 +225,7 @@ class ByteWriter(Protocol):
 
 Streams: TypeAlias = tuple[ByteReader, ByteWriter]
 
-_M = TypeVar("_M", Hello, Welcome, Refusal)
+_M = TypeVar("_M", Hello, Welcome, Refusal, Binding, Rebinding)
 
 # What can go wrong with a connection, and says nothing about the operation.
 LOST = (OSError, EOFError, Malformed)
@@ -223,7 +249,7 @@ async def receive(reader: ByteReader) -> Frame:
     return Frame(kind, request, body)
 
 
-def pack(message: Hello | Welcome | Refusal) -> bytes:
+def pack(message: Hello | Welcome | Refusal | Binding | Rebinding) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
@@ -237,6 +263,18 @@ def unpack_welcome(body: bytes) -> Welcome:
 
 def unpack_refusal(body: bytes) -> Refusal:
     return _unpack(body, Refusal)
+
+
+def unpack_binding(body: bytes) -> Binding:
+    return _unpack(body, Binding)
+
+
+def unpack_rebinding(body: bytes) -> Rebinding:
+    return _unpack(body, Rebinding)
+
+
+def pack_assets(assets: Iterable[int]) -> bytes:
+    return b"".join(map(ASSET.pack, sorted(assets)))
 
 
 def account(book: int, asset_id: int, owner: int) -> bytes:
@@ -280,20 +318,23 @@ def unpack_events(body: bytes) -> Iterator[Event]:
         key, verb, _, undoes, party, amount, outcome, delta, balance = RECORD.unpack(record)
         transfer_id, version = KEY.unpack(key)
         book, asset_id, owner = ACCOUNT.unpack(party)
-        yield Event(
-            position,
-            UUID(bytes=transfer_id),
-            version,
-            Verb(verb),
-            Book(book),
-            owner,
-            asset_id,
-            int.from_bytes(amount),
-            undoes,
-            Outcome(outcome),
-            int.from_bytes(delta, signed=True),
-            int.from_bytes(balance),
-        )
+        try:
+            yield Event(
+                position,
+                UUID(bytes=transfer_id),
+                version,
+                Verb(verb),
+                Book(book),
+                owner,
+                asset_id,
+                int.from_bytes(amount),
+                undoes,
+                Outcome(outcome),
+                int.from_bytes(delta, signed=True),
+                int.from_bytes(balance),
+            )
+        except ValueError as strange:
+            raise Malformed(f"an event does not parse: {strange}") from strange
 
 
 def rows(form: struct.Struct, body: bytes) -> Iterator[tuple[Any, ...]]:

@@ -1,5 +1,6 @@
 """The coordinator: an engine in the caller's own program, which makes the pool's transfers."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -9,8 +10,8 @@ from psycopg_pool import AsyncConnectionPool
 from tidegate.app import Setup, open_gate
 from tidegate.economy.listener import TelemetryListener
 from tidegate.economy.places import setup_of
-from tidegate.engine.gate import LEDGER
-from tidegate.systems.guild import CHECKS
+from tidegate.engine.inbox import NAME as INBOX
+from tidegate.engine.stopped import EngineStopped
 
 DUE = "tidegate_due"  # The channel on which a new row says that there is something to do.
 
@@ -20,7 +21,8 @@ class TransferEventPoolCoordinator:
 
     Any number may run, in any number of programs, beside a Tidegate that serves the same database:
     they share the work, and whoever dies leaves nothing undone. Hints make it fast; without any,
-    what is due is found by looking every `scan_s`.
+    what is due is found by looking every `scan_s`. A program that has nothing else to do awaits
+    `wait`, and so learns at once when the coordinator has died.
     """
 
     def __init__(self, pool: AsyncConnectionPool[Any], scan_s: float = 1.0) -> None:
@@ -28,6 +30,7 @@ class TransferEventPoolCoordinator:
         self.scan_s = scan_s
         self.listener = TelemetryListener(DUE)
         self._running: AsyncExitStack | None = None
+        self._died: asyncio.Future[BaseException] | None = None
 
     async def start(self) -> None:
         assert self._running is None, "the coordinator is running already"
@@ -36,11 +39,21 @@ class TransferEventPoolCoordinator:
             gate = await stack.enter_async_context(open_gate(setup))
 
             def look(_: object = None) -> None:
-                gate.engine.hint([CHECKS, LEDGER])
+                gate.engine.hint([INBOX])
 
+            self._died = gate.engine.died
             self.listener.heard, self.listener.begun = look, look
             await stack.enter_async_context(self.listener.on(self.pool))
             self._running = stack.pop_all()
+
+    async def wait(self) -> None:
+        """Wait as long as it works; raise EngineStopped as soon as it has died of a bug.
+
+        `start` it again after `stop`, or end the program and let its supervisor do so.
+        """
+        assert self._died is not None, "the coordinator was not started"
+        fault = await asyncio.shield(self._died)
+        raise EngineStopped(repr(fault), maybe_accepted=True) from fault
 
     async def stop(self) -> None:
         if self._running is not None:

@@ -12,8 +12,8 @@ from psycopg_pool import AsyncConnectionPool
 
 from tidegate.app import open_gate
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Transfer
+from tidegate.core.request import GUILD, Request
+from tidegate.core.transfer import Transfer
 from tidegate.economy.errors import InvalidTransfer, TransferNotFound, TransferUnavailable, error_of
 from tidegate.economy.gateway import (
     STATEMENTS,
@@ -23,9 +23,11 @@ from tidegate.economy.gateway import (
     words_of,
 )
 from tidegate.economy.places import setup_of
-from tidegate.engine.gate import LEDGER, Gate
-from tidegate.systems.guild import CHECKS, POINT, book_of, payment
-from tidegate.systems.ledger import OUTSIDE, SUSPENSE
+from tidegate.engine.births import Receipt
+from tidegate.engine.forms import issue
+from tidegate.engine.gate import Gate
+from tidegate.engine.stopped import EngineStopped
+from tidegate.systems.guild import CHECKS, POINT, payment
 
 ENABLED = "TRANSFER_EVENT_POOL_ENABLED"
 YES = ("1", "true", "yes", "on")
@@ -91,15 +93,8 @@ class TransferService:
         """
         for name, value in (("guild_id", guild_id), ("member_id", member_id), ("amount", amount)):
             _whole(name, value)
-        parties = {
-            "source": Party(LEDGER, OUTSIDE, guild_id),
-            "target": Party(LEDGER, book_of(member_id), guild_id),
-            "suspense": Party(LEDGER, SUSPENSE, guild_id),
-        }
         gate = await self._open()
-        said = await gate.engine.transfer(
-            Request(guild_id, "deposit", parties, POINT, amount, cid and f"issue:{cid}")
-        )
+        said = await _asked(gate, issue(guild_id, member_id, amount, cid))
         if isinstance(said, Refusal):
             raise error_of(said)
         if said.transfer.state != "COMPLETED":
@@ -126,8 +121,9 @@ class TransferService:
             wish["amount"],
             None if cid is None else f"{initiator}:{cid}",
             detail={"metadata": json.dumps(words, sort_keys=True)} if words else {},
+            space=GUILD,
         )
-        said = await gate.engine.transfer(request)
+        said = await _asked(gate, request)
         if isinstance(said, Refusal):
             raise error_of(said)
         transfer = said.transfer
@@ -139,10 +135,19 @@ class TransferService:
 
     async def _open(self) -> Gate:
         async with self._opening:
+            if self._gate is not None and self._gate.engine.died.done():
+                await self.close()  # Whoever met its death was told. Go on with a new one.
             if self._gate is None:
                 setup = await setup_of(self.pool)
                 self._gate = await self._running.enter_async_context(open_gate(setup))
             return self._gate
+
+
+async def _asked(gate: Gate, request: Request) -> Receipt | Refusal:
+    try:
+        return await gate.engine.transfer(request)
+    except EngineStopped as stopped:
+        raise TransferUnavailable(f"{stopped}; ask again with its cid") from stopped
 
 
 def _check(wish: Wish) -> None:

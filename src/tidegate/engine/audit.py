@@ -7,18 +7,21 @@ agree at any moment, however many answers are on their way.
 """
 
 import asyncio
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from uuid import UUID
 
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.flow import Flow
 from tidegate.core.ports import Account, StoreFault
 from tidegate.core.wire import MAX_OPERATIONS, Event
-from tidegate.engine.alerts import Alert
+from tidegate.engine.account_checks import MAX_OWNERS, judge_accounts, pieces, unfounded
+from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.event_reader import MAX_VIOLATIONS, EventReader
+from tidegate.engine.slices import PAGE, Slice, slice_of
+from tidegate.engine.unknown_flows import effects, unknown, unrecorded
 from tidegate.engine.verdicts import (
     Found,
     Look,
@@ -34,20 +37,17 @@ from tidegate.engine.verdicts import (
     told,
     unreadable,
 )
-from tidegate.store.auditing import FIRST, Brake, Case, Moment, moment, pull_brake, seen
+from tidegate.store import sweeping
+from tidegate.store.auditing import FIRST, Brake, Case, Moment, moment, pull_brake
+from tidegate.store.flow_checks import checksums
 from tidegate.store.postgres import PostgresStore
+from tidegate.store.sweeping import LAST_ID as LAST
+from tidegate.store.sweeping import LAST_OWNER, Sweep
 from tidegate.systems.trading import Totals, Trading
 
-PAGE = 500  # Transfers read at once: judging them takes a few hundredths of a second.
-MAX_OWNERS = 2_000
-MAX_VIOLATIONS = 100
-EVENTS_S = 30.0
-# A birth commits within this time after its id was made, or the next full audit finds it.
+# A birth commits within this time after its transaction began, or the next full audit finds it.
 SLACK_US = 60 * 1_000_000
 MISSES = 10  # Audits in a row that could not be made, until somebody is called.
-LAST = UUID(int=2**128 - 1)
-
-_T = TypeVar("_T")
 
 
 class Scope(NamedTuple):
@@ -61,67 +61,11 @@ class Scope(NamedTuple):
 class Memory(NamedTuple):
     """What an audit leaves to the next: what it need not read again."""
 
-    floor: UUID
+    since_us: int  # What was created before that was there to be judged.
     open: frozenset[UUID]
     judged: frozenset[UUID]
-
-
-class Ear:
-    """Follows the operations of a core. Each belongs to a transfer that exists, or is strange."""
-
-    def __init__(self, store: PostgresStore, core: Trading) -> None:
-        self._store, self._core = store, core
-        self._stream: AsyncGenerator[tuple[int, Sequence[Event]], None] | None = None
-        self._reached = 0
-        self._ahead: Sequence[Event] = ()
-        self._strange: dict[tuple[UUID, int], Event] = {}
-
-    async def hear(self, upto: int, begin: int) -> AsyncIterator[Event]:
-        """What was done up to a position, since the last time; the first time, since `begin`."""
-        if self._stream is None:
-            self._stream, self._reached, self._ahead = self._core.follow(begin), begin, ()
-        while self._ahead or self._reached < upto:
-            if not self._ahead:
-                self._reached, self._ahead = await self._next(begin)
-            cut = bisect_right(self._ahead, upto, key=lambda event: event.position)
-            await self._compare(self._ahead[:cut])
-            events, self._ahead = self._ahead[:cut], self._ahead[cut:]
-            for event in events:
-                yield event
-            if self._ahead:
-                break
-
-    async def _next(self, begin: int) -> tuple[int, Sequence[Event]]:
-        """The next piece. A stream that was lost meanwhile is taken up again, once."""
-        for _ in range(2):
-            if self._stream is None:
-                self._stream = self._core.follow(max(begin, self._reached))
-            try:
-                async with asyncio.timeout(EVENTS_S):
-                    return await anext(self._stream)
-            except (Unreachable, TimeoutError, StopAsyncIteration) as lost:
-                self._stream, why = None, lost
-        raise Unreachable(f"the core's operations cannot be followed: {why}") from why
-
-    async def _compare(self, events: Sequence[Event]) -> None:
-        rows = await seen(self._store, list({event.transfer_id for event in events}))
-        for event in events:
-            version, *rest = rows.get(event.transfer_id, (-1, 0, 0))
-            fits = event.version <= version and rest == [event.asset_id, event.amount]
-            if not fits and len(self._strange) < MAX_VIOLATIONS:
-                self._strange[event.transfer_id, event.version] = event
-
-    def strange(self) -> Iterator[str]:
-        for (id_, version), event in self._strange.items():
-            yield (
-                f"the core's operation {event.position} ({event.verb.name.lower()} of "
-                f"{event.amount} under {id_}, {version}) is of no transfer that we know"
-            )
-
-    async def close(self) -> None:
-        if self._stream is not None:
-            await self._stream.aclose()
-            self._stream = None
+    unknown: frozenset[str] = frozenset()
+    taken: Mapping[tuple[int, int], int] = {}  # By ended transfers of unknown flows.
 
 
 class Audit:
@@ -136,41 +80,54 @@ class Audit:
         scope: Scope | None = None,
     ) -> None:
         self._store, self._core, self._flows, self._alert = store, core, flows, alert
+        self._tables = checksums(flows.values())
         self._scope = scope or Scope()
-        self._ear = None if core is None else Ear(store, core)
+        self._ear = None if core is None else EventReader(store, core)
         self._memory: Memory | None = None
         self._told: frozenset[str] = frozenset()
+        self._missed = 0  # In a row.
         self._turn = asyncio.Lock()
         self.read: Counter[str] = Counter()  # What the last look has read, so far.
         self.last: Report | None = None
 
-    async def run(self, *, full: bool = True) -> Report:
-        """Look; whatever is wrong stays wrong, so look again; then pull the brake."""
+    async def run(self, *, full: bool = True, sweep_s: float | None = None) -> Report:
+        """Look; whatever is wrong stays wrong, so look again; then pull the brake.
+
+        With `sweep_s`, a slice of what is old is judged too, so that all is within that time.
+        """
         async with self._turn:
-            found = await self.look(full=full)
+            part = None
+            if sweep_s is not None:
+                part = slice_of(await sweeping.current(self._store, sweep_s), sweep_s)
+            found = await self.look(full=full, part=part)
             if found.problems:
-                found = await self.look(full=full)
+                # Of unknown flows everything counts: what was counted before may be too little.
+                full = full or bool(found.unknown)
+                found = await self.look(full=full, part=part)
             while found.problems and not await self._halt(found):
-                found = await self.look(full=full)
+                found = await self.look(full=full, part=part)
             if not found.problems:
                 self._told = frozenset()
+                if part is not None:
+                    await sweeping.advance(self._store, part.begun, found.reached or part.begun)
+                if full:
+                    await sweeping.verified(self._store, found.at_us)
             assets = await self._store.assets()
             halted = await self._store.halted()
             self.last = report(found, assets.values(), halted=halted)
             return self.last
 
-    async def audit_forever(self, every_s: float = 30.0) -> None:
-        missed = 0
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self.run(full=False)
-                missed = 0
-            except (Unreachable, StoreFault) as fault:
-                missed += 1
-                if missed == MISSES:
-                    cause = f"{missed} audits in a row could not be made: {fault}"
-                    self._alert(Alert(Alarm.PAGE, cause))
+    async def run_next(self, sweep_s: float | None = None) -> None:
+        """One round of what runs beside the service: judge what is new, and a slice of the old."""
+        try:
+            await self.run(full=False, sweep_s=sweep_s)
+            self._missed = 0
+        except (Unreachable, StoreFault) as fault:
+            self._missed += 1
+            if self._missed == MISSES:
+                cause = f"{self._missed} audits in a row could not be made: {fault}"
+                self._alert(Alert(Alarm.PAGE, Code.AUDIT_MISSED, cause))
+            raise
 
     async def close(self) -> None:
         if self._ear is not None:
@@ -186,16 +143,17 @@ class Audit:
         if brake is Brake.PULLED or not self._told.issuperset(problems):
             self._told = frozenset(problems)
             cause = f"the audit found {len(problems)} violations: {problems[0]}"
-            self._alert(Alert(Alarm.HALT, cause))
+            self._alert(Alert(Alarm.HALT, Code.BOOKS_DISAGREE, cause))
         return True
 
-    async def look(self, *, full: bool) -> Look:
-        """Judge, and tell nobody."""
+    async def look(self, *, full: bool, part: Slice | None = None) -> Look:
+        """Judge, and tell nobody. A slice of what is old may be judged besides."""
         look = Look(full)
         self.read = look.read
         before = await self._totals()
         async with moment(self._store) as then:
             look.at_us = then.at_us
+            await self._compare_flows(then, look)
             look.books = await then.books()
             look.position, look.core = await self._totals()
             later: dict[UUID, list[Event]] = {}
@@ -203,19 +161,35 @@ class Audit:
                 if event.position > before.position:
                     later.setdefault(event.transfer_id, []).append(event)
             if self._scope.others or self._core is None:
-                look.elsewhere = await then.elsewhere(legs(self._flows), self._readable())
+                known = {n: flow for n, flow in self._flows.items() if n not in look.unknown}
+                look.elsewhere = await then.elsewhere(legs(known), self._readable())
             await self._judge_open(then, look, later)
             await self._judge_ended(then, look)
-            await self._judge_accounts(then, look)
+            await judge_accounts(then, look)
             if self._scope.owners_alone:
                 await self._judge_owners(then, look)
+            if part is not None:
+                look.reached = await self._judge_slice(then, look, part)
         look.problems += [*gaps(look), *(self._ear.strange() if self._ear else ())]
         if not look.problems:
-            floor = _floor(then.at_us)
-            recent = frozenset(id_ for id_ in look.judged if id_ > floor)
-            self._memory = Memory(floor, frozenset(look.open), recent)
+            since_us = then.at_us - SLACK_US
+            recent = frozenset(id_ for id_ in look.judged if look.created.get(id_, 0) >= since_us)
+            judged = frozenset(look.open), recent
+            self._memory = Memory(since_us, *judged, look.unknown, look.taken)
         look.problems = look.problems[:MAX_VIOLATIONS]
         return look
+
+    async def _compare_flows(self, then: Moment, look: Look) -> None:
+        """Which flows others know and we do not. They are read in full once, then what is new."""
+        look.unknown, memory = unknown(await then.flows(), self._tables), self._memory
+        before = frozenset() if memory is None else memory.unknown
+        if look.unknown - before:
+            look.full = True
+            names = ", ".join(sorted(look.unknown))
+            cause = f"transfers of flow {names} are not judged here: another version knows them"
+            self._alert(Alert(Alarm.NONE, Code.FLOW_UNKNOWN, cause))
+        elif memory is not None and not look.full:
+            look.taken.update(memory.taken)
 
     async def _totals(self) -> Totals:
         return Totals(0, {}) if self._core is None else await self._core.totals()
@@ -239,6 +213,10 @@ class Audit:
                 row = case.row
                 done = sum(e.delta for e in later.pop(row.id, ()) if e.version > row.version)
                 look.in_flight[row.parties["source"].owner, row.asset_id] += in_flight - done
+        for id_ in look.versions.keys() & later.keys():
+            for event in later.pop(id_):
+                if event.version > look.versions[id_]:
+                    look.in_flight[event.owner, event.asset_id] -= event.delta
         born = await then.known(list(later)) if later else frozenset()
         for id_ in later.keys() - born:
             for event in later[id_]:
@@ -246,50 +224,97 @@ class Audit:
                 look.in_flight[event.owner, event.asset_id] -= event.delta
 
     async def _judge_ended(self, then: Moment, look: Look) -> None:
-        memory = self._memory or Memory(_floor(then.at_us), frozenset(), frozenset())
-        skipped: frozenset[UUID] = frozenset()
-        after = FIRST
+        since_us = then.at_us - SLACK_US
+        memory = self._memory or Memory(since_us, frozenset(), frozenset())
+        # If the clock was put back, what is new looks older than the last audit.
+        fresh = await then.fresh(min(since_us, memory.since_us), then.at_us + SLACK_US)
+        look.created = {id_: created_us for id_, _, created_us in fresh}
         if not look.full:
-            after, skipped = memory.floor, memory.judged | memory.open
+            ended = [id_ for id_, end, _ in fresh if end]
+            ids = {*ended, *(memory.open - look.open)} - memory.judged
             look.judged |= memory.judged
-            for ids in _pieces(sorted(memory.open - look.open), PAGE):
-                await self._judge_ends(then, look, ids)
+            for piece in pieces(sorted(ids), PAGE):
+                await self._judge_ends(then, look, piece)
+            return
+        after = FIRST
         while page := await then.ids(after, PAGE):
-            if look.full:
-                await self._judge_range(then, look, (after, page[-1][0]))
+            await self._judge_range(then, look, (after, page[-1][0]))
             after = page[-1][0]
-            await self._judge_ends(then, look, [i for i, end in page if end and i not in skipped])
-        if look.full:
-            await self._judge_range(then, look, (after, LAST))
+            await self._judge_ends(then, look, [id_ for id_, end in page if end])
+        await self._judge_range(then, look, (after, LAST))
 
-    async def _judge_ends(self, then: Moment, look: Look, ids: Sequence[UUID]) -> None:
-        look.judged.update(ids)
-        for case, in_flight in await self._judge(then, look, ids):
-            captured = any(kept.entry.verb == "capture" for kept in case.history)
-            if in_flight and not captured:
+    async def _judge_ends(
+        self, then: Moment, look: Look, ids: Sequence[UUID], *, old: bool = False
+    ) -> None:
+        look.judged.update(() if old else ids)
+        for case, in_flight in await self._judge(then, look, ids, old=old):
+            if in_flight:
                 look.problems.append(told(case, f"{in_flight} of it went missing"))
-            if look.full:
+            if look.full or old:
                 look.problems += broken_chain(case)
+
+    async def _judge_slice(self, then: Moment, look: Look, part: Slice) -> Sweep:
+        """Transfers by their ids, and owners with their accounts, as a full audit judges them."""
+        reached = part.begun
+        for _ in range(part.pages if reached.id != LAST else 0):
+            page = await then.ids(reached.id, PAGE)
+            upto = page[-1][0] if len(page) == PAGE else LAST
+            await self._judge_range(then, look, (reached.id, upto))
+            await self._judge_ends(then, look, [id_ for id_, end in page if end], old=True)
+            reached = reached._replace(id=upto, transfers=reached.transfers + len(page))
+            if upto == LAST:
+                break
+        limit = min(part.owners, MAX_OPERATIONS // max(len(look.core), 1))
+        held = await then.owners(reached.owner, limit)
+        owners = sorted({owner for owner, _ in held})
+        if owners and self._scope.owners_alone:
+            await self._judge_piece(look, (owners, held))
+        if suspects := await then.suspects(owners):
+            look.problems += map(unfounded, await then.accounts(suspects))
+        upto_owner = owners[-1] if len(owners) == limit else LAST_OWNER
+        return reached._replace(owner=upto_owner, owners=reached.owners + len(owners))
 
     async def _judge_range(self, then: Moment, look: Look, span: tuple[UUID, UUID]) -> None:
         for id_ in await then.strays(*span):
             look.problems.append(f"transfer {id_} has answers or operations, and does not exist")
 
-    async def _judge(self, then: Moment, look: Look, ids: Sequence[UUID]) -> list[tuple[Case, int]]:
+    async def _judge(
+        self, then: Moment, look: Look, ids: Sequence[UUID], *, old: bool = False
+    ) -> list[tuple[Case, int]]:
         """Each transfer against its state; with it, what it has in flight."""
         cases, judged = [], []
+        strangers: list[Case] = []
         for case in await then.cases(ids) if ids else ():
-            look.touch(case)
-            if problem := unreadable(case, self._flows.get(case.row.flow)):
+            look.touch(case, old=old)
+            if case.row.flow in look.unknown:
+                strangers += [] if old else [case]  # What is old was counted when it was new.
+            elif problem := unreadable(case, self._flows.get(case.row.flow)):
                 look.problems.append(told(case, problem))
             else:
                 cases.append(case)
+        await self._count_unknown(strangers, look)
         found = await self._found(cases, look)
         for case in cases:
             verdict = judge(case, self._flows[case.row.flow], found[case.row.id])
             look.problems += verdict.problems
             judged.append((case, verdict.in_flight))
         return judged
+
+    async def _count_unknown(self, cases: Sequence[Case], look: Look) -> None:
+        core = None if self._core is None else self._core.name
+        for case in cases:
+            look.not_judged[case.row.flow] += 1
+            ended = case.row.lane is None
+            (look.taken if ended else look.in_flight).subtract(effects(case, core))
+            if ended and look.full:
+                look.problems += broken_chain(case)
+        for piece in pieces([case for case in cases if case.row.lane is not None], MAX_OPERATIONS):
+            look.versions |= {case.row.id: case.row.version for case in piece}
+            if self._core is not None:
+                answers = await self._core.query([(c.row.id, c.row.version) for c in piece])
+                for case, answer in zip(piece, answers, strict=True):
+                    done = unrecorded(case, answer, self._core.name, look.position)
+                    look.in_flight.subtract(done)
 
     async def _found(
         self, cases: Sequence[Case], look: Look
@@ -307,7 +332,7 @@ class Audit:
                     # What cannot be looked up is as the history has it, and so is what a person
                     # has answered: the sums will tell.
                     found[case.row.id].setdefault((key.system, key.version), key.by_history())
-        for piece in _pieces(wanted, MAX_OPERATIONS):
+        for piece in pieces(wanted, MAX_OPERATIONS):
             assert self._core is not None
             look.read["keys"] += len(piece)
             answers = await self._core.query([(key.row.id, key.version) for key in piece])
@@ -330,43 +355,26 @@ class Audit:
         for system in {party.system for party in row.parties.values()}:
             yield Wanted(row, system, row.version, None if ask is None else ask.verb, None)
 
-    async def _judge_accounts(self, then: Moment, look: Look) -> None:
-        """Each account of the ledger follows from its operations."""
-        suspects: list[int] | None = None
-        if not look.full:
-            owners = sorted({account.owner for account in look.ends})
-            suspects = []
-            for piece in _pieces(owners, MAX_OWNERS):
-                for account, available in (await then.available(piece)).items():
-                    # The last operation may be one that we have not read: then all are.
-                    if available not in look.ends.get(account, {available}):
-                        suspects.append(account.owner)
-        if suspects is None or suspects:
-            for owner, book, asset_id in await then.accounts(suspects):
-                problem = f"account {book} of {owner}, asset {asset_id}"
-                look.problems.append(f"{problem}: it does not follow from its operations")
-
     async def _judge_owners(self, then: Moment, look: Look) -> None:
         """Each owner's books sum to nothing, together with what is in flight."""
-        since: Counter[tuple[int, int]] = Counter()
         limit = min(MAX_OWNERS, MAX_OPERATIONS // max(len(look.core), 1))
         if not look.full:
-            for owners in _pieces(sorted(look.owners), limit):
+            for owners in pieces(sorted(look.owners), limit):
                 held = await then.owners_named(owners)
-                await self._judge_piece(look, (owners, held), since)
+                await self._judge_piece(look, (owners, held))
             return
         after = -(2**63)
         while held := await then.owners(after, limit):
             owners = sorted({owner for owner, _ in held})
             after = owners[-1]
-            await self._judge_piece(look, (owners, held), since)
+            await self._judge_piece(look, (owners, held))
 
     async def _judge_piece(
         self,
         look: Look,
         piece: tuple[Sequence[int], Mapping[tuple[int, int], int]],
-        since: Counter[tuple[int, int]],
     ) -> None:
+        since = look.since
         owners, sums, position = piece[0], Counter(piece[1]), look.position
         if self._core is not None and look.core:
             accounts = [Account(o, book, asset) for o in owners for book, asset in look.core]
@@ -374,7 +382,7 @@ class Audit:
             for account, amount in zip(accounts, amounts, strict=True):
                 sums[account.owner, account.asset_id] += amount
         for key in sums:
-            sums[key] += look.in_flight[key] + look.elsewhere.get(key, 0)
+            sums[key] += look.in_flight[key] + look.elsewhere.get(key, 0) + look.taken[key]
         look.read["owners"] += len(owners)
         if position > look.position and (since or any(sums.values())):
             # The core has gone on meanwhile: what it did is taken off again.
@@ -384,11 +392,3 @@ class Audit:
             if gap := total - since[key]:
                 problem = f"owner {key[0]}, asset {key[1]}: the books are off by {gap}"
                 look.problems.append(f"{problem} smallest units")
-
-
-def _floor(at_us: int) -> UUID:
-    return UUID(int=max((at_us - SLACK_US) // 1000, 0) << 80)
-
-
-def _pieces(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    return (values[start : start + size] for start in range(0, len(values), size))

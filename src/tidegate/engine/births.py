@@ -1,85 +1,64 @@
 """Births: concurrent requests become transfers together, each exactly once."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeAlias
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Generic
 from uuid import UUID
 
-import msgspec
+from msgspec.structs import replace
 
 from tidegate.core.answers import Alarm
-from tidegate.core.ports import Birth, CidTaken, Known, StoreFault, StoreUnavailable, Tx
-from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request, recheck, transfer_of
-from tidegate.core.transfer import Move, Transfer, lane_of
-from tidegate.engine.alerts import Alert
+from tidegate.core.ids import HORIZON_S, time_ms, uuid_of
+from tidegate.core.ports import (
+    BelowFloor,
+    Key,
+    Known,
+    NoSession,
+    StoreFault,
+    StoreUnavailable,
+    Tx,
+)
+from tidegate.core.refusals import Refusal, refusal_named
+from tidegate.core.request import BATCH, USER, Checked, Request, born, fee_veto, own_refusal
+from tidegate.core.transfer import Transfer
+from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.context import Means
 from tidegate.engine.gathering import MANY, Gathering
-from tidegate.engine.rings import Slots
-from tidegate.engine.step import Means, announce, be_witnessed, pause_s, settle
+from tidegate.engine.pending import (
+    Answering,
+    Follow,
+    PendingRequest,
+    Receipt,
+    Said,
+    answer,
+    gathered,
+    reply,
+)
+from tidegate.engine.stopped import EngineStopped
 from tidegate.engine.tray import Tray
+from tidegate.engine.write import Creation, Source, Work, Written, pause_s, write
+
+__all__ = ["Births", "Delivery", "PendingRequest", "Receipt", "Said", "answer", "gathered"]
 
 MAX_WAITING = 10_000
+MAX_SHARE = 256  # Of one owner, once half of the places are taken.
+MAX_REPLAYS = 1_000  # Requests that may only be answered if they are known already.
+SHARED_SPACES = (USER, BATCH)  # Whose owners are people. Guilds and operators have no share.
 MAX_BATCH = 1024
 IN_FLIGHT = 2
-MAX_TAKEN = 16  # Races lost in a row; more, and it is no race but a key that cannot be found.
 LOOKS = 3  # A session that died while it was idle is found out by using it.
-HORIZON_S = 24 * 3600  # For how long systems remember operations, at the least.
-
-
-class Receipt(msgspec.Struct, frozen=True):
-    """The transfer that a request became, now or the first time it was made."""
-
-    transfer: Transfer
-    duplicate: bool = False
-
-
-class Answering(Protocol):
-    """Where an answer goes: a future of its own, or a place on a tray of many."""
-
-    def done(self) -> bool: ...
-    def set_result(self, said: Receipt | Refusal, /) -> None: ...
-    def set_exception(self, fault: StoreFault, /) -> None: ...
-
-
-Follow: TypeAlias = Callable[[Answering, Receipt], None]
-Said: TypeAlias = Receipt | Refusal | StoreFault  # Of one among many, whose fault is its own.
-
-
-@dataclass(slots=True, eq=False)
-class Newborn:
-    """One request on its way. Its id is fixed before the first try, and the same in all later."""
-
-    request: Request
-    answer: Answering
-    fingerprint: bytes
-    veto: Refusal | None = None
-    follow: Follow | None = None  # Of one who would rather be answered at the end.
-    local: bool = False  # Its first question is for a system of our own database.
-    id: UUID | None = None
-    followers: list["Newborn"] = field(default_factory=list)
-
-    @property
-    def key(self) -> tuple[int, str]:
-        return self.request.owner, self.request.cid or str(self.id)
-
-
-class Delivery(NamedTuple):
-    """What one transaction brought into the world, and what it turned away."""
-
-    admitted: Sequence[Newborn]
-    refused: Sequence[tuple[Newborn, Refusal]]
-    moves: Sequence[Move]
-    rows: Sequence[Transfer]
 
 
 class Births(Generic[Tx]):
     def __init__(self, means: Means[Tx], many: int = MANY) -> None:
         self._means = means
-        self._waiting: deque[Newborn] = deque()
+        self._waiting: deque[PendingRequest] = deque()
+        self._replays: deque[PendingRequest] = deque()
+        self._owners: Counter[int] = Counter()  # Of those that wait.
         self._gathering = Gathering(many)
         self._stopping = False
+        self._died = ""  # Of what a loop of the engine has died.
 
     async def submit(
         self, request: Request, veto: Refusal | None = None, follow: Follow | None = None
@@ -111,211 +90,254 @@ class Births(Generic[Tx]):
     def _enter(
         self, request: Request, veto: Refusal | None, answer: Answering, follow: Follow | None
     ) -> None:
-        """Let a request wait for its birth, or answer it at once."""
-        if refusal := self._refusal(request) or (veto if request.cid is None else None):
-            answer.set_result(refusal)
+        """Let a request wait for its batch, or answer it at once."""
+        if self._died:
+            answer.set_exception(EngineStopped(self._died, maybe_accepted=False))
             return
-        newborn = Newborn(request, answer, request.fingerprint(), veto, follow)
-        flow = self._means.flows[request.flow]
-        first = lane_of(flow, request.parties, flow.arrive(flow.first)[-1])
-        newborn.local = first in self._means.local
-        self._waiting.append(newborn)
+        origin = self._means.origins.of(request)
+        refusal = origin.absent or own_refusal(request) or origin.refusal
+        if self._stopping:
+            refusal = Refusal.OVERLOADED
+        flow = self._means.flows.get(request.flow)
+        if request.fee and flow is not None:
+            veto = veto or fee_veto(request, flow)
+        replay = veto is not None and request.cid is not None
+        refusal = refusal or (None if replay else veto or self._crowded(request))
+        if replay and len(self._replays) >= MAX_REPLAYS:
+            refusal = refusal or veto
+        if origin.kind is None or refusal is not None:
+            answer.set_result(refusal or Refusal.INVALID_REQUEST)
+            return
+        pending = PendingRequest(
+            request, origin.kind, answer, request.fingerprint(), veto, follow, origin.local
+        )
+        if replay:
+            self._replays.append(pending)
+        else:
+            self._waiting.append(pending)
+            self._owners[request.owner] += 1
 
-    def _refusal(self, request: Request) -> Refusal | None:
-        means = self._means
-        if self._stopping or len(self._waiting) >= MAX_WAITING:
-            return Refusal.OVERLOADED
-        if request.flow not in means.flows:
-            return Refusal.INVALID_REQUEST
-        if any(
-            party.system not in means.outside and party.system not in means.local
-            for party in request.parties.values()
-        ):
-            return Refusal.UNSUPPORTED_ACCOUNT_TYPE
-        return recheck(request)
+    def _crowded(self, request: Request) -> Refusal | None:
+        """Whether there is no place for it: all are taken, or too many of them by its owner."""
+        waiting = len(self._waiting)
+        share = waiting < MAX_WAITING // 2 or request.space not in SHARED_SPACES
+        full = waiting >= MAX_WAITING or not (share or self._owners[request.owner] < MAX_SHARE)
+        return Refusal.OVERLOADED if full else None
 
     async def run(self) -> None:
         """Take what arrived while the batch before was on its way, when it is worth its price."""
         apart, gathering = self._means.apart, self._gathering
-        while not (self._stopping and not self._waiting):
+        while not (self._stopping and not self._here()):
             gathering.look()
-            if not (self._stopping or await gathering.gathered(len(self._waiting))):
+            if not (self._stopping or await gathering.gathered(self._here())):
                 continue
-            if batch := apart.choose(self._waiting, MAX_BATCH, self._locks):
+            if batch := self._chosen():
                 gathering.left()
                 with apart.locking(map(self._locks, batch)):
                     await self._deliver(batch)
             else:
                 await gathering.rest()
 
-    def _locks(self, newborn: Newborn) -> int | None:
-        """Whose accounts the birth will lock, if anybody's: of one that asks outside, nobody's."""
-        return newborn.request.owner if newborn.local else None
+    def _here(self) -> int:
+        return len(self._waiting) + len(self._replays)
+
+    def _chosen(self) -> list[PendingRequest]:
+        chosen = self._means.apart.choose(self._waiting, MAX_BATCH, self._locks)
+        for pending in chosen:
+            self._owners[pending.request.owner] -= 1
+            if not self._owners[pending.request.owner]:
+                del self._owners[pending.request.owner]
+        if self._replays:
+            chosen += self._replays
+            self._replays.clear()
+        return chosen
+
+    def _locks(self, pending: PendingRequest) -> int | None:
+        """Whose accounts its creation will lock, if anybody's."""
+        return pending.request.owner if pending.local and pending.veto is None else None
 
     def wake(self) -> None:
-        self._gathering.arrived(len(self._waiting))
+        self._gathering.arrived(self._here())
 
     def stop(self) -> None:
-        """Accept no more; what was accepted is still brought into the world."""
+        """Accept no more; what was accepted is still written."""
         self._stopping = True
         self._gathering.hurry()
 
-    async def _deliver(self, batch: Sequence[Newborn]) -> None:
+    def die(self, cause: str) -> None:
+        """Accept no more, and answer those whom no loop has taken: nothing became of them."""
+        self._died = cause
+        for waiting in (self._waiting, self._replays):
+            while waiting:
+                answer(waiting.popleft(), EngineStopped(cause, maybe_accepted=False))
+        self.stop()
+
+    async def _deliver(self, batch: Sequence[PendingRequest]) -> None:
         try:
-            await self._bring(gathered(batch))
-        except StoreFault as fault:
-            for newborn in batch:
-                answer(newborn, fault)
-
-    async def _bring(self, batch: Sequence[Newborn], *, maybe: bool = False) -> None:
-        """Try until every newborn is answered. Once a COMMIT may have happened, never give up."""
-        open_, tries, taken = list(batch), 0, 0
-        while open_:
-            try:
-                open_ = await self._look(open_, maybe=maybe)
-                if open_:
-                    await self._insert(open_)
-                    return
-            except StoreUnavailable:
-                if open_[0].id is not None:
-                    maybe = True
-                elif tries >= LOOKS:
-                    raise  # Nothing was ever sent that could have been kept.
-            except StoreFault as fault:
-                taken += 1
-                if isinstance(fault, CidTaken) and taken < MAX_TAKEN:
-                    continue  # Another session was first; it has committed, and is found now.
-                if len(open_) > 1:
-                    half = len(open_) // 2
-                    await self._bring(open_[:half], maybe=maybe)
-                    open_ = open_[half:]
-                    continue
-                self._means.alert(Alert(Alarm.PAGE, f"cannot be born: {fault}"))
-                if not maybe:
-                    answer(open_[0], fault)  # Rolled back by the database: nothing was accepted.
-                    return
-            await asyncio.sleep(pause_s(tries, self._means.dice))
-            tries += 1
-
-    async def _look(self, batch: list[Newborn], *, maybe: bool) -> list[Newborn]:
-        """Answer the ones already known; give the others their ids, and return them."""
-        asked = [n for n in batch if n.request.cid is not None or n.id is not None]
-        at_us, halted, found = await self._means.store.look([n.key for n in asked] or [(0, "")])
-        known = dict(zip(map(id, asked), found, strict=False))
-        open_ = []
-        for newborn in batch:
-            if match := known.get(id(newborn)):
-                tell(newborn, match)
-            elif newborn.veto is not None:
-                answer(newborn, newborn.veto)
-            elif halted and not maybe:
-                answer(newborn, Refusal.HALTED)
-            elif newborn.id is not None and too_old(newborn.id, at_us):
-                answer(newborn, Refusal.TOO_LATE)
-            else:
-                open_.append(newborn)
-        self._name(open_, at_us)
-        return open_
-
-    def _name(self, newborns: Sequence[Newborn], at_us: int) -> None:
-        """Ids take their time from the database's clock, so that all processes agree on it."""
-        chance = self._means.dice.getrandbits(60) << 20
-        for place, newborn in enumerate(newborns):
-            if newborn.id is None:
-                newborn.id = UUID(int=(at_us // 1000) << 80 | chance | place)
-
-    async def _insert(self, newborns: Sequence[Newborn]) -> None:
-        means = self._means
-        slots = Slots(means.rings, means.clock() + means.store.lease_s)
-        try:
-            admitted, refused, moves, rows = await self._transact(newborns, slots)
-        except BaseException:
-            slots.free()
+            await self._write(batch)
+        except BaseException as bug:
+            # This loop ends with it. Its callers must not wait for ever, and nobody knows what
+            # was committed. What waits must not be taken by another loop meanwhile.
+            self.die(repr(bug))
+            for pending in batch:
+                answer(pending, EngineStopped(repr(bug), maybe_accepted=True))
             raise
-        for newborn, refusal in refused:
-            answer(newborn, refusal)
-        for newborn, row in zip(admitted, rows, strict=True):
-            tell(newborn, Known(newborn.fingerprint, row))
-        means.woken(slots.fill(rows))
-        await announce(means, moves, rows)
 
-    async def _transact(self, newborns: Sequence[Newborn], slots: Slots) -> Delivery:
-        means = self._means
-        rows: Sequence[Transfer] = ()
-        async with means.store.transaction() as tx:
-            admitted, refused = await self._admit(tx, newborns)
-            moves = await settle(means, tx, [self._first_move(newborn) for newborn in admitted])
-            leased = slots.reserve(moves, halted=(await tx.begun()).halted)
-            births = [
-                Birth(move, n.key[1], n.fingerprint, n.request.lives_s)
-                for n, move in zip(admitted, moves, strict=True)
-            ]
-            if births:
-                rows = await means.store.insert(tx, births, leased)
-                await be_witnessed(means, tx, moves, born=True)
-        return Delivery(admitted, refused, moves, rows)
-
-    async def _admit(
-        self, tx: Tx, newborns: Sequence[Newborn]
-    ) -> tuple[list[Newborn], list[tuple[Newborn, Refusal]]]:
-        if self._means.admission is None:
-            return list(newborns), []
-        verdicts = await self._means.admission.admit(tx, [n.request for n in newborns])
-        judged = list(zip(newborns, verdicts, strict=True))
-        refused = [(newborn, verdict) for newborn, verdict in judged if verdict is not None]
-        return [newborn for newborn, verdict in judged if verdict is None], refused
-
-    def _first_move(self, newborn: Newborn) -> Move:
-        assert newborn.id is not None
-        flow = self._means.flows[newborn.request.flow]
-        transfer = transfer_of(newborn.request, flow, newborn.id)
-        asked = flow.ask(transfer.state)
-        assert asked is not None
-        return Move(transfer, transfer, rests=asked.rests, deadline_s=asked.deadline_s)
+    async def _write(self, batch: Sequence[PendingRequest]) -> None:
+        means, delivery, first = self._means, Delivery(self._means), gathered(batch)
+        for attempt in range(LOOKS + 1):
+            try:
+                work = await delivery.begin(first)
+                break
+            except StoreUnavailable as fault:
+                # Nothing was ever sent that could have been kept.
+                if attempt == LOOKS or isinstance(fault, NoSession):
+                    for pending in batch:
+                        answer(pending, fault)
+                    return
+                await asyncio.sleep(pause_s(attempt, means.dice))
+        await write(means, delivery, work)
 
 
-def gathered(batch: Sequence[Newborn]) -> list[Newborn]:
-    """One newborn per key; whoever asks under the same key meanwhile follows the first.
+class Delivery(Source, Generic[Tx]):
+    """One batch of requests, and who is told what became of each."""
 
-    Followers are judged only when it is known what the key stands for: the first of a batch may
-    be the stranger, and the transfer that exists already a follower's own.
-    """
-    first: dict[tuple[int, str], Newborn] = {}
-    alone = []
-    # One that may be born goes before one that may not.
-    for newborn in sorted(batch, key=lambda n: n.veto is not None):
-        if newborn.request.cid is None:
-            alone.append(newborn)
-        elif (leader := first.setdefault(newborn.key, newborn)) is not newborn:
-            leader.followers.append(newborn)
-    return [*first.values(), *alone]
+    def __init__(self, means: Means[Tx]) -> None:
+        self._means = means
+        self._requests: dict[UUID, PendingRequest] = {}
 
+    async def begin(self, batch: Sequence[PendingRequest]) -> Work:
+        """Answer those that are known already; give the others their ids."""
+        at_us, open_ = await self._look([p for p in batch if p.request.cid is not None])
+        open_ += [p for p in batch if p.request.cid is None]
+        # Ids take their time from the database's clock, so that all processes agree on it.
+        time_bits, chance = at_us // 1000 << 80, self._means.dice.getrandbits(60) << 20
+        for index, pending in enumerate(open_):
+            id_ = uuid_of(time_bits | chance | index)
+            pending.name(id_)
+            self._requests[id_] = pending
+        return self._work(open_)
 
-def tell(newborn: Newborn, known: Known) -> None:
-    """The key stands for this transfer: say so to all who asked under it for the same thing."""
-    for each in (newborn, *newborn.followers):
-        if each.fingerprint != known.fingerprint:
-            reply(each, Refusal.IDEMPOTENCY_MISMATCH)
+    async def still_open(self, work: Work) -> Work:
+        doubts = work.doubts
+        if doubts and await self._means.store.aborted(doubts):
+            doubts = ()
+        at_us, open_ = await self._look([self._requests[t.id] for t in work.batch])
+        late = [p for p in open_ if too_old(p.id, at_us)]
+        for pending in late:
+            self._refuse(pending, Refusal.TOO_LATE, doubts)
+        return self._work([p for p in open_ if p not in late])._replace(doubts=doubts)
+
+    async def _look(self, batch: Sequence[PendingRequest]) -> tuple[int, list[PendingRequest]]:
+        """The time, and which requests are not known. The others are answered."""
+        asked = [(pending, key) for pending in batch for key in pending.keys]
+        look = await self._means.store.look([key for _, key in asked])
+        known: dict[int, Known] = {}
+        pairs = zip(asked, look.known, strict=True) if any(look.known) else ()
+        for (pending, key), found in pairs:
+            # Under the key of an older version there may be another kind of caller's request.
+            if found and (key == pending.key or pending.matches(found.fingerprint)):
+                known.setdefault(id(pending), found)
+        open_ = []
+        for pending in batch:
+            if found := known.get(id(pending)):
+                self._tell(pending, found)
+            elif pending.veto is not None:
+                answer(pending, pending.veto)
+            else:
+                open_.append(pending)
+        return look.at_us, open_
+
+    def _work(self, batch: Sequence[PendingRequest]) -> Work:
+        transfers, creations = [], []
+        for pending in batch:
+            assert pending.id is not None
+            request, key = pending.request, pending.key
+            transfers.append(born(request, pending.kind, pending.id))
+            creations.append(Creation(request, Key(*key, pending.fingerprint, pending.id)))
+        return Work(transfers, creations=creations)
+
+    async def written(self, result: Written) -> None:
+        for row in result.rows:
+            pending = self._requests[row.id]
+            self._tell(pending, Known(pending.fingerprint, row.id, row))
+        if result.refused:
+            await self._refused(result)
+
+    async def _refused(self, result: Written) -> None:
+        """Look again first: another process may have made the same request meanwhile, by a COMMIT
+        that was late. A limit that is full because of it must not be told as its refusal.
+        """
+        refused = {self._requests[id_]: refusal for id_, refusal in result.refused}
+        keyed = [pending for pending in refused if pending.request.cid is not None]
+        doubts = result.work.doubts
+        try:
+            _, open_ = await self._look(keyed)
+        except StoreUnavailable as fault:
+            open_ = keyed if doubts else []
+            for pending in () if doubts else keyed:
+                answer(pending, fault)
+        for pending in (*open_, *(p for p in refused if p.request.cid is None)):
+            self._refuse(pending, refused[pending], doubts)
+
+    async def failed(self, work: Work, fault: Exception) -> None:
+        if not (isinstance(fault, BelowFloor) or _as_fault(fault).retryable):
+            cause = f"a request cannot be written: {fault}"
+            self._means.alert(Alert(Alarm.PAGE, Code.REQUEST_REFUSED, cause))
+        for transfer in work.batch:
+            pending = self._requests[transfer.id]
+            if work.doubts:
+                self._accept(pending)
+            elif isinstance(fault, BelowFloor):
+                answer(pending, Refusal.TOO_LATE)
+            else:
+                answer(pending, _as_fault(fault))
+
+    def doubtful(self, work: Work) -> None:
+        """It may have been committed: nobody may be invited to ask for it under another key."""
+        for transfer in work.batch:
+            self._accept(self._requests[transfer.id])
+
+    def broken(self, work: Work, bug: BaseException) -> None:
+        for transfer in work.batch:
+            answer(self._requests[transfer.id], EngineStopped(repr(bug), maybe_accepted=True))
+
+    def _refuse(self, pending: PendingRequest, refusal: Refusal, doubts: Sequence[object]) -> None:
+        """A refusal says that nothing moved. While an earlier try may have, it is not true."""
+        if doubts:
+            self._accept(pending)
         else:
-            reply(each, Receipt(known.transfer, duplicate=known.transfer.id != each.id))
+            answer(pending, refusal)
+
+    def _accept(self, pending: PendingRequest) -> None:
+        assert pending.id is not None
+        transfer = _expected(pending, pending.id)
+        for each in (pending, *pending.followers):
+            reply(each, Receipt(transfer, duplicate=each is not pending))
+
+    def _tell(self, pending: PendingRequest, known: Known) -> None:
+        """The key stands for this transfer: tell all who asked under it for the same thing."""
+        for each in (pending, *pending.followers):
+            if each.fingerprint != known.fingerprint and not each.matches(known.fingerprint):
+                reply(each, Refusal.IDEMPOTENCY_MISMATCH)
+            elif known.refusal is not None:
+                reply(each, refusal_named(known.refusal))
+            else:
+                transfer = known.transfer or _expected(each, known.id)
+                reply(each, Receipt(transfer, duplicate=known.id != each.id))
 
 
-def answer(newborn: Newborn, said: Refusal | StoreFault) -> None:
-    for each in (newborn, *newborn.followers):
-        reply(each, said)
+def _expected(pending: PendingRequest, id_: UUID) -> Transfer:
+    """The transfer that may not be written yet. It was asked for at the time of its id."""
+    at_us = time_ms(id_) * 1000
+    made = born(pending.request, pending.kind, id_)
+    return replace(made, created_us=at_us, updated_us=at_us)
 
 
-def reply(newborn: Newborn, said: Receipt | Refusal | StoreFault) -> None:
-    if newborn.answer.done():
-        return  # The caller has gone.
-    if isinstance(said, StoreFault):
-        newborn.answer.set_exception(said)
-    elif newborn.follow and isinstance(said, Receipt) and said.transfer.lane is not None:
-        newborn.follow(newborn.answer, said)
-    else:
-        newborn.answer.set_result(said)
+def _as_fault(fault: Exception) -> StoreFault:
+    return fault if isinstance(fault, StoreFault) else StoreFault(repr(fault))
 
 
-def too_old(id_: UUID, at_us: int) -> bool:
+def too_old(id_: UUID | None, at_us: int) -> bool:
     """Past half the horizon, a system might forget an operation while it is still being asked."""
-    return at_us // 1000 - (id_.int >> 80) > HORIZON_S * 1000 // 2
+    return id_ is not None and at_us // 1000 - time_ms(id_) > HORIZON_S * 1000 // 2

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Self
 from uuid import UUID
@@ -12,24 +12,28 @@ from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow
 from tidegate.core.ports import (
     Admission,
+    Listener,
     LocalSystem,
     Remembering,
     Store,
     StoreUnavailable,
     System,
     Tx,
-    Witness,
 )
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Checked, Request
 from tidegate.core.transfer import Transfer
-from tidegate.engine.alerts import Alert
+from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.births import IN_FLIGHT, Births, Receipt, Said
+from tidegate.engine.clock import keep_clock
+from tidegate.engine.context import Detached, Means
 from tidegate.engine.gathering import MANY
+from tidegate.engine.inbox import NAME as INBOX
+from tidegate.engine.inbox import Form, InboxReader
 from tidegate.engine.lanes import MAX_BATCH, Lane
 from tidegate.engine.rings import RING_SIZE, Apart, Ring
-from tidegate.engine.step import Means
 from tidegate.engine.waiting import Waiting
+from tidegate.store.flow_checks import checksums
 
 POLL_S = 0.25
 STOP_S = 10.0
@@ -51,6 +55,9 @@ class Parts(Generic[Tx]):
     loops_per_lane: int = 2
     many: int = MANY  # Callers: with fewer, nobody waits for a batch to be worth its price.
     admission: Admission[Tx] | None = None
+    worker: str = "engine"
+    forms: Mapping[str, Form] = field(default_factory=dict)  # Of the flows taken from the inbox.
+    ended: Callable[[Transfer], None] = lambda _: None  # Is told of every end that is recorded.
 
 
 class Engine(Generic[Tx]):
@@ -65,13 +72,14 @@ class Engine(Generic[Tx]):
         self.means = Means(
             store=parts.store,
             flows=parts.flows,
+            tables=checksums(parts.flows.values()),
             outside=outside,
             local=local,
             remembering=_remembering(outside),
             clock=parts.clock,
             dice=parts.dice,
             alert=parts.alert,
-            ended=self.waiting.ended,
+            ended=self._ended,
             woken=self._woken,
             rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
             apart=Apart(self._freed),
@@ -79,10 +87,13 @@ class Engine(Generic[Tx]):
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
             ),
-            witnesses={name: s for name, s in local.items() if isinstance(s, Witness)},
+            listeners={name: s for name, s in local.items() if isinstance(s, Listener)},
             admission=parts.admission,
+            worker=parts.worker,
+            detached=Detached(self._loop_ended),
         )
         self.births = Births(self.means, parts.many)
+        self.inbox = InboxReader(self.means, parts.forms, parts.scan_s)
         self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.
@@ -92,9 +103,12 @@ class Engine(Generic[Tx]):
         loops = [self.births.run() for _ in range(IN_FLIGHT)]
         for lane in self.lanes.values():
             loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
+        if self.parts.forms:
+            loops.append(self.inbox.run())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._polling = asyncio.create_task(self._poll())
-        for task in (*self._tasks, self._polling):
+        self._keeping = asyncio.create_task(keep_clock(self.means))
+        for task in (*self._tasks, self._polling, self._keeping):
             task.add_done_callback(self._loop_ended)
         return self
 
@@ -107,21 +121,28 @@ class Engine(Generic[Tx]):
         What cannot be finished in time is dropped, which is as safe as a crash.
         """
         self.births.stop()
+        self.inbox.stop()
         for lane in self.lanes.values():
             lane.stop()
         _, late = await asyncio.wait(self._tasks, timeout=grace_s)
-        for task in (*late, self._polling):
+        aside = (*late, self._polling, self._keeping)
+        for task in aside:
             task.cancel()
-        await asyncio.gather(*late, self._polling, return_exceptions=True)
+        await asyncio.gather(*aside, return_exceptions=True)
+        self.births.die("it was asked to")
+        await self.means.detached.stop(grace_s)
         for lane in self.lanes.values():
             await lane.drain()
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """A loop ends only when it is told to. Else it is a bug, and must not go unnoticed."""
         if not task.cancelled() and (fault := task.exception()):
-            self.parts.alert(Alert(Alarm.CRITICAL, f"a loop of the engine died: {fault!r}"))
             if not self.died.done():
                 self.died.set_result(fault)
+            self.births.die(repr(fault))
+            self.waiting.release()
+            cause = f"a loop of the engine died: {fault!r}"
+            self.parts.alert(Alert(Alarm.CRITICAL, Code.ENGINE_DIED, cause))
 
     async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
         """Make a transfer of a request, once. Answered as soon as it is durable.
@@ -174,8 +195,8 @@ class Engine(Generic[Tx]):
         while True:
             await self.waiting.anyone.wait()
             await asyncio.sleep(POLL_S)
-            # What this process ends itself, it tells at once.
-            if ids := self.waiting.longest(MAX_BATCH):
+            # What this process ends itself, it tells at once, and most often sooner than this.
+            if ids := self.waiting.longest(MAX_BATCH, POLL_S):
                 for transfer in await self._look(self.means.store.ended, ids):
                     self.waiting.ended(transfer)
 
@@ -188,6 +209,10 @@ class Engine(Generic[Tx]):
         except StoreUnavailable:
             return []
 
+    def _ended(self, transfer: Transfer) -> None:
+        self.parts.ended(transfer)
+        self.waiting.ended(transfer)
+
     def _freed(self) -> None:
         """Somebody was passed over, whose turn it may be now."""
         self.births.wake()
@@ -195,7 +220,7 @@ class Engine(Generic[Tx]):
     def hint(self, lanes: Iterable[str]) -> None:
         """Somebody says that something is due: look now. Whoever says nothing is found later."""
         for name in lanes:
-            self.lanes[name].look()
+            (self.inbox if name == INBOX else self.lanes[name]).look()
 
     def _woken(self, lanes: Iterable[str]) -> None:
         for name in sorted(lanes):  # In one order in every process, for who replays a seed.

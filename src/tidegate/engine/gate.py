@@ -3,19 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from tidegate.core.money import parse_amount
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Account, Asset, Checked, Request, Wish, internal_transfer
-from tidegate.core.transfer import Parties, Party
+from tidegate.core.request import Account, Asset, Checked, Wish, internal_transfer
 from tidegate.engine.births import Receipt, Said
 from tidegate.engine.engine import Engine
+from tidegate.engine.forms import DEPOSIT, LEDGER, WITHDRAWAL, Crossing, crossing
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
-from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
+from tidegate.systems.ledger import FUNDING, Ledger
 from tidegate.systems.trading import Trading
 
-LEDGER, CORE = "ledger", "core"
+__all__ = ["ACCOUNTS", "CORE", "LEDGER", "Crossing", "Gate"]
+
+CORE = "core"
 
 ACCOUNTS: Mapping[str, Account] = {
     "FUNDING": Account(LEDGER, FUNDING),
@@ -23,15 +22,6 @@ ACCOUNTS: Mapping[str, Account] = {
     "FUTURE": Account(CORE, "FUTURE", supported=False),
     "MARGIN": Account(CORE, "MARGIN", supported=False),
 }
-
-
-class Crossing(msgspec.Struct, frozen=True):
-    """Money that comes into the books or leaves them: once per cid, or not at all."""
-
-    account: str
-    asset: str
-    amount: str
-    cid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +60,14 @@ class Gate:
         said = iter(await self.engine.transfer_all(asked, wait_s))
         return [c if isinstance(c, Refusal) else next(said) for c, _ in checked]
 
-    async def deposit(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
+    async def deposit(self, wanted: Crossing, owner: int) -> Receipt | Refusal:
         """Money comes in from outside. An account that will not take it leaves it in suspense."""
-        party, outside = self._party(crossing, owner), Party(LEDGER, OUTSIDE, owner)
-        if isinstance(party, Refusal):
-            return party
-        suspense = Party(LEDGER, SUSPENSE, owner)
-        parties = {"source": outside, "target": party, "suspense": suspense}
-        return await self._cross(crossing, owner, "deposit", parties)
+        return await self._cross(DEPOSIT, wanted, owner)
 
-    async def withdraw(self, crossing: Crossing, owner: int) -> Receipt | Refusal:
+    async def withdraw(self, wanted: Crossing, owner: int) -> Receipt | Refusal:
         """Money leaves the books."""
-        party, outside = self._party(crossing, owner), Party(LEDGER, OUTSIDE, owner)
-        if isinstance(party, Refusal):
-            return party
-        parties = {"source": party, "target": outside}
-        return await self._cross(crossing, owner, "external_withdrawal", parties)
+        return await self._cross(WITHDRAWAL, wanted, owner)
 
-    def _party(self, crossing: Crossing, owner: int) -> Party | Refusal:
-        account = self.accounts.get(crossing.account)
-        if account is None:
-            return Refusal.INVALID_ACCOUNT_TYPE
-        return Party(account.system, account.book, owner)
-
-    async def _cross(
-        self, crossing: Crossing, owner: int, flow: str, parties: Parties
-    ) -> Receipt | Refusal:
-        asset = self.assets.get(crossing.asset)
-        if asset is None:
-            return Refusal.INVALID_ASSET
-        amount = parse_amount(crossing.amount, asset.decimals)
-        if isinstance(amount, Refusal):
-            return amount
-        request = Request(owner, flow, parties, asset.id, amount, crossing.cid)
-        return await self.engine.transfer(request)
+    async def _cross(self, flow: str, wanted: Crossing, owner: int) -> Receipt | Refusal:
+        request = crossing(flow, wanted, owner, self.accounts, self.assets)
+        return request if isinstance(request, Refusal) else await self.engine.transfer(request)

@@ -1,18 +1,23 @@
 """Lanes: one loop per system, so that a slow one never delays another."""
 
 import contextlib
-from typing import Generic
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeAlias
 
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ports import StoreUnavailable, Tx
 from tidegate.core.transfer import Transfer
-from tidegate.engine.alerts import Alert
+from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.bell import Bell
-from tidegate.engine.step import Means, pause_s, step
+from tidegate.engine.context import Means
+from tidegate.engine.step import step
+from tidegate.engine.write import owner_locked, pause_s
 
 MAX_BATCH = 1024
 PROBE_FIRST_S = 0.5
 PROBE_CAP_S = 15.0
+
+Expect: TypeAlias = Callable[[Iterable[int | None]], None]
 
 
 class Lane(Generic[Tx]):
@@ -24,10 +29,10 @@ class Lane(Generic[Tx]):
         self.scan_s = scan_s
         self.ring = means.rings[name]
         self.failures = 0  # Calls in a row without a word: while there are any, it is closed.
+        self.unanswered = 0  # Calls since the last answer, however often it was opened meanwhile.
         self.well = True  # The last ask raised nothing: if the next does, a row is to blame.
         self._next_scan_s = 0.0
         self._hinted = False  # Somebody has said that something is due.
-        self._told = False  # Somebody knows that the system is unreachable.
         self._probing = False
         self._work = Bell()
         self._stopping = False
@@ -56,7 +61,8 @@ class Lane(Generic[Tx]):
                 await self._turn()
                 tries = 0
             except StoreUnavailable as fault:
-                self.means.alert(Alert(Alarm.NONE, f"store unavailable: {fault}", self.name))
+                cause = f"store unavailable: {fault}"
+                self._alert(Alarm.NONE, Code.STORE_UNAVAILABLE, cause)
                 await self._rest(pause_s(tries, self.means.dice))
                 tries += 1
 
@@ -76,32 +82,37 @@ class Lane(Generic[Tx]):
         if self.closed:
             await self._probe()
             return
-        batch = await self._batch()
-        if batch:
-            await self._step(batch)
-        else:
+        with self.means.apart.expecting() as expect:
+            batch = await self._batch(expect)
+            if batch:
+                await self._step(batch)
+        if not batch:
             until_scan_s = self._next_scan_s - self.means.clock()
             await self._rest(min(max(until_scan_s, 0.0), self.scan_s))
 
-    async def _batch(self) -> list[Transfer]:
+    async def _batch(self, expect: Expect) -> list[Transfer]:
         """From the ring, and from the table at least once per scan interval."""
         now_s = self.means.clock()
         # A clock that was set back must not put the next scan off for as long.
         if not self._hinted and 0 < self._next_scan_s - now_s <= 2 * self.scan_s:
-            return await self._popped(now_s)
+            return await self._popped(now_s, expect)
         # Before the look: a hint that comes meanwhile may be about what the look did not see.
         self._hinted, self._next_scan_s = False, 0.0
-        claimed = list(await self.means.store.claim(self.name, MAX_BATCH))
+        claimed = list(await self.means.store.claim(self.name, MAX_BATCH, self.means.tables))
         if len(claimed) < MAX_BATCH:
             self._next_scan_s = self.means.clock() + self.scan_s
-        return claimed or await self._popped(self.means.clock())
+        return claimed or await self._popped(self.means.clock(), expect)
 
-    async def _popped(self, now_s: float) -> list[Transfer]:
+    async def _popped(self, now_s: float, expect: Expect) -> list[Transfer]:
         batch = self.ring.pop(MAX_BATCH, now_s)
-        if batch and await self.means.store.halted():
-            await self._release(batch)
+        if not batch:
             return []
-        return batch
+        expect(map(self._owner, batch))
+        asked = list(await self.means.store.askable(batch, self.means.tables))
+        if len(asked) < len(batch):
+            kept = {transfer.id for transfer in asked}
+            await self._release([transfer for transfer in batch if transfer.id not in kept])
+        return asked
 
     async def _step(self, batch: list[Transfer]) -> None:
         try:
@@ -110,12 +121,15 @@ class Lane(Generic[Tx]):
             self._close(str(fault))
             await self._release(batch)
             await self.drain()
+            await self._note(str(fault))
             return
         if self.closed:
             self._open()
-        if self._told:
-            self._told = False
-            self.means.alert(Alert(Alarm.NONE, "reachable again", self.name))
+        if self.unanswered:
+            await self._answered()
+
+    def _owner(self, transfer: Transfer) -> int | None:
+        return owner_locked(self.means, transfer)
 
     def _open(self) -> None:
         self.failures = 0
@@ -124,11 +138,27 @@ class Lane(Generic[Tx]):
 
     def _close(self, reason: str) -> None:
         """No claims and no attempts until one probe is answered; one page for the whole lane."""
-        if not self._told:
-            self._told = True
-            self.means.alert(Alert(Alarm.PAGE, f"unreachable: {reason}", self.name))
+        if not self.unanswered:
+            self._alert(Alarm.PAGE, Code.LANE_UNREACHABLE, f"unreachable: {reason}")
         self.failures += 1
+        self.unanswered += 1
         self.ring.open = False
+
+    async def _note(self, reason: str) -> None:
+        """Once per probe, for all transfers that wait: their own rows are not written.
+
+        Kept until the system answers. That a probe found nothing to ask proves nothing.
+        """
+        means = self.means
+        with contextlib.suppress(StoreUnavailable):
+            await means.store.note_outage(self.name, means.worker, self.unanswered, reason)
+
+    async def _answered(self) -> None:
+        self.unanswered = 0
+        self._alert(Alarm.NONE, Code.LANE_UNREACHABLE, "cleared: reachable again", cleared=True)
+        # A note that cannot be deleted counts no longer than two minutes.
+        with contextlib.suppress(StoreUnavailable):
+            await self.means.store.end_outage(self.name, self.means.worker)
 
     async def _probe(self) -> None:
         """One row at a time, until the system says anything; then all that is due goes on."""
@@ -139,7 +169,8 @@ class Lane(Generic[Tx]):
         try:
             delay = min(PROBE_FIRST_S * 2 ** min(self.failures - 1, 10), PROBE_CAP_S)
             await self._rest(delay * (0.75 + self.means.dice.random() / 4))
-            batch = [] if self._stopping else await self.means.store.claim(self.name, 1)
+            tables = self.means.tables
+            batch = [] if self._stopping else await self.means.store.claim(self.name, 1, tables)
             if batch:
                 await self._step(list(batch))
             else:
@@ -148,6 +179,9 @@ class Lane(Generic[Tx]):
                 self._open()
         finally:
             self._probing = False
+
+    def _alert(self, alarm: Alarm, code: Code, cause: str, *, cleared: bool = False) -> None:
+        self.means.alert(Alert(alarm, code, cause, self.name, cleared=cleared))
 
     async def _rest(self, seconds: float) -> None:
         """Until there is work, or the time is over."""

@@ -4,10 +4,11 @@ from msgspec.structs import replace
 
 from tidegate.core.answers import Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
-from tidegate.core.refusals import Refusal
+from tidegate.core.refusals import Doubt, Refusal
 from tidegate.core.transfer import Question, Transfer, question_of
 from tidegate.engine.gate import LEDGER, Gate
 from tidegate.engine.step import ask, conclude
+from tidegate.engine.write import Work
 from tidegate.store import reading, resolutions
 from tidegate.store.resolutions import Proposal, Resolution
 from tidegate.systems.ledger import SUSPENSE
@@ -21,7 +22,8 @@ async def propose(gate: Gate, transfer: Transfer, proposal: Proposal) -> int | R
     """Take down what one person says, if there is a question that it could answer."""
     if proposal.kind not in KINDS or not proposal.reason or not proposal.evidence:
         return Refusal.INVALID_REQUEST
-    if not _is_open(gate, transfer, proposal):
+    # What an answer leads to is said by the flow: only a process that knows it can tell.
+    if transfer.flow not in gate.engine.means.flows or not _is_open(gate, transfer, proposal):
         return Refusal.INVALID_REQUEST
     return await resolutions.propose(gate.store, proposal)
 
@@ -29,6 +31,8 @@ async def propose(gate: Gate, transfer: Transfer, proposal: Proposal) -> int | R
 async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
     """Carry it out by a second person's word; say what came of it."""
     proposal = resolution.proposal
+    if not await _is_known(gate, proposal):
+        return "this process does not know the flow: confirm at one that does"
     second = await resolutions.confirm(gate.store, resolution.id, confirmed_by)
     if second is None:
         return "this was proposed by you, or is closed already"
@@ -43,12 +47,18 @@ async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
         if isinstance(answer, Unknown):
             return f"the system does not confirm that it will not happen: {answer.reason}"
         assert transfer.lane is not None, "an open question has a lane"
-        await conclude(gate.engine.means, transfer.lane, [transfer], [answer], actor)
+        work = Work([transfer], [answer], transfer.lane, actor)
+        await conclude(gate.engine.means, work)
         if await _is_recorded(gate, transfer, actor):
             outcome = "done" if isinstance(answer, Done) else f"rejected: {answer.reason}"
             await resolutions.close(gate.store, resolution.id, outcome)
             return outcome
     return "an engine is asking the same question: confirm once more"
+
+
+async def _is_known(gate: Gate, proposal: Proposal) -> bool:
+    transfer = await reading.one(gate.store, proposal.transfer_id)
+    return transfer is not None and transfer.flow in gate.engine.means.flows
 
 
 def _is_open(gate: Gate, transfer: Transfer, proposal: Proposal) -> bool:
@@ -75,12 +85,17 @@ async def _answer(gate: Gate, transfer: Transfer, proposal: Proposal) -> Answer:
     # A «no» by people must be made true first: the system refuses the question for ever. If it
     # had decided already, what it decided counts.
     said = await _void(gate, transfer)
-    if isinstance(said, Done | Unknown):
+    if isinstance(said, Done | Unknown) and not _is_forgotten(said):
         return said
     if proposal.kind == "suspense":
         suspense = (LEDGER, SUSPENSE, transfer.owner)
         return Rejected(proposal.reason, proposal.evidence, repoint=suspense)
     return Rejected(proposal.reason, proposal.evidence)
+
+
+def _is_forgotten(answer: Answer) -> bool:
+    """Below its floor a system does nothing any more and remembers nothing: the evidence counts."""
+    return isinstance(answer, Unknown) and answer.reason == Doubt.RETIRED
 
 
 async def _void(gate: Gate, transfer: Transfer) -> Answer:

@@ -1,13 +1,15 @@
 """Hand-over inside a process: the happy path never waits for a scan of the table."""
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.transfer import Moves, Step, Transfer
 
 RING_SIZE = 10_000
+EXPECTED_S = 0.2  # So long others keep out of the way of what an outside system is asked about.
 
 T = TypeVar("T")
 
@@ -22,7 +24,8 @@ class Apart:
     def __init__(self, freed: Callable[[], None]) -> None:
         self._freed = freed
         self._busy: Counter[int] = Counter()
-        self._passed_over = False
+        self._passed_over: set[int] = set()  # Owners whose turn it is as soon as they are free.
+        self._waits = False  # Somebody was passed over and not yet called.
 
     def choose(self, waiting: "deque[T]", limit: int, owner: Callable[[T], int | None]) -> list[T]:
         """The first whose owners are in no batch. The others stay where they are, in their order.
@@ -31,30 +34,72 @@ class Apart:
         """
         chosen: list[T] = []
         passed: list[T] = []
+        owners: set[int] = set()
         while waiting and len(chosen) < limit and len(passed) < limit:
             item = waiting.popleft()
-            (passed if owner(item) in self._busy else chosen).append(item)
+            whose = owner(item)
+            if whose is not None and whose in self._busy:
+                passed.append(item)
+                self._passed_over.add(whose)
+            else:
+                chosen.append(item)
+                if whose is not None:
+                    owners.add(whose)
+        self._passed_over -= owners
         if passed:
-            self._passed_over = True
+            self._waits = True
             waiting.extendleft(reversed(passed))
         return chosen
 
     @contextmanager
+    def expecting(self) -> Iterator[Callable[[Iterable[int | None]], None]]:
+        """Yields what names the owners of a batch about which somebody will be asked. They are kept
+        apart for a moment, and no longer: the answer may be late, and they want to go on. One who
+        was passed over is not kept apart again before his turn: whoever is always asked about
+        would never come to it.
+        """
+        expected: set[int] = set()
+        timer: asyncio.TimerHandle | None = None
+
+        def expect(owners: Iterable[int | None]) -> None:
+            nonlocal timer
+            expected.update(self._taken(o for o in owners if o not in self._passed_over))
+            if expected:
+                loop = asyncio.get_running_loop()
+                timer = loop.call_later(EXPECTED_S, self._free, expected)
+
+        try:
+            yield expect
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._free(expected)
+
+    @contextmanager
     def locking(self, owners: Iterable[int | None]) -> Iterator[None]:
-        """For as long as a transaction takes; never while somebody outside is asked."""
-        locked = {owner for owner in owners if owner is not None}
-        self._busy.update(locked)
+        """For as long as a transaction takes."""
+        locked = self._taken(owners)
         try:
             yield
         finally:
-            for owner in locked:
-                if self._busy[owner] == 1:
-                    del self._busy[owner]
-                else:
-                    self._busy[owner] -= 1
-            if self._passed_over:
-                self._passed_over = False
-                self._freed()
+            self._free(locked)
+
+    def _taken(self, owners: Iterable[int | None]) -> set[int]:
+        taken = {owner for owner in owners if owner is not None}
+        self._busy.update(taken)
+        return taken
+
+    def _free(self, taken: set[int]) -> None:
+        """All of them, and once."""
+        for owner in taken:
+            if self._busy[owner] == 1:
+                del self._busy[owner]
+            else:
+                self._busy[owner] -= 1
+        taken.clear()
+        if self._waits:
+            self._waits = False
+            self._freed()
 
 
 class Ring:
@@ -102,14 +147,14 @@ class Slots:
         self._expires_s = expires_s
         self._lanes: list[str | None] = []  # Of each move, where it has a slot.
 
-    def reserve(self, moves: Sequence[Move], *, halted: bool) -> list[bool]:
+    def reserve(self, moves: Moves, *, halted: bool) -> list[bool]:
         """Which of the moves will be handed over: those rows are to be leased."""
-        self._lanes = [None if halted else self._slot(move) for move in moves]
+        self._lanes = [None if halted else self._slot(step) for step in moves.steps]
         return [lane is not None for lane in self._lanes]
 
-    def _slot(self, move: Move) -> str | None:
-        lane = move.after.lane
-        if lane is None or lane not in self._rings or move.delay_s > 0:
+    def _slot(self, step: Step) -> str | None:
+        lane = step.after.lane
+        if lane is None or lane not in self._rings or step.delay_s > 0:
             return None
         return lane if self._rings[lane].reserve() else None
 

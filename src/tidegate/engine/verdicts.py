@@ -9,12 +9,15 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.answers import Answer, Done, Rejected, Unknown
-from tidegate.core.flow import ACTIONS, Flow, Place, Verb
+from tidegate.core.flow import ACTIONS, FEES, Ask, Flow, Place, Verb
 from tidegate.core.money import format_amount
 from tidegate.core.ports import Account
 from tidegate.core.request import Asset
-from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
-from tidegate.store.auditing import Case, Leg, Row
+from tidegate.core.transfer import GENESIS, Entry, Party, chained
+from tidegate.core.transfer import SUSPENSE as SUSPENDED
+from tidegate.core.wire import Event
+from tidegate.store.auditing import Case, Leg, Operation, Row, Seen
+from tidegate.store.sweeping import Sweep
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE
 
 # What a verb does to the sum of an account, in units of the amount.
@@ -55,11 +58,13 @@ class Sums(msgspec.Struct, frozen=True, omit_defaults=True):
     other: str | None = None
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     ok: bool
     halted: bool
     assets: dict[str, Sums]
     violations: list[str]
+    # Transfers of flows that this process does not know, by flow. Others judge them.
+    not_judged: dict[str, int] = {}
 
 
 @dataclass
@@ -73,19 +78,27 @@ class Look:
     books: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     elsewhere: Mapping[tuple[int, int], int] = field(default_factory=dict)
     in_flight: Counter[tuple[int, int]] = field(default_factory=Counter)
+    unknown: frozenset[str] = frozenset()  # Flows that are installed and not ours.
+    not_judged: Counter[str] = field(default_factory=Counter)  # Transfers of these.
+    versions: dict[UUID, int] = field(default_factory=dict)  # Of those that are open.
+    # What those that have ended took out of the systems that are read.
+    taken: Counter[tuple[int, int]] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     owners: set[int] = field(default_factory=set)
     ends: dict[Account, set[int]] = field(default_factory=dict)
     open: set[UUID] = field(default_factory=set)
     judged: set[UUID] = field(default_factory=set)
+    since: Counter[tuple[int, int]] = field(default_factory=Counter)  # Done after the position.
+    reached: Sweep | None = None  # How far a slice of the full audit has come.
+    created: Mapping[UUID, int] = field(default_factory=dict)  # When, of what is new.
     read: Counter[str] = field(default_factory=Counter)
 
-    def touch(self, case: Case) -> None:
+    def touch(self, case: Case, *, old: bool) -> None:
         self.read["transfers"] += 1
         self.read["history"] += len(case.history)
         self.read["operations"] += len(case.operations)
-        if self.full:
-            return  # Every owner and every account will be looked at.
+        if self.full or old:
+            return  # Every owner and every account will be looked at, in this look or in others.
         self.owners.update(party.owner for party in case.row.parties.values())
         for operation in case.operations:
             self.ends.setdefault(operation.account, set()).add(operation.balance_after)
@@ -158,29 +171,72 @@ def _history_problems(case: Case, flow: Flow) -> Iterator[str]:
         yield "its head is not the hash of its last answer"
     if not row.keyed:
         yield "its key does not lead to it"
+    yield from _operation_problems(case, flow)
+
+
+def _operation_problems(case: Case, flow: Flow) -> Iterator[str]:
+    """Each operation of the ledger is on the account of the party that was asked, and both entries
+    of a credit with a fee are there, or neither is."""
+    asks = {kept.entry.version: flow.asked(kept.entry.path) for kept in case.history}
+    asks[case.row.version] = flow.asked([case.row.state])
+    entries: dict[int, dict[int, Operation]] = {}
     for operation in case.operations:
-        if (operation.amount, operation.account.asset_id) != (row.amount, row.asset_id):
-            yield f"the ledger's operation {operation.version} is about something else"
+        entries.setdefault(operation.version, {})[operation.entry] = operation
+    for version, found in entries.items():
+        ask = asks.get(version)
+        # Under a version that asks nothing there is nothing to compare; money that moved under it
+        # is found by its key.
+        if ask is not None and not _as_asked(case.row, ask, found):
+            yield f"the ledger's operation {version} is about something else"
+        elif len({operation.result for operation in found.values()}) > 1:
+            yield f"the entries of the ledger's operation {version} differ in their result"
+
+
+def _as_asked(row: Row, ask: Ask, found: Mapping[int, Operation]) -> bool:
+    verb, party = found[min(found)].verb, row.parties[ask.role]
+    if ask.verb is Verb.REFUND and verb == Verb.CREDIT and SUSPENDED in row.parties:
+        party = row.parties[SUSPENDED]  # It was re-pointed.
+    elif verb != ask.verb:
+        return False
+    fee = row.fee if ask.verb is Verb.CREDIT and ask.role == "target" else 0
+    expected = {0: (verb, Account(party.owner, party.book, row.asset_id), row.amount - fee)}
+    if fee:
+        fees = row.parties[FEES]
+        expected[1] = (verb, Account(fees.owner, fees.book, row.asset_id), fee)
+    return {n: (o.verb, o.account, o.amount) for n, o in found.items()} == expected
+
+
+# Whom each verb of a core may have been asked of.
+CORE_ROLES = {verb.name: tuple(action.after) for verb, action in ACTIONS.items()}
+
+
+def core_fits(event: Event, core: str, row: Seen) -> bool:
+    """Whether an operation of a core is about its transfer: asset, amount, owner and book."""
+    account = Party(core, event.book.name, event.owner)
+    asked = (row.parties.get(role) for role in CORE_ROLES.get(event.verb.name, ()))
+    return (event.asset_id, event.amount) == (row.asset_id, row.amount) and account in asked
 
 
 def broken_chain(case: Case) -> Iterator[str]:
     """The first answer that its hash does not vouch for, if there is one."""
     row = case.row
-    head, carried = GENESIS, Transfer(row.id, row.owner, row.flow, "", None, {}, 1, 1)
+    head = GENESIS
     for entry, at_us, hashed in case.history:
-        head = chained(head, carried, entry, at_us)
+        head = chained(head, row.id, row.flow, entry, at_us)
         if head != hashed:
             yield told(case, f"answer {entry.version} is not what was hashed")
             return
 
 
 def ledger_found(case: Case, ledger: str) -> dict[tuple[str, int], Found]:
-    return {
-        (ledger, o.version): Found(
-            o.result, o.delta + o.held_delta, o.delta != 0 or o.held_delta != 0, local=True
-        )
-        for o in case.operations
-    }
+    """By key: the entries of one operation together."""
+    found: dict[tuple[str, int], Found] = {}
+    for o in case.operations:
+        net, moved = o.delta + o.held_delta, o.delta != 0 or o.held_delta != 0
+        if (other := found.get((ledger, o.version))) is not None:
+            net, moved = net + other.net, moved or other.moved
+        found[ledger, o.version] = Found(o.result, net, moved, local=True)
+    return found
 
 
 class Wanted(NamedTuple):
@@ -224,7 +280,8 @@ def unreadable(case: Case, flow: Flow | None) -> str | None:
         return f"there is no flow {case.row.flow} here"
     paths = [*(kept.entry.path for kept in case.history), (case.row.state,)]
     roles = {ask.role for path in paths if (ask := flow.asked(path)) is not None}
-    if missing := (roles | {"source"}) - case.row.parties.keys():
+    roles |= {"source", FEES} if case.row.fee else {"source"}
+    if missing := roles - case.row.parties.keys():
         return f"nobody plays {', '.join(sorted(missing))}"
     return None
 
@@ -257,7 +314,7 @@ def totals(look: Look) -> Mapping[int, Counter[str]]:
         sums.setdefault(asset_id, Counter())["spot" if book == "SPOT" else "other"] += amount
     for (_, asset_id), amount in look.in_flight.items():
         sums.setdefault(asset_id, Counter())["in_flight"] += amount
-    for (_, asset_id), amount in look.elsewhere.items():
+    for (_, asset_id), amount in (*look.elsewhere.items(), *look.taken.items()):
         sums.setdefault(asset_id, Counter())["other"] += amount
     return sums
 
@@ -270,7 +327,7 @@ def report(look: Look, assets: Iterable[Asset], *, halted: bool) -> Report:
             asset = known.get(asset_id)
             code = asset.code if asset else f"asset {asset_id}"
             shown[code] = _shown(sums, asset.decimals if asset else 0)
-    return Report(not look.problems, halted, shown, look.problems)
+    return Report(not look.problems, halted, shown, look.problems, dict(look.not_judged))
 
 
 def _shown(sums: Counter[str], decimals: int) -> Sums:

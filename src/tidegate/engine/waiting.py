@@ -6,7 +6,7 @@ from itertools import islice, takewhile
 from uuid import UUID
 
 from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Answering, Receipt
+from tidegate.engine.pending import Answering, Receipt
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +43,20 @@ class Waiting:
                 watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
         self._seen_off()
 
-    def longest(self, limit: int) -> list[UUID]:
-        """For what those wait who have waited longest."""
-        return list(islice(self._watchers, limit))
+    def release(self) -> None:
+        """Answer all who wait with their receipts: nobody here will see the ends any more."""
+        for watchers in list(self._watchers.values()):
+            for watcher in list(watchers):
+                self._give_up(watcher)
+
+    def longest(self, limit: int, least_s: float) -> list[UUID]:
+        """For what those wait who have waited longest, and at least so long."""
+        before_s = asyncio.get_running_loop().time() - least_s
+        return list(islice((i for i in self._watchers if self._since_s(i) <= before_s), limit))
+
+    def _since_s(self, id_: UUID) -> float:
+        watcher = self._watchers[id_][0]
+        return watcher.until_s - watcher.patience_s
 
     def _look(self, patience_s: float) -> None:
         """Let those go whose time is over, and come again for the next in their line."""

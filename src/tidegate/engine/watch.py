@@ -1,25 +1,19 @@
 """The alert rules: what is wrong right now, told once, and told again when it is over."""
 
-import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
-from uuid import UUID
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, Flow, Verb
-from tidegate.core.ports import StoreFault
-from tidegate.core.sql import texts
-from tidegate.engine.alerts import Alert
+from tidegate.core.sql import numbers, texts
+from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.reporter import Reporter, Subject, Trouble
+from tidegate.engine.unheard import UNTOLD_S, Unheard
 from tidegate.store.auditing import Sign, signs
+from tidegate.store.pages import untold
 from tidegate.store.postgres import PostgresStore
-
-MAX_DURATIONS = 10_000
-WINDOW_US = 60 * 1_000_000
-
-Subject: TypeAlias = tuple[str, str]  # Of which rule, and about whom.
 
 
 class Thresholds(msgspec.Struct, frozen=True):
@@ -28,68 +22,69 @@ class Thresholds(msgspec.Struct, frozen=True):
     stuck_s: float = 60.0  # MON-001: money in flight towards its target.
     refund_failures: int = 3  # MON-002.
     births_a_minute: int = 30  # MON-004, of one owner.
-    failure_share: float = 0.05
-    failure_for_s: float = 120.0
-    failure_among: int = 20  # Of fewer ended transfers no share is taken.
+    untold_s: float = UNTOLD_S
     pending: int = 10
     pending_s: float = 300.0
-    slow_s: float = 1.0  # P95 of the last minute.
-    slow_among: int = 20
-
-
-class Trouble(NamedTuple):
-    """One rule that does not hold, and for how long it must not until somebody is told."""
-
-    alarm: Alarm
-    cause: str
-    lane: str | None = None
-    transfer_id: UUID | None = None
-    state: str | None = None
-    for_s: float = 0.0
+    unaudited_s: float = 2 * 86_400.0  # Since everything was last audited.
 
 
 def troubles(
-    seen: Sequence[Sign], durations: Sequence[float], limits: Thresholds
+    seen: Sequence[Sign], limits: Thresholds, flows: Mapping[str, Flow] = MappingProxyType({})
 ) -> Mapping[Subject, Trouble]:
     """What is wrong at one moment: pure."""
-    found = dict(_slow(durations, limits))
+    found: dict[Subject, Trouble] = {}
     for sign in seen:
-        if (trouble := _trouble(sign, limits)) is not None:
+        if sign.kind == "waits":
+            found[f"waits {sign.flow} {sign.state}", sign.subject] = _waits(sign, flows)
+        elif (trouble := _trouble(sign, limits)) is not None:
             found[f"{sign.kind} {sign.state}".strip(), sign.subject] = trouble
     return found
 
 
 def _trouble(sign: Sign, limits: Thresholds) -> Trouble | None:
-    _, subject, id_, state, number, among = sign
+    number, oldest = sign.number, (sign.transfer_id, sign.state, sign.retries, sign.age_s)
     match sign.kind:
         case "stuck":
-            cause = f"MON-001: {number} in {state} for over {limits.stuck_s:g} s"
-            return Trouble(Alarm.CRITICAL, cause, subject, id_, state)
+            cause = f"MON-001: {number} in {sign.state} for over {limits.stuck_s:g} s"
+            code, lane = Code.TARGET_PENDING, sign.subject
+            return Trouble(Alert(Alarm.CRITICAL, code, cause, lane, *oldest, count=number))
         case "refund":
             cause = f"MON-002: a refund has failed {number} times"
-            return Trouble(Alarm.CRITICAL, cause, None, id_, state)
+            return Trouble(Alert(Alarm.CRITICAL, Code.REFUND_FAILING, cause, None, *oldest))
         case "owner":
-            cause = f"MON-004: owner {subject} made {number} transfers in a minute"
-            return Trouble(Alarm.PAGE, cause)
+            cause = f"MON-004: owner {sign.subject} made {number} transfers in a minute"
+            return Trouble(Alert(Alarm.PAGE, Code.OWNER_BUSY, cause))
         case "old" if number > limits.pending:
             cause = f"{number} transfers are pending for over {limits.pending_s:g} s"
-            return Trouble(Alarm.PAGE, cause)
-        case "ended" if among >= limits.failure_among and number > limits.failure_share * among:
-            cause = f"{number} of {among} transfers of the last minute failed"
-            return Trouble(Alarm.PAGE, cause, for_s=limits.failure_for_s)
+            return Trouble(Alert(Alarm.PAGE, Code.TRANSFERS_PENDING, cause, count=number))
+        case "asked":
+            cause = f"{number} requests for {sign.subject} wait in the inbox for over "
+            cause += f"{limits.pending_s:g} s: {sign.reason or 'no process has taken them'}"
+            code = Code.REQUESTS_WAITING
+            return Trouble(Alert(Alarm.PAGE, code, cause, None, *oldest, count=number))
+        case "unaudited" if (sign.age_s or 0.0) > limits.unaudited_s:
+            cause = f"not everything was audited for over {limits.unaudited_s / 3600:g} hours"
+            return Trouble(Alert(Alarm.PAGE, Code.AUDIT_LATE, cause, age_s=sign.age_s))
     return None
 
 
-def _slow(durations: Sequence[float], limits: Thresholds) -> Iterator[tuple[Subject, Trouble]]:
-    if len(durations) >= max(limits.slow_among, 1):
-        p95_s = sorted(durations)[-(-len(durations) * 95 // 100) - 1]
-        if p95_s > limits.slow_s:
-            cause = f"P95 of {len(durations)} requests is {p95_s:.3f} s"
-            yield ("slow", ""), Trouble(Alarm.PAGE, cause)
+def _waits(sign: Sign, flows: Mapping[str, Flow]) -> Trouble:
+    """Transfers that wait for a system which is unreachable."""
+    ask = flows[sign.flow or ""].ask(sign.state)
+    assert ask is not None, f"nothing waits in {sign.state}"
+    if ask.verb is Verb.REFUND:
+        alarm, code = Alarm.CRITICAL, Code.REFUND_FAILING
+        cause = f"MON-002: a refund has failed {sign.among} times: unreachable: {sign.reason}"
+    else:
+        alarm, code = ask.patience.alarm, Code.TRANSFER_STUCK
+        cause = f"{sign.number} in {sign.state}, asked for {sign.among} times"
+        cause = f"{cause}: unreachable: {sign.reason}"
+    oldest = (sign.transfer_id, sign.state, sign.retries, sign.age_s)
+    return Trouble(Alert(alarm, code, cause, sign.subject, *oldest, count=sign.number))
 
 
 class Watch:
-    """Each cause is told once until it clears, and then that it has cleared."""
+    """The rules about what the store holds; one process looks for all."""
 
     def __init__(
         self,
@@ -98,54 +93,15 @@ class Watch:
         alert: Callable[[Alert], None],
         limits: Thresholds | None = None,
     ) -> None:
-        self._store, self._alert, self._limits = store, alert, limits or Thresholds()
-        self._bounds = _bounds(flows, self._limits)
-        self._since_us: dict[Subject, int] = {}
-        self._told: dict[Subject, Trouble] = {}
-        self._fresh: deque[float] = deque(maxlen=MAX_DURATIONS)
-        self._windows: deque[tuple[int, list[float]]] = deque()
-
-    def took(self, duration_s: float) -> None:
-        """One request was answered after so long."""
-        self._fresh.append(duration_s)
+        self._store, self._limits = store, limits or Thresholds()
+        self._flows, self._bounds = flows, _bounds(flows, self._limits)
+        self.reporter, self.unheard = Reporter(alert), Unheard(flows, alert)
 
     async def look(self) -> None:
         seen = await signs(self._store, self._bounds)
-        now_us = next(sign.number for sign in seen if sign.kind == "now")
-        self._windows.append((now_us, list(self._fresh)))
-        self._fresh.clear()
-        while now_us - self._windows[0][0] >= WINDOW_US:
-            self._windows.popleft()
-        durations = [duration for _, window in self._windows for duration in window]
-        self.judge(troubles(seen, durations[-MAX_DURATIONS:], self._limits), now_us)
-
-    def judge(self, found: Mapping[Subject, Trouble], now_us: int) -> None:
-        """Tell what is new and has lasted long enough, and what is over."""
-        for subject, trouble in found.items():
-            since_us = self._since_us.setdefault(subject, now_us)
-            if subject not in self._told and now_us - since_us >= trouble.for_s * 1e6:
-                self._told[subject] = trouble
-                self._tell(trouble, trouble.alarm, trouble.cause)
-        for subject in self._since_us.keys() - found.keys():
-            del self._since_us[subject]
-            if (over := self._told.pop(subject, None)) is not None:
-                self._tell(over, Alarm.NONE, f"cleared: {over.cause}")
-
-    @property
-    def firing(self) -> Sequence[str]:
-        """The causes told and not cleared yet."""
-        return [trouble.cause for trouble in self._told.values()]
-
-    def _tell(self, trouble: Trouble, alarm: Alarm, cause: str) -> None:
-        self._alert(Alert(alarm, cause, trouble.lane, trouble.transfer_id, trouble.state))
-
-    async def watch_forever(self, every_s: float = 5.0) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            try:
-                await self.look()
-            except StoreFault:
-                continue  # Whoever asks the store for work will say so.
+        now_s = next(sign.number for sign in seen if sign.kind == "now") / 1_000_000
+        self.reporter.judge(troubles(seen, self._limits, self._flows), now_s)
+        self.unheard.judge(await untold(self._store), now_s, self._limits.untold_s)
 
 
 def _bounds(flows: Mapping[str, Flow], limits: Thresholds) -> Mapping[str, object]:
@@ -157,13 +113,27 @@ def _bounds(flows: Mapping[str, Flow], limits: Thresholds) -> Mapping[str, objec
     ]
     targets = [(f, s) for f, s, ask in asks if (ask.role, ask.verb) == ("target", Verb.CREDIT)]
     refunds = [(f, s) for f, s, ask in asks if ask.verb is Verb.REFUND]
+    waits = [(flow.name, state) for flow in flows.values() for state in flow.waiting_states]
+    paging = [(f, s, ask) for f, s, ask in asks if ask.patience.page_attempts is not None]
     return {
+        "asked_flows": texts(flow for flow, _, _ in paging),
+        "asked_states": texts(state for _, state, _ in paging),
+        "page_attempts": numbers(_page_attempts(ask, limits) for _, _, ask in paging),
+        "page_after_s": numbers(ask.patience.page_after_s for _, _, ask in paging),
         "target_flows": texts(flow for flow, _ in targets),
         "target_states": texts(state for _, state in targets),
         "refund_flows": texts(flow for flow, _ in refunds),
         "refund_states": texts(state for _, state in refunds),
+        "waits_flows": texts(flow for flow, _ in waits),
+        "waits_states": texts(state for _, state in waits),
         "stuck_s": limits.stuck_s,
         "refund_failures": limits.refund_failures,
         "old_s": limits.pending_s,
         "births": limits.births_a_minute,
     }
+
+
+def _page_attempts(ask: Ask, limits: Thresholds) -> int:
+    most = ask.patience.page_attempts
+    assert most is not None
+    return min(most, limits.refund_failures) if ask.verb is Verb.REFUND else most

@@ -44,4 +44,5 @@ MEMBER_TRANSFER = Flow(
         State.COMPLETED: End(Place.TARGET),
         State.REFUSED: End(Place.SOURCE),
     },
+    roles=frozenset({"allowance"}),
 )

@@ -76,4 +76,5 @@ POOL_TRANSFER = Flow(
         State.COMPLETED: End(Place.TARGET),
         State.REJECTED: End(Place.SOURCE),
     },
+    roles=frozenset({"allowance", "checks"}),
 )

@@ -10,6 +10,7 @@ from tidegate.service import health, openapi, operator, pool, transfers
 from tidegate.service.front import (
     ANYBODY,
     APPROVER,
+    MAX_BATCH_BODY,
     OPERATOR,
     STAFF,
     USER,
@@ -21,6 +22,7 @@ from tidegate.service.front import (
 from tidegate.service.http import CLOSE, Reply, Request
 from tidegate.service.problem import METHOD_NOT_ALLOWED, NOT_FOUND, SYSTEM_ERROR, problem
 
+LISTS = ("limit", "cursor", "state")
 V1 = "/api/v1"
 DESK = f"{V1}/operator"
 
@@ -33,15 +35,33 @@ async def docs(_: Call) -> Reply:
     return openapi.serve_page(RULES)
 
 
+async def home(_: Call) -> Reply:
+    return openapi.lead_to("/docs")
+
+
 RULES: Sequence[Rule] = (
     Rule("POST", f"{V1}/internal_transfer", transfers.create, USER, "Make a transfer"),
-    Rule("GET", f"{V1}/internal_transfer", transfers.list_own, USER, "List own transfers"),
+    Rule("GET", f"{V1}/internal_transfer", transfers.list_own, USER, "List own transfers", LISTS),
     Rule("GET", f"{V1}/internal_transfer/{{id}}", transfers.show, USER, "Show a transfer"),
-    Rule("POST", f"{V1}/internal_transfers", transfers.create_batch, USER, "Make many transfers"),
+    Rule(
+        "POST",
+        f"{V1}/internal_transfers",
+        transfers.create_batch,
+        USER,
+        "Make many transfers",
+        max_body=MAX_BATCH_BODY,
+    ),
     Rule("POST", f"{V1}/transfer", transfers.create_first, USER, "Make a transfer (older shape)"),
     Rule("GET", f"{V1}/transfer/{{id}}", transfers.show_first, USER, "Show it (older shape)"),
     Rule("POST", f"{V1}/pool_transfers", pool.create, USER, "Pay through the pool"),
-    Rule("GET", f"{V1}/pool_transfers", pool.list_own, USER, "List own pool transfers"),
+    Rule(
+        "GET",
+        f"{V1}/pool_transfers",
+        pool.list_own,
+        USER,
+        "List own pool transfers",
+        ("limit", "offset", "guild_id", "status"),
+    ),
     Rule("GET", f"{V1}/pool_transfers/{{id}}", pool.show, USER, "Show a pool transfer"),
     Rule("GET", f"{V1}/balances", transfers.balances, USER, "Own balances"),
     Rule("GET", f"{V1}/assets", transfers.assets, USER | STAFF, "Assets and their limits"),
@@ -49,22 +69,34 @@ RULES: Sequence[Rule] = (
     Rule("POST", f"{DESK}/external_withdrawal", operator.withdraw, OPERATOR, "Money leaves"),
     Rule("POST", f"{DESK}/account_status", operator.account_status, OPERATOR, "Freeze or thaw"),
     Rule("PATCH", f"{DESK}/assets/{{code}}", operator.set_asset, OPERATOR, "Change an asset"),
-    Rule("GET", f"{DESK}/transfers", operator.search, STAFF, "Search transfers"),
+    Rule(
+        "GET",
+        f"{DESK}/transfers",
+        operator.search,
+        STAFF,
+        "Search transfers",
+        (*LISTS, "owner", "flow", "stuck_s"),
+    ),
     Rule("GET", f"{DESK}/transfers/{{id}}", operator.history, STAFF, "A transfer's history"),
     Rule("POST", f"{DESK}/transfers/{{id}}/retry", operator.retry_now, OPERATOR, "Retry now"),
     Rule("POST", f"{DESK}/transfers/{{id}}/resolve", operator.propose, OPERATOR, "Propose"),
     Rule("POST", f"{DESK}/resolutions/{{id}}/confirm", operator.confirm, APPROVER, "Confirm"),
     Rule("POST", f"{DESK}/halt", operator.halt, OPERATOR, "Stop everything"),
-    Rule("POST", f"{DESK}/resume", operator.resume, OPERATOR, "Go on"),
-    Rule("GET", f"{DESK}/audit", operator.audit, STAFF, "Do the books agree?"),
+    Rule("POST", f"{DESK}/resume", operator.resume, OPERATOR, "Resume after a halt"),
+    Rule("GET", f"{DESK}/halts", operator.halts, STAFF, "Who halted, and why"),
+    Rule("GET", f"{DESK}/audit", operator.audit, STAFF, "Do the books agree?", ("full",)),
     Rule("GET", f"{DESK}/audit/progress", operator.audit_progress, STAFF, "How far an audit is"),
     Rule("GET", "/healthz", health.alive, ANYBODY, "Alive"),
     Rule("GET", "/readyz", health.ready, ANYBODY, "Ready"),
     Rule("GET", "/metrics", health.metrics, ANYBODY, "Metrics"),
     Rule("GET", "/openapi.json", document, ANYBODY, "This API, for programs"),
     Rule("GET", "/docs", docs, ANYBODY, "This API, for people"),
+    Rule("GET", "/", home, ANYBODY, "Leads to /docs"),
 )
 
+
+# What a worker serves: its health and its metrics, which need no token.
+WORKER_RULES = [rule for rule in RULES if rule.path in ("/healthz", "/readyz", "/metrics")]
 
 Methods: TypeAlias = Mapping[str, Rule]
 

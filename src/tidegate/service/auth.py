@@ -91,16 +91,20 @@ class DenyList:
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
+        # One entry per mark: to deny it again for longer moves its end, and adds nothing here.
         self._ends: list[tuple[float, str]] = []
 
     def add(self, mark: str, until: float, now: float) -> None:
         if until > self._until.get(mark, now):
+            if mark not in self._until:
+                heapq.heappush(self._ends, (until, mark))
             self._until[mark] = until
-            heapq.heappush(self._ends, (until, mark))
         while self._ends and self._ends[0][0] <= now:
             _, ended = heapq.heappop(self._ends)
-            if ended in self._until and self._until[ended] <= now:
+            if self._until[ended] <= now:
                 del self._until[ended]
+            else:
+                heapq.heappush(self._ends, (self._until[ended], ended))
 
     def has(self, mark: str, now: float) -> bool:
         return now < self._until.get(mark, now)

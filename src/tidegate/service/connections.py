@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -19,6 +20,8 @@ from tidegate.service.problem import problem
 MAX_CONNECTIONS = 2_000  # There are only so many, and they are for everybody.
 HEADERS_S = 10.0  # From the first byte, or from connecting, to the end of a request's headers.
 KEEP_ALIVE_S = 30.0  # From an answer to the first byte of what is asked next.
+WRITE_S = 30.0  # For the client to take what was written to it.
+SHUTDOWN_S = 12.0  # For the requests under way at the end of the server, and for their answers.
 MAX_HEADERS = 32 * 1024
 MAX_AHEAD = 64 * 1024  # Of a body that nobody has asked for yet.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -51,6 +54,7 @@ def server_of(api: Answering, host: str = "127.0.0.1", port: int = 0) -> uvicorn
         ws="none",
         lifespan="off",
         log_config=None,
+        timeout_graceful_shutdown=math.ceil(SHUTDOWN_S),
     )
     return uvicorn.Server(config)
 
@@ -65,6 +69,7 @@ class Connection(asyncio.Protocol):
     _arriving: Request | None = None
     _serving: Request | None = None
     _drained: asyncio.Future[None] | None = None  # While the client does not take what we write.
+    _writing: asyncio.TimerHandle | None = None  # Cuts off a client that does not read.
     _paused = _crowded = _leaving = False
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, **_: object) -> None:
@@ -103,6 +108,8 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
         self._waiting.clear()
         if self._arriving is not None:
             self._arriving.leave()
@@ -111,8 +118,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
+        self._limit_write()
 
     def resume_writing(self) -> None:
+        if self._writing is not None and not self._transport.is_closing():
+            self._writing.cancel()
+            self._writing = None
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -120,7 +131,7 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server is about to end: whatever is being served is the last."""
         if self._serving is None:
-            self._transport.close()
+            self._close()
         else:
             self._leaving = True
 
@@ -191,7 +202,7 @@ class Connection(asyncio.Protocol):
         if fault is not None and not isinstance(fault, Gone):
             log.error("a request could not be answered", exc_info=fault)
         if fault is not None or task.cancelled():
-            self._transport.close()
+            self._close()
 
     def _send(self, request: Request, said: Reply) -> None:
         if self._transport.is_closing():
@@ -207,7 +218,7 @@ class Connection(asyncio.Protocol):
         if keeps:
             self._go_on(request)
         else:
-            self._transport.close()
+            self._close()
 
     def _go_on(self, answered: Request) -> None:
         self._serving = None
@@ -236,7 +247,16 @@ class Connection(asyncio.Protocol):
         elif not self._transport.is_closing():
             said = problem(Refusal.INVALID_REQUEST, "none", detail, headers=CLOSE)
             self._transport.write(head_of(said, said.headers, ()) + said.body)
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close when all is written. A client that does not read must not hold it open."""
+        self._transport.close()
+        self._limit_write()
+
+    def _limit_write(self) -> None:
+        if self._writing is None:
+            self._writing = self._loop.call_later(WRITE_S, self._transport.abort)
 
     def _pause(self) -> None:
         if not self._paused:
@@ -272,7 +292,7 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._due_s:
             self._set_timer()
         else:
-            self._transport.close()
+            self._close()
 
 
 def head_of(said: Reply, headers: Mapping[str, str], more: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -132,6 +132,7 @@ MEANINGS: Mapping[str, str] = {
     Refusal.RATE_LIMIT_EXCEEDED: "too many requests in a second",
     Refusal.DAILY_LIMIT_EXCEEDED: "too many transfers in a day",
     Refusal.DAILY_AMOUNT_EXCEEDED: "too much of this asset in a day",
+    Reason.INVALID_OWNER: "an owner is a whole number from 1 on",
     Reason.SOURCE_ACCOUNT_NOT_FOUND: "there is no such account to take the money from",
     Reason.TARGET_ACCOUNT_NOT_FOUND: "there is no such account to give the money to",
     Reason.ACCOUNT_FROZEN: "the account is frozen",

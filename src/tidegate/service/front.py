@@ -1,20 +1,28 @@
 """What every route shares: who asks, may they, what did they send, and errors as problems."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from tidegate.core.answers import Unreachable
-from tidegate.core.ports import StoreFault
+from tidegate.core.ports import StoreFault, StoreUnavailable
 from tidegate.core.refusals import Refusal
 from tidegate.engine.audit import Audit
 from tidegate.engine.gate import Gate
+from tidegate.engine.stopped import EngineStopped
 from tidegate.service.auth import Identity
-from tidegate.service.body import Malformed, decode
+from tidegate.service.body import Malformed, decode, quoted
 from tidegate.service.http import JSON, Reply, Request
 from tidegate.service.limits import RequestRate
 from tidegate.service.meters import Meters
-from tidegate.service.problem import PAYLOAD_TOO_LARGE, SYSTEM_ERROR, UNAVAILABLE, problem
+from tidegate.service.problem import (
+    DATABASE_UNAVAILABLE,
+    OUTCOME_UNKNOWN,
+    PAYLOAD_TOO_LARGE,
+    SYSTEM_ERROR,
+    UNAVAILABLE,
+    problem,
+)
 
 MAX_BODY = 16 * 1024
 MAX_BATCH_BODY = 1024 * 1024
@@ -34,7 +42,7 @@ class Service:
     audit: Audit | None = None
     wait_s: float = 0.5
     rate: RequestRate | None = None
-    took: Callable[[float], None] = lambda _: None  # Is told how long each request took.
+    ages: Callable[[], Mapping[str, float]] = dict  # Of the last success of background tasks.
 
 
 class Refused(Exception):
@@ -52,6 +60,7 @@ class Call(NamedTuple):
     request: Request
     identity: Identity
     request_id: str
+    raw: bytes  # The body, all of it.
 
     @property
     def owner(self) -> int:
@@ -59,17 +68,11 @@ class Call(NamedTuple):
             raise Refused(Refusal.FORBIDDEN, "this token belongs to no user")
         return self.identity.owner
 
-    async def body(self, type_: type[T], limit: int = MAX_BODY) -> T:
+    def body(self, type_: type[T]) -> T:
         kind = self.request.header(b"content-type") or ""
         if kind != JSON and kind.split(";")[0].strip().lower() != JSON:
             raise Refused(Refusal.INVALID_REQUEST, f"send {JSON}")
-        try:
-            raw = await self.request.body(limit)
-        except TimeoutError as late:
-            raise Refused(Refusal.INVALID_REQUEST, "the body took too long to arrive") from late
-        if len(raw) > limit:
-            raise Refused(PAYLOAD_TOO_LARGE)
-        return decode(raw, type_, max_bytes=limit)
+        return decode(self.raw, type_, max_bytes=len(self.raw))
 
 
 Endpoint: TypeAlias = Callable[[Call], Awaitable[Reply]]
@@ -90,6 +93,8 @@ class Rule(NamedTuple):
     endpoint: Endpoint
     roles: frozenset[str]
     summary: str
+    query: tuple[str, ...] = ()  # The parameters that it takes. Others are refused.
+    max_body: int = MAX_BODY
 
 
 async def guarded(service: Service, rule: Rule, request: Request) -> Reply:
@@ -99,18 +104,13 @@ async def guarded(service: Service, rule: Rule, request: Request) -> Reply:
     said = await _answer(service, rule, request, request_id)
     took_s = service.clock() - began_s
     service.meters.request(rule.path, said.status, took_s)
-    service.took(took_s)
     return Reply(said.status, said.body, {**said.headers, "X-Request-Id": request_id})
 
 
 async def _answer(service: Service, rule: Rule, request: Request, request_id: str) -> Reply:
-    identity = await _identity(service, request) if rule.roles else NOBODY
-    if identity is None:
-        return problem(Refusal.UNAUTHORIZED, request_id)
-    if rule.roles and not identity.roles & rule.roles:
-        return problem(Refusal.FORBIDDEN, request_id)
     try:
-        return await rule.endpoint(Call(service, request, identity, request_id))
+        call = await _let_in(service, rule, request, request_id)
+        return await rule.endpoint(call)
     except Malformed as fault:
         service.meters.refusal(Refusal.INVALID_REQUEST)
         return problem(Refusal.INVALID_REQUEST, request_id, str(fault))
@@ -119,9 +119,48 @@ async def _answer(service: Service, rule: Rule, request: Request, request_id: st
         return problem(refused.code, request_id, refused.detail, refused.more)
     except Unreachable:
         return problem(UNAVAILABLE, request_id)
-    except StoreFault:
+    except StoreFault as fault:
         # What it says is about our database: for the log, not for the caller.
-        return problem(SYSTEM_ERROR, request_id)
+        return problem(fault_code(fault), request_id)
+
+
+async def _let_in(service: Service, rule: Rule, request: Request, request_id: str) -> Call:
+    """Check who asks, and read all of the request before any of it is executed.
+
+    A body that breaks off or is no HTTP is answered with 400 by the connection, whether the route
+    needs a body or not: so nothing may have been done by then.
+    """
+    identity = await _identity(service, request) if rule.roles else NOBODY
+    if identity is None:
+        raise Refused(Refusal.UNAUTHORIZED)
+    if rule.roles and not identity.roles & rule.roles:
+        raise Refused(Refusal.FORBIDDEN)
+    if request.query:
+        _check_query(rule, request)
+    try:
+        raw = await request.body(rule.max_body)
+    except TimeoutError as late:
+        raise Refused(Refusal.INVALID_REQUEST, "the body took too long to arrive") from late
+    if len(raw) > rule.max_body:
+        raise Refused(PAYLOAD_TOO_LARGE)
+    return Call(service, request, identity, request_id, raw)
+
+
+def _check_query(rule: Rule, request: Request) -> None:
+    """A misspelt filter that is ignored would answer another question than was asked."""
+    names = [name for name, _ in request.pairs]
+    for name in names:
+        if name not in rule.query:
+            known = f"this route takes {', '.join(rule.query) or 'none'}"
+            raise Refused(Refusal.INVALID_REQUEST, f"unknown parameter {quoted(name)}: {known}")
+    if len(set(names)) < len(names):
+        raise Refused(Refusal.INVALID_REQUEST, "a parameter is there twice: send it once")
+
+
+def fault_code(fault: StoreFault) -> str:
+    if isinstance(fault, EngineStopped) and fault.maybe_accepted:
+        return OUTCOME_UNKNOWN
+    return DATABASE_UNAVAILABLE if isinstance(fault, StoreUnavailable) else SYSTEM_ERROR
 
 
 async def _identity(service: Service, request: Request) -> Identity | None:

@@ -61,9 +61,13 @@ class Request:
         return [value.decode("latin-1") for known, value in self.headers if known == name]
 
     @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The names and values of the query."""
+        return parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)
+
+    @property
     def parameters(self) -> dict[str, str]:
-        """Of the query; the last, if there are several of one name."""
-        return dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True))
+        return dict(self.pairs)
 
     async def body(self, limit: int) -> bytes:
         """All of it; or, as soon as it is longer than the limit, what is here."""

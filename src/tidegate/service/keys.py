@@ -120,10 +120,10 @@ class FetchedKeys:
             await self._join()
 
     async def keep_fresh(self) -> None:
-        """Run beside the service for as long as it runs."""
-        while True:
-            await self.refresh()
-            await asyncio.sleep(self._patience.retry_s)
+        """One round of what runs beside the service. Raise if the keys cannot be had."""
+        await self.refresh()
+        if self.trouble is not None:
+            raise OSError(self.trouble)
 
     def _running(self) -> bool:
         return self._fetching is not None and not self._fetching.done()

@@ -1,6 +1,6 @@
 """What is counted and timed, under the names that dashboards were built on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from uuid import UUID
 
@@ -26,39 +26,67 @@ class Meters:
             "internal_transfer_requests", "Requests, by route and status", ["route", "status"]
         )
         # A gauge that only grows: a counter would be renamed, and this name is relied on.
-        states = gauge("internal_transfer_by_status", "Transfers at an end", ["status"])
+        states = gauge("internal_transfer_by_status", "Transfers at an end", ["status", "flow"])
         # Of every request, so that they are looked up once and not each time.
         self._requests: Callable[[str, int], Counter] = cache(requests.labels)
-        self._states: Callable[[str], Gauge] = cache(states.labels)
+        self._states: Callable[[str, str], Gauge] = cache(states.labels)
         self._refusals = counter("internal_transfer_validation_errors", "Refused", ["code"])
-        self._durations = timer("internal_transfer_request_duration_seconds", "Time to answer")
-        self._lag = timer("internal_transfer_settlement_lag_seconds", "From birth to end")
+        durations = timer("internal_transfer_request_duration_seconds", "Time to answer", ["route"])
+        lags = timer("internal_transfer_settlement_lag_seconds", "From birth to end", ["flow"])
+        self._durations: Callable[[str], Histogram] = cache(durations.labels)
+        self._lags: Callable[[str], Histogram] = cache(lags.labels)
         self._backlog = gauge("tidegate_backlog", "Transfers that rest here", here)
         self._dwell = gauge("tidegate_oldest_seconds", "How long the oldest has rested", here)
         self._ring = gauge("tidegate_ring", "Handed over and not yet asked", ["lane"])
         self._closed = gauge("tidegate_lane_closed", "1 while a system is unreachable", ["lane"])
-        self._alerts = counter("tidegate_alerts", "Alerts raised", ["alarm"])
+        self._alerts = counter("tidegate_alerts", "Alerts raised", ["alarm", "code"])
         self._gap = gauge("tidegate_conservation_gap", "What is missing in the books", ["asset"])
+        self._full_audit = gauge(
+            "tidegate_full_audit_age_seconds", "Since the last full audit in slices was begun"
+        )
         self._floor = gauge(
             "tidegate_core_floor_seconds", "Of transfers born before it the core has forgotten all"
         )
 
+        self._ages = gauge(
+            "tidegate_background_age_seconds",
+            "Since the last success of a background task",
+            ["task"],
+        )
+
+        self._database = gauge(
+            "tidegate_database_unusable", "1 while it is full, read-only or unreachable", ["cause"]
+        )
+
+    def database(self, trouble: str | None) -> None:
+        for cause in ("full", "read-only", "unreachable"):
+            self._database.labels(cause).set(cause == trouble)
+
+    def background(self, ages: Mapping[str, float]) -> None:
+        for task, age_s in ages.items():
+            self._ages.labels(task).set(age_s)
+
     def alert(self, raised: Alert) -> None:
-        self._alerts.labels(raised.alarm.name).inc()
+        self._alerts.labels(raised.alarm.name, str(raised.code)).inc()
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests(route, status).inc()
-        self._durations.observe(seconds)
+        self._durations(route).observe(seconds)
 
     def refusal(self, code: str) -> None:
         self._refusals.labels(code).inc()
 
     def ended(self, transfer: Transfer) -> None:
-        self._states(transfer.state).inc()
-        self._lag.observe(max(transfer.updated_us - transfer.created_us, 0) / 1_000_000)
+        """By the engine, in whichever process records the end."""
+        lag_s = max(transfer.updated_us - transfer.created_us, 0) / 1_000_000
+        self._states(transfer.state, transfer.flow).inc()
+        self._lags(transfer.flow).observe(lag_s)
 
     def gap(self, asset: str, amount: str) -> None:
         self._gap.labels(asset).set(float(amount))
+
+    def full_audit(self, age_s: float) -> None:
+        self._full_audit.set(age_s)
 
     def floor(self, id_: UUID) -> None:
         """An id begins with the milliseconds at which it was made."""

@@ -33,10 +33,10 @@ class Words(NamedTuple):
     gives: Mapping[int, Any]  # By status: a type, or a media type where it is no JSON.
     takes: type[msgspec.Struct] | None = None
     refuses: tuple[int, ...] = ()  # Besides what every route of its kind refuses.
-    asks: tuple[str, ...] = ()  # Names of PARAMETERS.
+    asks: tuple[str, ...] = ()  # Names of headers, among the PARAMETERS.
 
 
-LISTS, MAKES = ("limit", "cursor", "state"), ("Idempotency-Key", "Prefer")
+MAKES = ("Idempotency-Key", "Prefer")
 BRAKES = (422, 503)  # A system's own «no», and «not now».
 
 V1 = "/api/v1"
@@ -47,7 +47,7 @@ _CROSSED = {201: replies.Crossed, 200: replies.Crossed, 202: replies.Crossed}
 # Every rule has its line here: the document cannot be made without it.
 ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{V1}/internal_transfer"): Words(_CREATED, shapes.TransferBody, BRAKES, MAKES),
-    ("GET", f"{V1}/internal_transfer"): Words({200: replies.Page}, None, (400,), LISTS),
+    ("GET", f"{V1}/internal_transfer"): Words({200: replies.Page}),
     ("GET", f"{V1}/internal_transfer/{{id}}"): Words({200: shapes.TransferShape}),
     ("POST", f"{V1}/internal_transfers"): Words(
         {200: replies.Results}, shapes.BatchBody, (), ("Prefer",)
@@ -59,9 +59,7 @@ ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{V1}/pool_transfers"): Words(
         {200: pool.PoolTransfer, 202: pool.PoolTransfer}, pool.PoolBody, (422,), MAKES[:1]
     ),
-    ("GET", f"{V1}/pool_transfers"): Words(
-        {200: pool.PoolPage}, None, (400,), ("limit", "offset", "guild_id", "status")
-    ),
+    ("GET", f"{V1}/pool_transfers"): Words({200: pool.PoolPage}),
     ("GET", f"{V1}/pool_transfers/{{id}}"): Words({200: pool.PoolTransfer}),
     ("GET", f"{V1}/balances"): Words({200: replies.Balances}),
     ("GET", f"{V1}/assets"): Words({200: replies.Assets}),
@@ -69,24 +67,24 @@ ROUTES: Mapping[tuple[str, str], Words] = {
     ("POST", f"{DESK}/external_withdrawal"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
     ("POST", f"{DESK}/account_status"): Words({200: replies.StatusSet}, shapes.StatusBody, (404,)),
     ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: replies.AssetShape}, shapes.AssetBody),
-    ("GET", f"{DESK}/transfers"): Words(
-        {200: replies.DeskPage}, None, (400,), (*LISTS, "owner", "flow", "stuck_s")
-    ),
+    ("GET", f"{DESK}/transfers"): Words({200: replies.DeskPage}),
     ("GET", f"{DESK}/transfers/{{id}}"): Words({200: replies.Story}),
-    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: replies.DeskTransfer}, None, (400,)),
+    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: replies.DeskTransfer}),
     ("POST", f"{DESK}/transfers/{{id}}/resolve"): Words(
         {201: replies.Proposed}, shapes.ResolveBody
     ),
-    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: replies.Confirmed}, None, (400,)),
-    ("POST", f"{DESK}/halt"): Words({200: replies.Brake}, shapes.ReasonBody),
-    ("POST", f"{DESK}/resume"): Words({200: replies.Brake}, shapes.ReasonBody),
-    ("GET", f"{DESK}/audit"): Words({200: Report}, None, (404,), ("full",)),
+    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: replies.Confirmed}),
+    ("POST", f"{DESK}/halt"): Words({200: replies.Halted}, shapes.ReasonBody),
+    ("POST", f"{DESK}/resume"): Words({200: replies.Resumed}, shapes.ResumeBody),
+    ("GET", f"{DESK}/halts"): Words({200: replies.Halts}),
+    ("GET", f"{DESK}/audit"): Words({200: Report}, None, (404,)),
     ("GET", f"{DESK}/audit/progress"): Words({200: replies.Progress}, None, (404,)),
     ("GET", "/healthz"): Words({200: replies.Alive}),
     ("GET", "/readyz"): Words({200: replies.Ready, 503: replies.Ready}),
     ("GET", "/metrics"): Words({200: TEXT}, None, (500,)),
     ("GET", "/openapi.json"): Words({200: replies.Document}),
     ("GET", "/docs"): Words({200: HTML}),
+    ("GET", "/"): Words({307: HTML}),
 }
 
 
@@ -141,7 +139,7 @@ def _operation(rule: Rule, words: Words) -> Json:
         "summary": rule.summary,
         "operationId": f"{rule.endpoint.__module__.rpartition('.')[2]}_{rule.endpoint.__name__}",
         "tags": [tag_of(rule)],
-        "parameters": [*_path_parameters(rule.path), *map(_parameter, words.asks)],
+        "parameters": [*_path_parameters(rule.path), *map(_parameter, (*rule.query, *words.asks))],
         "responses": given | refused,
         "security": [{"bearerAuth": []}] if rule.roles else [],
         "x-roles": sorted(rule.roles),
@@ -154,13 +152,11 @@ def _operation(rule: Rule, words: Words) -> Json:
 
 def refusals(rule: Rule, words: Words) -> set[int]:
     """The statuses with which a route may refuse."""
-    found = set(words.refuses)
+    found = {400, 413, *words.refuses}
     if rule.roles:
         found |= {401, 403, 500}
     if "Idempotency-Key" in words.asks:
         found.add(429)  # What makes a transfer is limited; of a batch, each item by itself.
-    if words.takes is not None:
-        found |= {400, 413}
     if "{" in rule.path:
         found.add(404)
     return found
@@ -179,6 +175,7 @@ def _named(type_: type[Any]) -> Json:
 def _gives(status: int, type_: Any) -> Json:
     content = {type_: {"schema": {"type": "string"}}} if isinstance(type_, str) else None
     said = {200: "Done", 201: "Made, and at its end", 202: "Accepted, not yet at its end"}
+    said[307] = "Over there"
     return {
         "description": said.get(status, "Not now"),
         "headers": {"X-Request-Id": {"schema": {"type": "string"}}},
@@ -228,6 +225,11 @@ def serve(rules: Sequence[Rule]) -> Reply:
 
 def serve_page(rules: Sequence[Rule]) -> Reply:
     return Reply(200, _page(tuple(rules)), {"Content-Type": f"{HTML}; charset=utf-8", **HEADERS})
+
+
+def lead_to(path: str) -> Reply:
+    link = f'<a href="{path}">{path}</a>'.encode()
+    return Reply(307, link, {"Content-Type": f"{HTML}; charset=utf-8", "Location": path})
 
 
 @cache

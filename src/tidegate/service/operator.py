@@ -7,7 +7,7 @@ import msgspec
 
 from tidegate.core import wire
 from tidegate.core.money import format_amount, parse_amount
-from tidegate.core.ports import Account
+from tidegate.core.ports import MAX_HALTS, Account, Outage
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Transfer
@@ -23,10 +23,12 @@ from tidegate.service.shapes import (
     CrossingBody,
     ReasonBody,
     ResolveBody,
+    ResumeBody,
     StatusBody,
     asset_of,
     asset_shape,
     cursor_from,
+    halt_shape,
     id_from,
     limit_from,
     time_of,
@@ -42,13 +44,13 @@ STUCK_DIGITS = 9  # Thirty years, in seconds.
 
 
 async def deposit(call: Call) -> Reply:
-    body = await call.body(CrossingBody)
+    body = call.body(CrossingBody)
     crossing = Crossing(body.account, body.asset, body.amount, body.cid)
     return _crossed(call, await call.service.gate.deposit(crossing, body.user_id))
 
 
 async def withdraw(call: Call) -> Reply:
-    body = await call.body(CrossingBody)
+    body = call.body(CrossingBody)
     crossing = Crossing(body.account, body.asset, body.amount, body.cid)
     return _crossed(call, await call.service.gate.withdraw(crossing, body.user_id))
 
@@ -65,7 +67,7 @@ def _crossed(call: Call, said: Receipt | Refusal) -> Reply:
 
 
 async def account_status(call: Call) -> Reply:
-    body = await call.body(StatusBody)
+    body = call.body(StatusBody)
     gate = call.service.gate
     account, asset = gate.accounts.get(body.account), gate.assets.get(body.asset)
     if account is None:
@@ -88,7 +90,7 @@ async def account_status(call: Call) -> Reply:
 
 
 async def set_asset(call: Call) -> Reply:
-    body = await call.body(AssetBody)
+    body = call.body(AssetBody)
     gate = call.service.gate
     asset = gate.assets.get(call.request.named["code"])
     if asset is None:
@@ -128,17 +130,29 @@ async def search(call: Call) -> Reply:
     store = call.service.gate.store
     if "stuck_s" in query:
         stuck_s = _number("stuck_s", query["stuck_s"], STUCK_DIGITS)
-        found = await reading.stuck(store, stuck_s, before, limit)
+        flows = call.service.gate.engine.means.flows.values()
+        found = await reading.stuck(store, flows, stuck_s, before, limit)
     else:
         owner = _number("owner", query["owner"]) if "owner" in query else None
         flow, state = word_from(query.get("flow")), word_from(query.get("state"))
         wanted = reading.Search(owner, flow, state)
         found = await reading.search(store, wanted, before, limit)
-    return reply({"transfers": _rows(call, found), "next_cursor": _cursor(found, limit)})
+    rows = [shown(call, transfer) for transfer in await _as_they_wait(call, found)]
+    return reply({"transfers": rows, "next_cursor": _cursor(found, limit)})
 
 
-def _rows(call: Call, found: Sequence[Transfer]) -> list[dict[str, object]]:
-    return [shown(call, transfer) for transfer in found]
+async def _as_they_wait(call: Call, found: Sequence[Transfer]) -> Sequence[Transfer]:
+    """With the attempts and the reason of an unreachable system, which no row of theirs has."""
+    if all(transfer.lane is None for transfer in found):
+        return found
+    outages = {outage.lane: outage for outage in await call.service.gate.store.outages()}
+    return [_waiting(t, outages[t.lane]) if t.lane in outages else t for t in found]
+
+
+def _waiting(transfer: Transfer, outage: Outage) -> Transfer:
+    probes = outage.probes_since(transfer.updated_us)
+    error = f"unreachable: {outage.reason}"
+    return transfer.but(retries=transfer.retries + probes, error=error)
 
 
 def _cursor(found: Sequence[Transfer], limit: int) -> str | None:
@@ -184,7 +198,8 @@ async def _found(call: Call) -> Transfer:
 
 async def history(call: Call) -> Reply:
     """One transfer with every answer and the attempts that are kept."""
-    transfer, store = await _found(call), call.service.gate.store
+    [transfer] = await _as_they_wait(call, [await _found(call)])
+    store = call.service.gate.store
     answers = [
         {
             "version": a.version,
@@ -217,7 +232,7 @@ async def retry_now(call: Call) -> Reply:
 
 async def propose(call: Call) -> Reply:
     """One person says what became of a stuck question; nothing happens until another agrees."""
-    body, transfer = await call.body(ResolveBody), await _found(call)
+    body, transfer = call.body(ResolveBody), await _found(call)
     proposal = Proposal(
         transfer.id,
         body.version,
@@ -250,18 +265,33 @@ async def confirm(call: Call) -> Reply:
 
 
 async def halt(call: Call) -> Reply:
-    reason = _reason(await call.body(ReasonBody))
-    await call.service.gate.store.halt(reason, call.identity.subject)
-    return reply({"halted": True, "reason": reason})
+    reason = _reason(call.body(ReasonBody))
+    store = call.service.gate.store
+    number = await store.halt(reason, call.identity.subject)
+    in_force = [halt_shape(halt) for halt in await store.halts()]
+    return reply({"halted": bool(in_force), "halt": number, "halts": in_force})
+
+
+async def halts(call: Call) -> Reply:
+    in_force = [halt_shape(halt) for halt in await call.service.gate.store.halts()]
+    return reply({"halted": bool(in_force), "halts": in_force})
 
 
 async def resume(call: Call) -> Reply:
-    reason = _reason(await call.body(ReasonBody))
-    await call.service.gate.store.resume(reason, call.identity.subject)
-    return reply({"halted": False, "reason": reason})
+    """End the halts named, or all. Money moves again when none is left."""
+    body = call.body(ResumeBody)
+    reason, named = _reason(body), body.halts
+    if named is not None and not (
+        0 < len(named) <= MAX_HALTS and all(0 < number < 2**63 for number in named)
+    ):
+        raise Refused(Refusal.INVALID_REQUEST, f"halts are 1 to {MAX_HALTS} numbers of halts")
+    store = call.service.gate.store
+    ended = await store.resume(reason, call.identity.subject, named)
+    left = [halt_shape(halt) for halt in await store.halts()]
+    return reply({"halted": bool(left), "ended": list(map(halt_shape, ended)), "halts": left})
 
 
-def _reason(body: ReasonBody) -> str:
+def _reason(body: ReasonBody | ResumeBody) -> str:
     reason = body.reason.strip()
     if not 0 < len(reason) <= MAX_REASON:
         raise Refused(Refusal.INVALID_REQUEST, f"a reason of 1 to {MAX_REASON} characters")

@@ -1,26 +1,28 @@
 """The routes of the transfer pool: a member pays another, looks at it, lists their own."""
 
+import asyncio
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tidegate.core.money import parse_amount
-from tidegate.core.ports import StoreFault
+from tidegate.core.ports import StoreFault, StoreUnavailable
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import MAX_OWNER, well_formed_cid
+from tidegate.engine.inbox import NAME as INBOX
 from tidegate.service.front import Call, Refused
 from tidegate.service.http import Reply, reply
 from tidegate.service.problem import NOT_FOUND
 from tidegate.service.shapes import NO_TRANSFER, id_from, limit_from
 from tidegate.store.pool import STATEMENTS
-from tidegate.systems.guild import CHECKS
 
 STATUSES = ("pending", "checking", "approved", "completed", "rejected")
 ENDS = ("completed", "rejected")
+TRIES, PAUSE_S = 3, 0.1
 MAX_HOURS, MAX_OFFSET, MAX_REASON = 8_784, 10**6, 500
 AMOUNT_AT, TIMES_AT = 4, slice(10, 13)  # In a row, whose columns are the fields of PoolTransfer.
 MISMATCH = "TG422"  # As the function that creates transfers calls it.
@@ -34,7 +36,7 @@ class PoolBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     amount: str
     reason: str | None = None
     cid: str | None = None
-    expires_hours: int | None = None
+    expires_hours: float | None = None
 
 
 class PoolTransfer(msgspec.Struct, frozen=True):
@@ -63,36 +65,79 @@ class PoolPage(msgspec.Struct, frozen=True):
 
 
 async def create(call: Call) -> Reply:
-    body = await call.body(PoolBody)
+    body = call.body(PoolBody)
     service, owner = call.service, call.owner
     values = _values(call, body)
     # Asked first and looked at last: a replay is answered however often it comes.
-    admitted = service.rate is None or service.rate.admits(owner)
+    values["admitted"] = service.rate is None or service.rate.admits(owner)
+    [(values["transfer_id"],)] = await service.gate.store.run(STATEMENTS["new_id"], {})
+    shown = await _created(call, values)
+    service.gate.engine.hint([INBOX])
+    place = {"Location": f"/api/v1/pool_transfers/{shown.transfer_id}"}
+    return reply(shown, 200 if shown.status in ENDS else 202, place)
+
+
+async def _created(call: Call, values: Mapping[str, Any]) -> PoolTransfer:
+    """Each try has the same id, so that nothing is paid twice. What was not heard of may have been
+    accepted: then the answer is as for one that waits.
+    """
+    maybe = False
+    for attempt in range(TRIES):
+        try:
+            id_, duplicate = await _create(call, values)
+            maybe = True
+            return msgspec.structs.replace(await _shown(call, id_), duplicate=duplicate)
+        except StoreFault as fault:
+            maybe = maybe or (isinstance(fault, StoreUnavailable) and fault.silent)
+            # An error of this try says nothing of an earlier one that was not answered.
+            if not maybe and (attempt == TRIES - 1 or not fault.retryable):
+                raise
+        await asyncio.sleep(PAUSE_S)
+    return _as_asked(values)
+
+
+async def _create(call: Call, values: Mapping[str, Any]) -> tuple[UUID, bool]:
     try:
-        [(id_, duplicate)] = await service.gate.store.run(
-            STATEMENTS["create"], {**values, "admitted": admitted}
-        )
+        [(id_, duplicate)] = await call.service.gate.store.run(STATEMENTS["create"], values)
     except StoreFault as fault:
         if str(fault).startswith(MISMATCH):
             raise Refused(Refusal.IDEMPOTENCY_MISMATCH) from fault
         raise
     if id_ is None:
         raise Refused(Refusal.RATE_LIMIT_EXCEEDED)
-    service.gate.engine.hint([CHECKS])
-    shown = msgspec.structs.replace(await _shown(call, id_), duplicate=duplicate)
-    place = {"Location": f"/api/v1/pool_transfers/{id_}"}
-    return reply(shown, 200 if shown.status in ENDS else 202, place)
+    return id_, duplicate and id_ != values["transfer_id"]
 
 
-def _values(call: Call, body: PoolBody) -> Mapping[str, object]:
+def _as_asked(values: Mapping[str, Any]) -> PoolTransfer:
+    id_: UUID = values["transfer_id"]
+    at = datetime.fromtimestamp((id_.int >> 80) / 1000, UTC)
+    return PoolTransfer(
+        id_,
+        values["guild_id"],
+        values["initiator_id"],
+        values["target_id"],
+        str(values["amount"]),
+        "pending",
+        {},
+        0,
+        1,
+        json.loads(values["metadata"]),
+        _time(at + timedelta(hours=values["expires_hours"])),
+        _time(at),
+        _time(at),
+        values["cid"],
+    )
+
+
+def _values(call: Call, body: PoolBody) -> dict[str, Any]:
     """Checked in a fixed order; the database would refuse the same, less politely."""
     for name, number in (("guild_id", body.guild_id), ("target_id", body.target_id)):
         if not 0 < number <= MAX_OWNER:
             raise Refused(Refusal.INVALID_REQUEST, f"{name} is a whole number from 1 on")
     cid = _key(call, body)
-    hours = 24 if body.expires_hours is None else body.expires_hours
+    hours = 24.0 if body.expires_hours is None else body.expires_hours
     if not 0 < hours <= MAX_HOURS:
-        raise Refused(Refusal.INVALID_REQUEST, f"expires_hours is from 1 to {MAX_HOURS}")
+        raise Refused(Refusal.INVALID_REQUEST, f"expires_hours is more than 0, up to {MAX_HOURS}")
     reason = body.reason
     if reason is not None and (not 0 < len(reason) <= MAX_REASON or "\x00" in reason):
         raise Refused(Refusal.INVALID_REQUEST, f"reason has 1 to {MAX_REASON} characters")

@@ -9,6 +9,8 @@ from tidegate.service.http import Reply, reply
 SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
 PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
 UNAVAILABLE = "UNAVAILABLE"  # A system outside gave no word: what it did is not known.
+DATABASE_UNAVAILABLE = "DATABASE_UNAVAILABLE"
+OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"  # The engine died over it: it may have been accepted.
 TRANSFER_REFUSED = "TRANSFER_REFUSED"  # For reasons that are no code of ours.
 MEDIA_TYPE = "application/problem+json"
 
@@ -18,6 +20,7 @@ STATUS: Mapping[str, int] = {
     Refusal.FORBIDDEN: 403,
     Refusal.IDEMPOTENCY_MISMATCH: 422,
     Refusal.INVALID_REQUEST: 400,
+    Refusal.INVALID_PARTIES: 400,
     Refusal.SAME_ACCOUNT: 400,
     Refusal.INVALID_ACCOUNT_TYPE: 400,
     Refusal.UNSUPPORTED_ACCOUNT_TYPE: 400,
@@ -25,6 +28,7 @@ STATUS: Mapping[str, int] = {
     Refusal.ASSET_SUSPENDED: 422,
     Refusal.TRANSFER_NOT_ALLOWED: 422,
     Refusal.INVALID_AMOUNT: 400,
+    Refusal.INVALID_FEE: 422,
     Refusal.PRECISION_OVERFLOW: 400,
     Refusal.AMOUNT_TOO_SMALL: 422,
     Refusal.AMOUNT_TOO_LARGE: 422,
@@ -34,9 +38,12 @@ STATUS: Mapping[str, int] = {
     Refusal.DAILY_AMOUNT_EXCEEDED: 429,
     Refusal.HALTED: 503,
     Refusal.TOO_LATE: 503,
+    Refusal.EXPIRED: 422,
     Refusal.OVERLOADED: 503,
     SYSTEM_ERROR: 500,
     UNAVAILABLE: 503,
+    OUTCOME_UNKNOWN: 503,
+    DATABASE_UNAVAILABLE: 503,
     NOT_FOUND: 404,
     METHOD_NOT_ALLOWED: 405,
     PAYLOAD_TOO_LARGE: 413,
@@ -48,6 +55,7 @@ DETAILS: Mapping[str, str] = {
     Refusal.UNAUTHORIZED: "a valid bearer token is needed",
     Refusal.FORBIDDEN: "this token may not do this",
     Refusal.IDEMPOTENCY_MISMATCH: "this cid was used for another request; choose a new one",
+    Refusal.INVALID_PARTIES: "the parties are not the roles of the flow",
     Refusal.SAME_ACCOUNT: "from and to are the same account",
     Refusal.INVALID_ACCOUNT_TYPE: "an account is FUNDING or SPOT",
     Refusal.UNSUPPORTED_ACCOUNT_TYPE: "this account type is not offered",
@@ -55,6 +63,7 @@ DETAILS: Mapping[str, str] = {
     Refusal.ASSET_SUSPENDED: "this asset is suspended",
     Refusal.TRANSFER_NOT_ALLOWED: "this asset cannot be transferred internally",
     Refusal.INVALID_AMOUNT: "amount must be a positive decimal string such as «12.50»",
+    Refusal.INVALID_FEE: "the fee is from 0 to below the amount, in a flow that takes one",
     Refusal.PRECISION_OVERFLOW: "amount has more decimals than the asset",
     Refusal.AMOUNT_TOO_SMALL: "amount is below the asset's minimum",
     Refusal.AMOUNT_TOO_LARGE: "amount is above the asset's maximum",
@@ -62,8 +71,11 @@ DETAILS: Mapping[str, str] = {
     Refusal.HALTED: "transfers are halted; an operator will resume them",
     Refusal.OVERLOADED: "too many requests are waiting; nothing was accepted",
     Refusal.TOO_LATE: "the request waited too long; nothing was accepted",
+    Refusal.EXPIRED: "the request expired before it was taken; nothing has moved",
     SYSTEM_ERROR: "something failed on our side; nothing was accepted",
     UNAVAILABLE: "a system does not answer; look before you ask again",
+    DATABASE_UNAVAILABLE: "the database takes no requests now; nothing was accepted",
+    OUTCOME_UNKNOWN: "it is not known whether this was done: repeat it with the same cid, or look",
     NOT_FOUND: "there is nothing here",
     METHOD_NOT_ALLOWED: "this method is not offered here",
     PAYLOAD_TOO_LARGE: "the body is larger than this route takes",
@@ -73,8 +85,9 @@ DEFAULT_STATUS = 422  # A system's own reason: well-formed, and refused.
 
 
 def code_of(reason: str | None) -> str:
-    """A system's reason as a stable code. A person's or a stranger's words are not one."""
-    return str(reason) if reason in Reason.__members__ else TRANSFER_REFUSED
+    """A reason of ours as a stable code. A person's or a stranger's words are not one."""
+    ours = reason in Reason.__members__ or reason in Refusal.__members__
+    return str(reason) if ours else TRANSFER_REFUSED
 
 
 def problem(
@@ -91,7 +104,8 @@ def problem(
         "status": status,
         "detail": detail or DETAILS.get(code, "the request was refused"),
         "code": code,
-        "retryable": status in TRY_AGAIN,
+        # Without a key, a repeat of what may have been done would do it twice.
+        "retryable": status in TRY_AGAIN and code != OUTCOME_UNKNOWN,
         "request_id": request_id,
         **(more or {}),
     }

@@ -52,6 +52,8 @@ class FirstShown(msgspec.Struct, frozen=True):
     req_id: UUID
     state: str
     created_at: int
+    message: str
+    code: str | None  # Why it was refused, if it has ended so.
 
 
 class Balance(msgspec.Struct, frozen=True):
@@ -152,9 +154,23 @@ class Confirmed(msgspec.Struct, frozen=True):
     transfer: DeskTransfer
 
 
-class Brake(msgspec.Struct, frozen=True):
+class Halts(msgspec.Struct, frozen=True):
+    """Those in force; nothing moves while there is one."""
+
     halted: bool
-    reason: str
+    halts: list[shapes.HaltShape]
+
+
+class Halted(msgspec.Struct, frozen=True):
+    halted: bool
+    halt: int  # The number of this one.
+    halts: list[shapes.HaltShape]
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    halted: bool  # Still, because other halts are in force.
+    ended: list[shapes.HaltShape]
+    halts: list[shapes.HaltShape]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -172,6 +188,7 @@ class Ready(msgspec.Struct, frozen=True):
     status: Literal["ok", "unavailable"]
     database: str = ""
     halted: bool = False
+    halts: list[shapes.HaltShape] = []
     lanes: dict[str, Literal["open", "closed"]] = {}
 
 

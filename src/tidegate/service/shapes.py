@@ -9,12 +9,13 @@ import msgspec
 from ulid import ULID
 
 from tidegate.core.money import format_amount
+from tidegate.core.ports import Halt
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Account, Asset
 from tidegate.core.transfer import Party, Transfer
 from tidegate.engine.gate import Gate
 from tidegate.service.front import Refused
-from tidegate.service.problem import NOT_FOUND
+from tidegate.service.problem import NOT_FOUND, code_of
 from tidegate.store.reading import NEWEST
 
 PENDING = "PENDING"
@@ -84,6 +85,24 @@ class ReasonBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
+class ResumeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reason: str
+    halts: list[int] | None = None  # Which to end; all in force, if it is not given.
+
+
+class HaltShape(msgspec.Struct, frozen=True):
+    """Who has stopped all money, and why."""
+
+    id: int
+    reason: str
+    by: str
+    at: str
+
+
+def halt_shape(halt: Halt) -> HaltShape:
+    return HaltShape(halt.id, halt.reason, halt.actor, time_of(halt.at_us))
+
+
 class TransferShape(msgspec.Struct, frozen=True, rename=FROM_TO):
     """A transfer as its owner sees it. Both ids carry the same ULID."""
 
@@ -99,6 +118,7 @@ class TransferShape(msgspec.Struct, frozen=True, rename=FROM_TO):
     created_at: str
     updated_at: str
     duplicate: bool = False
+    code: str | None = None  # Why it was refused, if it has ended so.
 
 
 def ulid_of(id_: UUID) -> str:
@@ -155,6 +175,18 @@ MESSAGES = {
 }
 
 
+def failure_of(transfer: Transfer) -> str | None:
+    """Why a transfer has ended without paying, as a stable code."""
+    paid = transfer.lane is not None or transfer.state == "COMMITTED"
+    return None if paid else code_of(transfer.error)
+
+
+def message_of(transfer: Transfer) -> str:
+    message = MESSAGES.get(transfer.state, "Transfer is being processed")
+    code = failure_of(transfer)
+    return message if code is None else f"{message} ({code})"
+
+
 def shape(
     gate: Gate, transfer: Transfer, *, duplicate: bool = False, pending: bool = False
 ) -> TransferShape:
@@ -170,11 +202,12 @@ def shape(
         asset=asset.code,
         amount=format_amount(transfer.amount, asset.decimals),
         state=state,
-        message=MESSAGES.get(transfer.state, "Transfer is being processed"),
+        message=message_of(transfer),
         cid=transfer.cid,
         created_at=time_of(transfer.created_us),
         updated_at=time_of(transfer.updated_us),
         duplicate=duplicate,
+        code=failure_of(transfer),
     )
 
 

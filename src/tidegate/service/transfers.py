@@ -1,16 +1,20 @@
 """The routes of an owner: make a transfer, look at it, list them, balances, assets."""
 
 import asyncio
+import hashlib
+
+import msgspec
 
 from tidegate.core.money import format_amount
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Wish
+from tidegate.core.request import BATCH, Wish, well_formed_cid
 from tidegate.core.transfer import Transfer
 from tidegate.engine.births import Receipt, Said
 from tidegate.engine.gate import CORE, LEDGER
-from tidegate.service.front import MAX_BATCH_BODY, Call, Refused
+from tidegate.engine.stopped import EngineStopped
+from tidegate.service.front import Call, Refused, fault_code
 from tidegate.service.http import Reply, reply
-from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, SYSTEM_ERROR, code_of
+from tidegate.service.problem import DETAILS, NOT_FOUND, STATUS, code_of
 from tidegate.service.shapes import (
     NO_TRANSFER,
     BatchBody,
@@ -19,8 +23,10 @@ from tidegate.service.shapes import (
     TransferShape,
     asset_shape,
     cursor_from,
+    failure_of,
     id_from,
     limit_from,
+    message_of,
     shape,
     ulid_of,
     word_from,
@@ -34,23 +40,21 @@ FIRST_STATUS = {"COMMITTED": "committed", "FAILED": "failed", "ROLLED_BACK": "fa
 
 
 async def create(call: Call) -> Reply:
-    body = await call.body(TransferBody)
+    body = call.body(TransferBody)
     said = await _made(call, _wish(call, body), _wait_s(call))
     return _created(call, said)
 
 
 async def create_batch(call: Call) -> Reply:
     """An answer per item, in order; each is made or refused by itself."""
-    body = await call.body(BatchBody, MAX_BATCH_BODY)
+    body = call.body(BatchBody)
     if not 0 < len(body.transfers) <= MAX_BATCH:
         raise Refused(Refusal.INVALID_REQUEST, f"send 1 to {MAX_BATCH} transfers")
+    header = _header(call)
     wishes = [
-        (Wish(b.source, b.target, b.asset, b.amount, b.cid, b.user_id), _veto(call))
-        for b in body.transfers
+        (_item_wish(item, header, index), _veto(call)) for index, item in enumerate(body.transfers)
     ]
     said = await call.service.gate.transfer_all(wishes, call.owner, _wait_s(call))
-    for each in said:
-        _count(call, each)
     return reply({"results": [_item(call, each) for each in said]})
 
 
@@ -58,7 +62,7 @@ def _item(call: Call, said: Said) -> dict[str, object]:
     if isinstance(said, Refusal):
         call.service.meters.refusal(said)
     if not isinstance(said, Receipt):
-        code = said if isinstance(said, Refusal) else SYSTEM_ERROR
+        code = said if isinstance(said, Refusal) else fault_code(said)
         return {"status": STATUS[code], "code": code, "detail": DETAILS.get(code, "")}
     transfer = said.transfer
     shown = shape(call.service.gate, transfer, duplicate=said.duplicate, pending=True)
@@ -134,7 +138,7 @@ async def assets(call: Call) -> Reply:
 
 async def create_first(call: Call) -> Reply:
     """The older shape: funding and trading, status instead of state."""
-    body = await call.body(FirstBody)
+    body = call.body(FirstBody)
     accounts = [FIRST_ACCOUNTS.get(name, name.upper() + "?") for name in (body.source, body.target)]
     wish = Wish(accounts[0], accounts[1], body.asset, body.amount, body.cid, body.user_id)
     said = await _made(call, _with_key(call, wish), _wait_s(call))
@@ -155,6 +159,8 @@ async def show_first(call: Call) -> Reply:
             "req_id": str(transfer.id),
             "state": transfer.state.lower(),
             "created_at": transfer.created_us // 1000,
+            "message": message_of(transfer),
+            "code": failure_of(transfer),
         }
     )
 
@@ -166,18 +172,39 @@ def _wish(call: Call, body: TransferBody) -> Wish:
 
 def _with_key(call: Call, wish: Wish) -> Wish:
     """The header and the field are one thing; where both are given they must agree."""
-    header = call.request.header(b"idempotency-key")
+    header = _header(call)
     if header is None:
         return wish
-    header = header.strip().removeprefix('"').removesuffix('"')
     if wish.cid is not None and wish.cid != header:
         raise Refused(Refusal.INVALID_REQUEST, "cid and Idempotency-Key differ")
     return Wish(wish.source, wish.target, wish.asset, wish.amount, header, wish.user_id)
 
 
+def _header(call: Call) -> str | None:
+    header = call.request.header(b"idempotency-key")
+    return None if header is None else header.strip().removeprefix('"').removesuffix('"')
+
+
+def _item_wish(item: TransferBody, header: str | None, index: int) -> Wish:
+    """An item without a cid has one made of the batch's key and its index, so that a batch that is
+    sent twice is made once.
+    """
+    wish = Wish(item.source, item.target, item.asset, item.amount, item.cid, item.user_id)
+    if item.cid is not None or header is None:
+        return wish
+    if not well_formed_cid(header):
+        raise Refused(Refusal.INVALID_REQUEST, "the Idempotency-Key is not a well-formed key")
+    digest = hashlib.sha256(f"{header}\n{index}".encode()).hexdigest()[:32]
+    return msgspec.structs.replace(wish, cid=digest, space=BATCH)
+
+
 async def _made(call: Call, wish: Wish, wait_s: float) -> Receipt | Refusal:
-    said = await call.service.gate.transfer(wish, call.owner, wait_s, _veto(call))
-    _count(call, said)
+    try:
+        said = await call.service.gate.transfer(wish, call.owner, wait_s, _veto(call))
+    except EngineStopped as stopped:
+        # A repeat with the same cid makes nothing twice.
+        keyed = {"retryable": True} if wish.cid is not None else {}
+        raise Refused(fault_code(stopped), more=dict(keyed)) from stopped
     return said
 
 
@@ -186,11 +213,6 @@ def _veto(call: Call) -> Refusal | None:
     rate = call.service.rate
     slow = rate is None or rate.admits(call.owner)
     return None if slow else Refusal.RATE_LIMIT_EXCEEDED
-
-
-def _count(call: Call, said: Said) -> None:
-    if isinstance(said, Receipt) and said.transfer.lane is None and not said.duplicate:
-        call.service.meters.ended(said.transfer)
 
 
 def _wait_s(call: Call) -> float:
@@ -225,7 +247,8 @@ def _outcome(said: Receipt) -> dict[str, object]:
 
 async def _own(call: Call) -> Transfer:
     """A stranger's transfer and one that is not there get the same answer."""
-    found = await reading.one(call.service.gate.store, id_from(call.request.named["id"]))
+    id_ = id_from(call.request.named["id"])
+    found = await reading.one_or_requested(call.service.gate.store, id_)
     if found is None or found.owner != call.owner or found.flow != "internal_transfer":
         raise Refused(NOT_FOUND, NO_TRANSFER)
     return found

@@ -19,7 +19,7 @@ from tidegate.core.transfer import GENESIS, Entry, Transfer
 from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, Book, Verb
 from tidegate.engine.alerts import Alert
 from tidegate.simulation.disk import Inode
-from tidegate.simulation.effects import Effects, label, laws_of
+from tidegate.simulation.effects import FEE, Effects, expected, laws_of
 from tidegate.simulation.pool import PoolAuditor
 from tidegate.store.memory import HISTORY, TRANSFERS
 from tidegate.systems.ledger import OUTSIDE
@@ -28,11 +28,10 @@ from tidegate.trading_core import wal
 
 LEDGER, CORE = "ledger", "core"
 OWN = 2**64  # Operations of the world itself, not of any transfer, have ids below this.
-FINAL = 32  # Outcomes below this are for ever.
-BUSY = 32
+EXPECTED = frozenset({"lane_unreachable", "clock_set_back", "floor_refused"})
+FINAL, BUSY, RETIRED = 32, 32, 34  # Below FINAL it is for ever. What has ended may be RETIRED.
 # A worker judges by what it was given: others may have taken the transfer up meanwhile.
-SLACK_S, SLACK_TRIES = 10.0, 2
-SIGNS = {"debit": -1, "credit": 1, "refund": 1}
+SLACK_S, SLACK_TRIES, HOUR_S = 10.0, 2, 3600.0
 VERBS = {int(verb): verb.name.lower() for verb in Verb}
 BOOKS = {int(book): book.name for book in Book}
 
@@ -52,6 +51,7 @@ class Life:
     head: bytes = GENESIS
     effects: Effects = ()
     net: int = 0  # What its effects add to all books together.
+    fee: int = 0  # What its fees account was credited.
     since_s: float = 0.0  # When it came to rest in its state.
     tries: int = 0  # How often it was given out since.
     refused: bool = False  # Its last answer was a «no» that is not accepted.
@@ -83,7 +83,7 @@ class Auditor:
         self.acknowledged = 0  # Of the core's log, told to somebody.
         self.pages = 0
         self.untold = 0  # Transfers that were stuck, and whoever was to say so had died.
-        self.executed = 0
+        self.executed = self.steps = 0  # Steps: of the database's clock, by which it counts.
         self._frames: dict[int, bytes] = {}
         self._operations: dict[UUID, tuple[Any, ...]] = {}
         self._histories: dict[UUID, tuple[Any, ...]] = {}
@@ -223,12 +223,12 @@ class Auditor:
 
     def _operated(self, id_: UUID, row: tuple[Any, ...]) -> None:
         known = self._operations.get(id_, ())
-        if row[: len(known)] != known or len({o.version for o in row}) != len(row):
+        if row[: len(known)] != known or len({(o.version, o.entry) for o in row}) != len(row):
             self.blame(f"an operation of {id_} in the ledger was changed or repeated")
         self._operations[id_] = row
         for operation in row[len(known) :]:
-            delta = operation.delta + operation.held_delta
-            if delta:
+            if operation.moved:
+                delta = operation.delta + operation.held_delta
                 self._effect(id_, (LEDGER, *operation.account), operation.verb, delta)
 
     # What the core does.
@@ -303,7 +303,7 @@ class Auditor:
             self.blame(f"the core acknowledges {position}, and {self.position} is durable")
         asked = OPERATION.iter_unpack(questions)
         for (key, *_), said in zip(asked, ANSWER.iter_unpack(reply[STAMP.size :]), strict=True):
-            if said[0] > BUSY:
+            if said[0] > BUSY and (said[0] != RETIRED or UUID(bytes=key[:16]) in self.open):
                 self.blame(f"the core answers {said[0]} under {key.hex()}")
             elif said[1] > self.position:
                 self.blame(f"the core answers by {said[1]}, and {self.position} is durable")
@@ -323,14 +323,14 @@ class Auditor:
             return
         transfer = life.transfer
         system, owner, book, asset_id = account
-        role = next(
-            (r for r, p in transfer.parties.items() if (p.system, p.owner, p.book) == account[:3]),
-            None,
-        )
-        if role is None or (asset_id, delta) != (transfer.asset_id, SIGNS[verb] * transfer.amount):
+        effect, due = expected(transfer, account, verb)
+        if (asset_id, delta) != (transfer.asset_id, due):
             self.blame(f"{verb} of {delta} at {system} {owner} {book} is not what {id_} is about")
         life.net += delta
-        life.effects = tuple(sorted((*life.effects, label(str(role), verb))))
+        if effect == FEE:
+            life.fee += delta  # A part of the credit of the target, and no effect of its own.
+        else:
+            life.effects = tuple(sorted((*life.effects, effect)))
         self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {short(id_)}")
 
     def _judge(self, life: Life) -> None:
@@ -338,6 +338,8 @@ class Auditor:
         if life.effects not in self.laws[transfer.flow].effects[transfer.state]:
             effects = ", ".join(life.effects) or "nothing"
             self.blame(f"{transfer.id} is in {transfer.state}, and this was done: {effects}")
+        if life.fee != (transfer.fee if "target.credit" in life.effects else 0):
+            self.blame(f"{transfer.id} was charged {life.fee} of a fee of {transfer.fee}")
         if transfer.lane is None and life.net:
             self.blame(f"{transfer.id} has ended, and {life.net} is off")
 
@@ -359,14 +361,15 @@ class Auditor:
         if alert.transfer_id is None:
             if self.estranged and "refuses to serve" in alert.cause:
                 return
-            if alert.alarm > Alarm.PAGE or not alert.cause.startswith("unreachable"):
+            if alert.alarm > Alarm.PAGE or alert.code not in EXPECTED:
                 self.blame(f"a false alarm: {alert.alarm.name} {alert.cause}")
             elif not self.trouble():
                 self.blame(f"paged although nothing had failed: {alert.cause}")
             return
         life = self.lives[alert.transfer_id]
         # The database counts from the beginning of a transaction, and we from its end.
-        if alert.alarm is Alarm.HALT or not (self._stuck(life, -SLACK_S) or life.refused):
+        slack_s = HOUR_S if self.steps else SLACK_S
+        if alert.alarm is Alarm.HALT or not (self._stuck(life, -slack_s) or life.refused):
             self.blame(f"a false alarm: {alert.alarm.name} {alert.cause} of {alert.transfer_id}")
         life.told = True
 

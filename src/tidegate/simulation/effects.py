@@ -4,13 +4,31 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from tidegate.core.flow import ACTIONS, UNDOES, Ask, Edge, Flow, Pass
+from tidegate.core.transfer import Transfer
 
 # The effects that a transfer has had, sorted, each named as the table names it: "source.debit".
 Effects: TypeAlias = tuple[str, ...]
 
 
+# What a verb adds to available and held together, in units of the amount.
+SIGNS = {"debit": -1, "credit": 1, "refund": 1, "hold": 0, "capture": -1, "release": 0}
+
+
 def label(role: str, verb: str) -> str:
     return f"{role}.{verb}"
+
+
+FEE, PAID = label("fees", "credit"), label("target", "credit")
+
+
+def expected(transfer: Transfer, account: tuple[str, int, str, int], verb: str) -> tuple[str, int]:
+    """The effect that a verb at an account is, and what it must add to it; 0 at a stranger's."""
+    owned = account[:3]
+    role = next(
+        (r for r, p in transfer.parties.items() if (p.system, p.owner, p.book) == owned), ""
+    )
+    effect, due = label(role, verb), SIGNS[verb] * transfer.amount if role else 0
+    return effect, {FEE: transfer.fee, PAID: due - transfer.fee}.get(effect, due)
 
 
 def allowed(flow: Flow) -> Mapping[str, frozenset[Effects]]:

@@ -43,12 +43,20 @@ POINTS: Mapping[str, tuple[Fault, ...]] = {
     "claim": CALL,
     "look": STATEMENT,
     "find": STATEMENT,
-    "halted": STATEMENT,
+    "askable": STATEMENT,
     "release": STATEMENT,
+    "outage": STATEMENT,
+    "clock": STATEMENT,
     "begin": STATEMENT,
     "lock": STATEMENT,
-    "insert": STATEMENT,
-    "record": STATEMENT,
+    "admit": STATEMENT,
+    "reserve": STATEMENT,
+    "write": STATEMENT,
+    "fates": STATEMENT,
+    "inbox claim": CALL,
+    "take": STATEMENT,
+    "decide": STATEMENT,
+    "inbox": STATEMENT,
     "commit": (*CALL, F.LATE, F.KILLED_LATE),
     "ask": (F.KILLED_BEFORE, F.KILLED_AFTER, F.RAISES, F.RAISES_AFTER, F.IN_DOUBT),
     "connect": (F.LOST, F.CUT),
@@ -66,12 +74,15 @@ WORKER_POINTS = tuple(POINTS)[: tuple(POINTS).index("append")]
 
 # How often a fault strikes at most, per call. What ends a process for seconds is rarer, and what
 # is seldom called may fail more often.
-USUAL, DEADLY, SELDOM = 0.12, 0.014, 0.2
+USUAL, DEADLY, SELDOM, HARDLY_EVER = 0.12, 0.014, 0.2, 0.5
 DEADLY_FAULTS = frozenset({*CRASH, F.KILLED_BEFORE, F.KILLED_AFTER, F.KILLED_LATE, F.EIO})
-FEWER_CALLS = frozenset(
-    {"find", "lock", "record", "ask", "request", "reply", "append", "fdatasync"}
+FEWER_CALLS = frozenset({"find", "lock", "write", "ask", "request", "reply", "append", "fdatasync"})
+FEW_CALLS = frozenset(
+    (
+        *("create", "rename", "unlink", "fsync_dir", "release", "outage", "clock", "askable"),
+        *("connect", "admit", "take", "decide", "inbox"),
+    )
 )
-FEW_CALLS = frozenset({"create", "rename", "unlink", "fsync_dir", "release", "halted", "connect"})
 
 
 class Fate(Protocol):
@@ -109,6 +120,8 @@ class Swarm:
 
 
 def most(point: str, fault: Fault) -> float:
+    if point == "fates":
+        return HARDLY_EVER  # Asked only about a COMMIT without a reply.
     deadly = fault in DEADLY_FAULTS
     if point in FEW_CALLS:
         return SELDOM / 2 if deadly else SELDOM

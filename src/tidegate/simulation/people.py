@@ -19,6 +19,9 @@ MEMBERS = (book_of(1), book_of(2))
 BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE, *MEMBERS)
 POOL_S = 20.0  # Within which a pool transfer passes its checks or expires.
 TRANSFERS = 20
+MORE = 6  # Where some are refused.
+SIEGE_S = (75.0, 110.0)  # Longer than the patience of any question.
+LONG_SIEGE_S = (900.0, 1_800.0)
 AMOUNTS = (1, 10, 100, 400, 900, 2_500)
 
 
@@ -53,6 +56,10 @@ class Mood:
     withdrawals: float = 0.2
     from_spot: float = 0.5  # How many of these that begin in the core are paid out of it.
     members: float = 0.3  # How much of what is moved is between members of a guild.
+    holds: float = 0.0  # How often a stranger's session holds an account.
+    steps: float = 0.0  # How often the database's clock is set, to and fro.
+    retiring: bool = False  # The core forgets what is over; the seed lasts long enough for it.
+    siege_s: tuple[float, float] = SIEGE_S
 
     @classmethod
     def thrown(cls, dice: random.Random) -> "Mood":
@@ -66,20 +73,30 @@ class Mood:
             reaper=dice.choice((0.0, dice.random() * 0.3)),
         )
         mood._bend(dice.random())
+        if dice.random() < 0.11:
+            # Nothing of a guild: when a pool transfer expires depends on the clock itself.
+            mood.steps, mood.members = dice.uniform(0.1, 0.5), 0.0
+            mood.retiring = dice.random() < 0.8
+            if mood.retiring:
+                mood.flooded = frozenset()  # The world's own operations are below any floor.
+        if dice.random() < 0.1:
+            mood.holds = dice.uniform(0.1, 0.3)
+        if mood.siege is Siege.OUTAGE and dice.random() < 0.3:
+            mood.siege_s = LONG_SIEGE_S
         return mood
 
     def _bend(self, chance: float) -> None:
         """Towards what dice alone would seldom bring about."""
-        if chance < 0.14:
+        if chance < 0.20:
             # Money that left the core, cannot arrive, and does not fit where it came from.
             self.flooded, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
             self.members, self.from_spot, self.worse = 0.6, 1.0, (Status.DISABLED,)
-        elif chance < 0.22:
+        elif chance < 0.28:
             # Money that came in, is not taken, and not even by the suspense book.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
             self.worse, self.deposits = (Status.DISABLED,), 0.6
-        elif chance < 0.36:
+        elif chance < 0.44:
             # Money that cannot arrive. Where the core cannot undo, it must wait.
             self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
             self.members, self.from_spot = 0.65, 1.0

@@ -13,7 +13,8 @@ from tidegate.flows import FLOWS
 from tidegate.simulation.effects import plain, reachable
 from tidegate.simulation.fate import KINDS, Fault
 from tidegate.simulation.loop import START_S
-from tidegate.simulation.scenario import PLEDGED, Result, run
+from tidegate.simulation.result import Result
+from tidegate.simulation.scenario import PLEDGED, run
 
 CHUNK = 25
 TWICE = 100  # One seed of so many is run again, and must be the same.
@@ -27,6 +28,7 @@ class Tally:
 
     seeds: int = 0
     transfers: int = 0
+    refused: int = 0
     edges: Counter[tuple[str, Edge]] = field(default_factory=Counter)
     faults: Counter[tuple[str, Fault]] = field(default_factory=Counter)
     meddling: Counter[str] = field(default_factory=Counter)
@@ -38,6 +40,7 @@ class Tally:
     def take(self, result: Result) -> None:
         self.seeds += 1
         self.transfers += result.transfers
+        self.refused += result.refused
         self.edges.update(result.edges)
         self.faults.update(result.faults)
         self.meddling.update(result.meddling)
@@ -51,6 +54,7 @@ class Tally:
     def merge(self, other: "Tally") -> None:
         self.seeds += other.seeds
         self.transfers += other.transfers
+        self.refused += other.refused
         self.edges.update(other.edges)
         self.faults.update(other.faults)
         self.meddling.update(other.meddling)
@@ -84,6 +88,7 @@ class Tally:
         return {
             "seeds": self.seeds,
             "transfers": self.transfers,
+            "refused": self.refused,
             "violations": len(self.failures),
             "failing_seeds": [seed for seed, _ in self.failures],
             "run_twice": self.twice,

@@ -6,44 +6,42 @@ what is still on its way when it arrives changes nothing.
 """
 
 import asyncio
-import hashlib
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TypeAlias
-from uuid import UUID
-
-import msgspec
 
 from tidegate.core import wire
-from tidegate.core.flow import Edge, Flow
+from tidegate.core.flow import Flow
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.ports import Account, StoreFault
-from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request
+from tidegate.core.ports import Account
+from tidegate.core.request import Request
 from tidegate.core.wire import Verb
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
+from tidegate.simulation.clients import Clients
+from tidegate.simulation.clocks import judge_notes, meddle_with_clocks
 from tidegate.simulation.disk import STALL_S
 from tidegate.simulation.fate import Fate, Fault, Swarm
+from tidegate.simulation.floors import RETIRED, RETIRING_S
+from tidegate.simulation.locks import meddle_with_locks
 from tidegate.simulation.loop import SimLoop, simulate, uncollected
 from tidegate.simulation.people import (
     ASSET,
     BOOKS,
     MEMBERS,
+    MORE,
     OWNERS,
     SPOT,
     START,
+    TRANSFERS,
     Mood,
     Siege,
     wishes,
 )
-from tidegate.simulation.store import MARKS, SimTwin
-from tidegate.simulation.world import Node, Terms, World, until
+from tidegate.simulation.result import Meddling, Result
+from tidegate.simulation.store import MARKS
+from tidegate.simulation.terms import Terms
+from tidegate.simulation.world import World, until
 from tidegate.systems.guild.memory import SETTINGS, Rules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
@@ -51,43 +49,18 @@ from tidegate.systems.ledger.memory import ACCOUNTS
 
 SAFETY_S = 8.0
 LIVENESS_S = 60.0
-SIEGE_S = (75.0, 110.0)  # Longer than the patience of any question.
-HOUR_S = 3600.0
 BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
-CLIENT_S = 5.0
 # Some owners' guilds have rules of their own.
 GUILDS = {3: Rules(limit=0), 4: Rules(limit=0, cooldown_s=2, every_transfer=True)}
 
-Meddling: TypeAlias = Counter[str]
 # What people and machines do besides, which every long run must contain often enough.
 PLEDGED = (
     *(f"{book} {status}" for book in BOOKS for status in Status),
     *(str(siege) for siege in Siege if siege),
-    "clock",
-    "flood",
-    "killed anywhere",
-    "late after the end",
-    "mismatch",
+    *("clock", "database clock", "flood", "killed anywhere", "late after the end"),
+    *("mismatch", "older version", "over the daily limit", RETIRED),
+    *("held by a stranger", "inbox"),
 )
-
-
-@dataclass
-class Result:
-    """What one seed came to. Counters add up over seeds."""
-
-    seed: int
-    fault: BaseException | None = None
-    trace: list[tuple[float, str, str]] = field(default_factory=list)
-    transfers: int = 0
-    edges: Counter[tuple[str, Edge]] = field(default_factory=Counter)
-    faults: Counter[tuple[str, Fault]] = field(default_factory=Counter)
-    meddling: Meddling = field(default_factory=Counter)
-    liveness_s: float = 0.0
-    steps: int = 0
-
-    def hash(self) -> str:
-        """Of everything that happened, in order: the same in every run of the seed."""
-        return hashlib.sha256(msgspec.msgpack.encode(self.trace)).hexdigest()
 
 
 class Scenario:
@@ -100,9 +73,20 @@ class Scenario:
         self.owners: Sequence[int] = OWNERS  # Who has anything.
         self.spread_s = SAFETY_S * 0.7  # Within which the wishes are made.
         self.plan: Fate | None = None  # Takes effect when the world has begun.
-        self.told: dict[tuple[int, str | None], UUID] = {}
-        self.meddling: Meddling = Counter()
+        self.clients = Clients(world)
+        self.meddling: Meddling = world.meddling
         self.liveness_s = 0.0
+
+    def retire(self) -> None:
+        """Let the core forget what is over, in a seed that lasts long enough for it."""
+        self.mood.retiring, self.spread_s = True, RETIRING_S * 0.9
+        self.world.terms = self.world.terms._replace(retires=True)
+
+    def feel(self, mood: Mood) -> None:
+        """Let people behave in this way instead, and wish accordingly."""
+        self.mood, self.spread_s = mood, SAFETY_S * 0.7
+        self.world.terms = self.world.terms._replace(retires=False)
+        self.wishes = wishes(self.world.dice, mood)
 
     @cached_property
     def wishes(self) -> list[Request]:
@@ -114,12 +98,15 @@ class Scenario:
         await self._begin()
         world.fates = self.plan or world.fates
         asking = [
-            asyncio.ensure_future(self._client(wish, world.dice.random() * self.spread_s))
+            asyncio.ensure_future(self.clients.ask(wish, world.dice.random() * self.spread_s))
             for wish in self.wishes
         ]
         if self.plan is None:
             meddling = asyncio.ensure_future(self._meddle())
-            await asyncio.sleep(world.dice.uniform(*SIEGE_S) if self.mood.siege.lasts else SAFETY_S)
+            lasts_s = RETIRING_S if self.mood.retiring else SAFETY_S
+            if self.mood.siege.lasts:
+                lasts_s = world.dice.uniform(*self.mood.siege_s)
+            await asyncio.sleep(lasts_s)
             meddling.cancel()
         else:
             # Nobody meddles with a plan. It is over when all has ended; until then it may strike.
@@ -155,55 +142,6 @@ class Scenario:
         for number in range(self.nodes):
             await world.raise_node("abc"[number])
 
-    async def _client(self, wish: Request, delay_s: float) -> None:
-        """Asks with one cid until somebody says what became of it, whoever dies meanwhile."""
-        world, dice = self.world, self.world.dice
-        await asyncio.sleep(delay_s)
-        waits = dice.random() < 0.5
-        while True:
-            living = [node for node in world.living() if node.engine is not None]
-            said = await self._attempt(dice.choice(living), wish, waits) if living else None
-            if isinstance(said, Receipt):
-                first = self.told.setdefault((wish.owner, wish.cid), said.transfer.id)
-                if first != said.transfer.id or said.transfer.id not in world.auditor.lives:
-                    world.auditor.blame(f"{wish.cid} became {first} and {said.transfer.id}")
-                if wish.amount != said.transfer.amount:
-                    world.auditor.blame(f"{wish.cid} is told of a transfer of another amount")
-                return
-            if said is Refusal.IDEMPOTENCY_MISMATCH:
-                self.meddling["mismatch"] += 1
-                return
-            await asyncio.sleep(dice.random())
-
-    async def _attempt(self, node: Node, wish: Request, waits: bool) -> Receipt | Refusal | None:
-        """The client's patience is its own: a process that dies says nothing any more."""
-        engine = node.engine
-        assert engine is not None
-        if not waits:
-            work = engine.submit(wish)
-        elif wish.cid is None or wish.owner % 2:
-            work = engine.transfer(wish)
-        else:
-            work = self._twice(engine, wish)
-        asked = self.world.loop.create_task(work, context=node.context)
-        await asyncio.wait([asked], timeout=CLIENT_S)
-        if not node.alive or not asked.done() or isinstance(asked.exception(), StoreFault):
-            return None
-        said: Receipt | Refusal = asked.result()
-        return said
-
-    async def _twice(self, engine: Engine[SimTwin], wish: Request) -> Receipt | Refusal:
-        """In one batch, as a client may that repeats itself: both are told the same."""
-        said, again = await engine.transfer_all([Checked(wish), Checked(wish)])
-        for each in (said, again):
-            if isinstance(each, StoreFault):
-                raise each
-        assert not isinstance(said, StoreFault)
-        told = [each.transfer.id if isinstance(each, Receipt) else each for each in (said, again)]
-        if told[0] != told[1]:
-            self.world.auditor.blame(f"{wish.cid} is {told[0]} and {told[1]} in one batch")
-        return said
-
     async def _meddle(self) -> None:
         """People freeze and thaw accounts, machines are switched off, clocks jump."""
         world, mood, dice = self.world, self.mood, self.world.dice
@@ -215,10 +153,9 @@ class Scenario:
             if dice.random() < mood.meddling:
                 status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
                 self._set_status(dice.choice(self.owners), dice.choice(mood.books), status)
-            if (living := world.living()) and dice.random() < mood.clocks:
-                self.meddling["clock"] += 1
-                dice.choice(living).skew_s = dice.choice((-HOUR_S, 0.0, HOUR_S))
-            if living and dice.random() < mood.reaper:
+            meddle_with_clocks(self)
+            meddle_with_locks(self)
+            if (living := world.living()) and dice.random() < mood.reaper:
                 self.meddling["killed anywhere"] += 1
                 world.kill(dice.choice(living))
 
@@ -267,7 +204,10 @@ class Scenario:
             waits = any(self._waits(world.auditor.lives[id_]) for id_ in world.auditor.open)
             if waits and not world.auditor.pages:
                 world.auditor.blame(f"{self.mood.siege} for over a minute, and nobody was told")
+            if self.mood.siege is Siege.OUTAGE:
+                judge_notes(world)
         world.host.be_busy(busy=False)
+        world.host.skew_s = 0.0
         for node in world.living():
             node.skew_s = 0.0
         world.later(self._thaw())
@@ -326,8 +266,11 @@ class Scenario:
         await asyncio.sleep(0.25)
         if world.auditor.executed != executed:
             world.auditor.blame("money moved after everything had ended")
-        if len(set(self.told.values())) != len(world.auditor.lives):
+        if len(set(self.clients.told.values())) != len(world.auditor.lives):
             world.auditor.blame("a transfer exists that nobody was told of")
+        asked = {(wish.owner, wish.cid) for wish in self.wishes if wish.cid}
+        if asked and len(asked) != len(world.auditor.lives) + world.limits.turned_away():
+            world.auditor.blame("a request became neither a transfer nor a refusal")
         world.auditor.finish(world.ledger_balances(), world.host.balances())
 
 
@@ -375,6 +318,7 @@ def _run(
         task.exception() or next(iter(world.loop.unhandled), None),
         world.trace,
         len(world.auditor.lives),
+        world.limits.turned_away(),
         world.auditor.edges,
         world.faults,
         scene.meddling,
@@ -388,8 +332,11 @@ def by_dice(world: World) -> Scenario:
     dice = world.dice
     world.fates, world.terms, mood = Swarm(dice), Terms.thrown(dice), Mood.thrown(dice)
     scene = Scenario(world, mood)
-    scene.wishes = wishes(dice, mood)  # Now: what is thrown below shall not depend on when.
+    count = TRANSFERS + (MORE if world.terms.daily else 0)
+    scene.wishes = wishes(dice, mood, count)  # Now: what is thrown below shall not depend on when.
     scene.nodes = dice.choice((1, 2, 2, 3))
+    if mood.retiring:
+        scene.retire()
     return scene
 
 

@@ -7,17 +7,27 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tidegate.core.ports import Behind, Birth, Known, StoreUnavailable, nothing
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.ports import (
+    Behind,
+    CommitUnknown,
+    Key,
+    Look,
+    StoreUnavailable,
+    Tables,
+    nothing,
+)
+from tidegate.core.transfer import Moves, Transfer
 from tidegate.core.wire import Mark
 from tidegate.simulation.fate import Fault
+from tidegate.simulation.inbox import NodeInbox
 from tidegate.store.memory import MemoryStore, Twin
-from tidegate.systems import trading
+from tidegate.systems.trading import client as trading
 
 if TYPE_CHECKING:
     from tidegate.simulation.world import Node
 
 MARKS = "core_positions"
+INTRODUCTION = ("store", "here", [3])  # The store, its database, and the assets that exist.
 LANDING_S = 4.0  # Within which a COMMIT lands that nobody waits for any more.
 KILLED = frozenset({Fault.KILLED_BEFORE, Fault.KILLED_AFTER, Fault.KILLED_LATE})
 
@@ -35,11 +45,15 @@ class SimTwin(Twin):
         super().commit()
         by = self.node if self.heard else None
         self.node.world.auditor.committed(self.written, self.leased, by)
+        self.node.world.limits.committed(self.written)
+        self.node.world.inbox.committed(self.written)
 
     async def fetch(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
         """What the core's client reads, as the database carries it out."""
-        assert statement == trading.STATEMENTS["marks"], f"unknown here: {statement}"
         await self.pause()
+        if statement == trading.STATEMENTS["introduction"]:
+            return [INTRODUCTION]
+        assert statement == trading.STATEMENTS["marks"], f"unknown here: {statement}"
         rows: dict[Any, Any] = self.tables.rows[MARKS]
         return [mark for key, mark in rows.items() if key[0] == values["core"]]
 
@@ -59,10 +73,11 @@ class NodeStore(MemoryStore):
     """Every call asks its fate: it is lost before or after it is done, or the worker dies."""
 
     def __init__(self, node: "Node") -> None:
-        super().__init__(node.world.loop.time, node.world.tables)
+        super().__init__(node.world.database_time, node.world.tables)
         self.node = node
+        self.inbox = NodeInbox(self)
 
-    async def _reach(self, point: str) -> Fault | None:
+    async def reach(self, point: str) -> Fault | None:
         """On the way to the server. Time passes, sometimes enough to count."""
         node = self.node
         if node.world.dice.random() < 0.1:
@@ -74,7 +89,7 @@ class NodeStore(MemoryStore):
             raise StoreUnavailable("the server closed the connection")
         return fault
 
-    async def _return(self, fault: Fault | None) -> None:
+    async def returned(self, fault: Fault | None) -> None:
         """It is done. The way back is another matter."""
         if fault is Fault.KILLED_AFTER:
             await self.node.die()
@@ -83,8 +98,8 @@ class NodeStore(MemoryStore):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[SimTwin]:
-        await self._reach("begin")
-        tx = SimTwin(self.node, self._now_us(), self.lock_s)
+        await self.reach("begin")
+        tx = SimTwin(self.node, self.now_us(), self.lock_s)
         self.node.open[tx] = None
         try:
             yield tx
@@ -97,18 +112,23 @@ class NodeStore(MemoryStore):
 
     async def _commit(self, tx: Twin) -> None:
         node = self.node
-        fault = await self._reach("commit")
         assert isinstance(tx, SimTwin)
+        try:
+            fault = await self.reach("commit")
+        except StoreUnavailable as lost:
+            raise CommitUnknown(str(lost), tx.xid) from lost
         tx.heard = fault is None
         if fault in (Fault.LATE, Fault.KILLED_LATE):
             del node.open[tx]
             node.world.later(self._land(tx))
             if fault is Fault.KILLED_LATE:
                 await node.die()
-            raise StoreUnavailable("the connection was lost during COMMIT")
+            raise CommitUnknown("the connection was lost during COMMIT", tx.xid)
         tx.commit()
         tx.end()
-        await self._return(fault)
+        if fault is Fault.REPLY_LOST:
+            raise CommitUnknown("the reply to COMMIT was lost", tx.xid)
+        await self.returned(fault)
 
     async def _land(self, tx: Twin) -> None:
         """The session of a client that has gone: it still holds its locks, and then commits."""
@@ -116,49 +136,57 @@ class NodeStore(MemoryStore):
         tx.commit()
         tx.end()
 
-    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
-        fault = await self._reach("claim")
-        claimed = await super().claim(lane, limit)
+    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+        fault = await self.reach("claim")
+        claimed = await super().claim(lane, limit, flows)
         self.node.world.auditor.claimed(claimed)
-        await self._return(fault)
+        await self.returned(fault)
         return claimed
 
     async def lock(
         self, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
-        await self._reach("lock")
+        await self.reach("lock")
         return await super().lock(tx, transfers, behind)
 
-    async def record(
-        self, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        await self._reach("record")
-        assert isinstance(tx, SimTwin)
-        tx.leased = frozenset(compress((m.after.id for m in moves), leased))
-        return await super().record(tx, moves, leased)
+    async def reserve(self, tx: Twin, keys: Sequence[Key]) -> None:
+        await self.reach("reserve")
+        await super().reserve(tx, keys)
 
-    async def insert(
-        self, tx: Twin, births: Sequence[Birth], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        await self._reach("insert")
+    async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
+        await self.reach("write")
         assert isinstance(tx, SimTwin)
-        tx.leased = frozenset(compress((b.move.after.id for b in births), leased))
-        return await super().insert(tx, births, leased)
+        tx.leased = frozenset(compress((t.id for t in moves.transfers), leased))
+        return await super().write(tx, moves, leased)
 
-    async def look(
-        self, keys: Sequence[tuple[int, str]]
-    ) -> tuple[int, bool, Sequence[Known | None]]:
-        await self._reach("look")
+    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
+        await self.reach("look")
         return await super().look(keys)
 
+    async def aborted(self, xids: Sequence[str | None]) -> bool:
+        await self.reach("fates")
+        return await super().aborted(xids)
+
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
-        await self._reach("find")
+        await self.reach("find")
         return await super().find(ids)
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
-        await self._reach("release")
+        await self.reach("release")
         await super().release(transfers)
 
-    async def halted(self) -> bool:
-        await self._reach("halted")
-        return await super().halted()
+    async def note_outage(self, lane: str, worker: str, attempts: int, reason: str) -> None:
+        await self.reach("outage")
+        await super().note_outage(lane, worker, attempts, reason)
+
+    async def end_outage(self, lane: str, worker: str) -> None:
+        await self.reach("outage")
+        await super().end_outage(lane, worker)
+
+    async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
+        await self.reach("askable")
+        return await super().askable(transfers, flows)
+
+    async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
+        await self.reach("clock")
+        return await super().mend_clock(beyond_s, limit)

@@ -2,31 +2,45 @@
 
 import asyncio
 import random
+import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
 from tidegate.core.flow import Flow
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import StoreUnavailable
 from tidegate.core.transfer import Question
-from tidegate.core.wire import KEY, OPERATION, STATUS, Book, Kind, Mark, Status, Verb, account
-from tidegate.engine.alerts import Alert
+from tidegate.core.wire import (
+    KEY,
+    OPERATION,
+    STATUS,
+    Book,
+    Kind,
+    Status,
+    Verb,
+    account,
+    pack_assets,
+)
+from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.gathering import MANY
 from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, Eyes
 from tidegate.simulation.disk import Hands, Platter, SimDisk
 from tidegate.simulation.fate import Fate, Fault, Plan
+from tidegate.simulation.floors import HORIZON, retire_for_ever
+from tidegate.simulation.inbox import InboxAuditor, forms
+from tidegate.simulation.limits import LimitsAuditor, SimLimits
 from tidegate.simulation.loop import SimLoop
 from tidegate.simulation.network import Network, Wires
 from tidegate.simulation.store import NodeStore, SimTwin
+from tidegate.simulation.terms import Terms
 from tidegate.store.memory import Tables
-from tidegate.systems.guild import ALLOWANCE, CHECKS, MemoryAllowance, MemoryChecks
+from tidegate.systems.guild import MemoryAllowance, MemoryChecks
 from tidegate.systems.ledger import MemoryLedger
 from tidegate.systems.ledger.memory import ACCOUNTS
-from tidegate.systems.trading import Caller, Trading, recall
+from tidegate.systems.trading import Caller, Recollection, Trading, recall
 from tidegate.trading_core.core import Busy, Core, Limits, Stopped
 from tidegate.trading_core.wal import Damaged
 
@@ -35,36 +49,14 @@ REST_S = 2.0  # Within which whoever died is started again.
 UUID, STRANGE = bytes(range(16)), bytes(range(1, 17))
 
 
-class Terms(NamedTuple):
-    """What is chosen anew for each seed, besides what fails."""
-
-    loops_per_lane: int = 1
-    ring_size: int = 100
-    scan_s: float = 1.0
-    many: int = MANY
-    snapshot_records: int = 10**6
-    reversible: bool = True  # Whether the core is said to be able to undo a debit.
-    systems: frozenset[str] = frozenset({CORE, LEDGER, ALLOWANCE, CHECKS})  # What workers serve.
-
-    @classmethod
-    def thrown(cls, dice: random.Random) -> Self:
-        return cls(
-            loops_per_lane=dice.choice((1, 1, 2)),
-            ring_size=dice.choice((1, 100, 100)),
-            scan_s=dice.choice((1.0, 2.0, 2.0)),
-            many=dice.choice((2, MANY)),
-            snapshot_records=dice.choice((8, 25, 10**6)),
-            reversible=dice.random() < 0.8,
-        )
-
-
 class SimTrading(Trading):
     """The client of the core in one worker, which dies or raises around it."""
 
     def __init__(self, node: "Node") -> None:
         self.node = node
-        caller = Caller("store", node.name, CALL_S)
-        super().__init__(CORE, node.connect, caller, node.marks, node.refused)
+        caller = Caller(node.name, CALL_S)
+        super().__init__(CORE, node.connect, caller, node.recalled, node.refused)
+        self.on_floor = node.raise_floor
         self.reversible = node.world.terms.reversible
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
@@ -94,19 +86,34 @@ class Node:
         self.context = Context()
         self.open: dict[Any, None] = {}  # Its transactions.
         self.skew_s = 0.0  # How wrong its clock is.
+        self.began_s = world.loop.now_s
         self.store = NodeStore(self)
+        self.flows = self._flows()
         self.engine: Engine[SimTwin] | None = None
 
     def __str__(self) -> str:
         return self.name
 
+    def _flows(self) -> Mapping[str, Flow]:
+        """What its version knows. The first worker and all in its place are of the newer one.
+
+        The others are thrown anew with each start: they are upgraded, and downgraded.
+        """
+        world, added = self.world, self.world.terms.added
+        if added is None or self.name.startswith("a") or world.dice.random() < 0.5:
+            return world.flows
+        world.meddling["older version"] += 1
+        world.note(self.name, f"does not know {added}")
+        return {name: flow for name, flow in world.flows.items() if name != added}
+
     async def start(self) -> None:
-        world, served = self.world, self.world.terms.systems
+        world, served, daily = self.world, self.world.terms.systems, self.world.terms.daily
+        world.limits.daily = daily
         local = MemoryLedger(LEDGER), MemoryAllowance(), MemoryChecks()
         self.engine = Engine(
             Parts(
                 store=self.store,
-                flows=world.flows,
+                flows=self.flows,
                 outside=[SimTrading(self)] if CORE in served else [],
                 local=[system for system in local if system.name in served],
                 clock=self.clock,
@@ -116,9 +123,14 @@ class Node:
                 ring_size=world.terms.ring_size,
                 loops_per_lane=world.terms.loops_per_lane,
                 many=world.terms.many,
+                worker=self.name,
+                forms=forms(self.flows) if world.terms.inbox else {},
+                admission=None if daily is None else SimLimits(self, daily),
             )
         )
         await self.engine.__aenter__()
+        if world.terms.retires:
+            self.retiring = asyncio.ensure_future(retire_for_ever(self, SimTrading(self)))
 
     def clock(self) -> float:
         return self.world.loop.now_s + self.skew_s
@@ -128,12 +140,18 @@ class Node:
             self.world.auditor.alerted(alert, self)
 
     def refused(self, reason: str) -> None:
-        self.alert(Alert(Alarm.CRITICAL, reason, CORE))
+        self.alert(Alert(Alarm.CRITICAL, Code.CORE_REFUSED, reason, CORE))
 
     async def connect(self) -> Any:
         return await self.world.network.connect(self)
 
-    async def marks(self) -> Mark | None:
+    async def raise_floor(self, floor: uuid.UUID) -> None:
+        try:
+            await self.store.raise_to(floor)
+        except StoreUnavailable as fault:
+            raise Unreachable(f"we cannot keep the floor of the core: {fault}") from fault
+
+    async def recalled(self) -> Recollection:
         try:
             async with self.store.transaction() as tx:
                 return await recall(tx, CORE)
@@ -158,6 +176,7 @@ class Host:
         self.disk: SimDisk | None = None
         self.held_back = False  # Nobody starts it for the time being.
         self.busy = False  # It takes nothing for the time being.
+        self.skew_s = 0.0  # How wrong its clock is.
         self.stranger = False  # What runs there is another core, on an empty disk.
 
     def start(self) -> None:
@@ -173,10 +192,12 @@ class Host:
 
     async def _live(self, disk: SimDisk) -> None:
         """The core's process. An error of its disk ends it, as it ends the real one."""
-        limits = Limits(snapshot_records=self.world.terms.snapshot_records, marks=10_000)
+        limits = Limits(
+            snapshot_records=self.world.terms.snapshot_records, marks=10_000, horizon=HORIZON
+        )
         try:
-            uuid = STRANGE if self.stranger else UUID
-            core = await Core.open(disk, uuid, limits)
+            fresh = STRANGE if self.stranger else UUID
+            core = await Core.open(disk, fresh, self.clock, limits)
             if disk.shut:
                 return  # Killed by its last step: nobody shall talk to its shadow.
             self.core = core
@@ -193,6 +214,9 @@ class Host:
                 self.world.auditor.blame(f"the core does not read its own disk: {fault}")
         if not disk.shut:  # Else it has been killed, and this is only its shadow.
             self._ended(silently=False)
+
+    def clock(self) -> float:
+        return self.world.loop.now_s + self.skew_s
 
     def be_busy(self, *, busy: bool) -> None:
         self.busy = busy
@@ -256,10 +280,13 @@ class World:
         self.terms = Terms()
         self.fates: Fate = Plan()
         self.faults: Counter[tuple[str, Fault]] = Counter()
+        self.meddling: Counter[str] = Counter()  # What people and machines do besides.
         self.trace: list[tuple[float, str, str]] = []
         self.healed = False
         self.auditor = Auditor(flows, Eyes(loop.time, self.living_one, self.note))
         self.auditor.trouble = self.troubled
+        self.limits = LimitsAuditor(self.auditor.blame, self.meddling)
+        self.inbox = InboxAuditor(self.auditor.blame)
         self.tables = Tables()
         self.host = Host(self)
         self.network = Network(loop, self.host, Wires(self.fate, dice, self.answered))
@@ -267,6 +294,7 @@ class World:
         self.background: set[asyncio.Task[None]] = set()
         self.deaths = 0
         self.besieged = False
+        self.shift_s = 0.0  # How wrong the database's clock is.
         self._own = 0
 
     def fate(self, point: str) -> Fault | None:
@@ -284,6 +312,9 @@ class World:
             self.auditor.blame("a core that is not ours was asked, and has answered")
         else:
             self.auditor.answered(questions, reply)
+
+    def database_time(self) -> float:
+        return self.loop.now_s + self.shift_s
 
     def note(self, who: str, what: str) -> None:
         self.trace.append((self.loop.now_s, who, what))
@@ -308,7 +339,7 @@ class World:
             tx.end()
         node.open.clear()
         self.network.leave(node)
-        self.later(self._replace(f"{node.name}+"))
+        self.later(self._replace(f"{node.name[0]}{self.deaths}"))
 
     async def _replace(self, name: str) -> None:
         await asyncio.sleep(self.dice.random() * REST_S)
@@ -332,6 +363,7 @@ class World:
 
     def core_move(self, verb: Verb, owner: int, asset_id: int, amount: int) -> None:
         """Money that comes and goes by itself, under a key of the world's own."""
+        self._submit(Kind.ASSETS, pack_assets([asset_id]))
         self._own += 1
         key = KEY.pack(self._own.to_bytes(16), 0)
         spot = account(Book.SPOT, asset_id, owner)

@@ -8,7 +8,7 @@ import psycopg
 
 from tidegate.core.sql import load
 from tidegate.store.migrate import MIGRATOR_ROLE
-from tidegate.store.postgres import Bounds, session_options
+from tidegate.store.sessions import Bounds, session_options
 
 STATEMENTS = load("tidegate.store", "archive.sql")
 FIRST = UUID(int=0)

@@ -32,11 +32,11 @@ tried AS (
 kept AS (
     INSERT INTO archived_transfers (
            id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,
-           asset_id, amount, undoes, parent, detail, cid, head_hash, error, trace, deadline_at,
-           expires_at, created_at, updated_at)
+           asset_id, amount, undoes, parent, detail, cid, space, head_hash, error, trace,
+           deadline_at, expires_at, created_at, updated_at, fee)
     SELECT id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,
-           asset_id, amount, undoes, parent, detail, cid, head_hash, error, trace, deadline_at,
-           expires_at, created_at, updated_at
+           asset_id, amount, undoes, parent, detail, cid, space, head_hash, error, trace,
+           deadline_at, expires_at, created_at, updated_at, fee
       FROM ended
     RETURNING id, version
 ),
@@ -67,7 +67,7 @@ SELECT (SELECT id FROM old ORDER BY id DESC LIMIT 1),
 -- forget: the keys of archived transfers that ended so long ago that nobody repeats them. Each is
 -- marked with the time, so that a key that is missing otherwise is still found by the audit.
 WITH old AS MATERIALIZED (
-    SELECT id, owner, coalesce(cid, id::text) AS cid
+    SELECT id, owner, coalesce(key_of(space, cid), id::text) AS cid
       FROM archived_transfers
      WHERE cid_forgotten_at IS NULL
        AND id > %(after)s

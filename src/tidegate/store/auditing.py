@@ -18,6 +18,8 @@ from tidegate.store.postgres import PostgresStore, PostgresTransaction
 
 STATEMENTS = load("tidegate.store", "audit.sql")
 FIRST = UUID(int=0)
+BY_CREATION = {"mode": "on", "plans": "force_custom_plan"}
+AS_USUAL = {"mode": "off", "plans": "auto"}
 MAX_FOUND = 20  # Of one kind of fault: then somebody looks anyway.
 
 _PARTIES = msgspec.json.Decoder(dict[str, Party])
@@ -40,6 +42,7 @@ class Row(NamedTuple):
     amount: int
     head_hash: bytes
     keyed: bool  # Its caller's key leads to it.
+    fee: int = 0
 
 
 class Kept(NamedTuple):
@@ -51,7 +54,7 @@ class Kept(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What the ledger did under one key."""
+    """One entry of what the ledger did under one key."""
 
     transfer_id: UUID
     version: int
@@ -62,6 +65,7 @@ class Operation(NamedTuple):
     delta: int
     held_delta: int
     balance_after: int
+    entry: int = 0
 
 
 class Case(NamedTuple):
@@ -91,6 +95,10 @@ class Moment:
     async def _rows(self, name: str, **values: object) -> list[Any]:
         return await self._tx.fetch(STATEMENTS[name], values)
 
+    async def flows(self) -> Mapping[str, str]:
+        """The checksum of each flow that is installed."""
+        return dict(await self._tx.fetch(postgres.STATEMENTS["flows"], {}))
+
     async def books(self) -> Mapping[tuple[str, int], tuple[int, int]]:
         """Available and held, by book and asset."""
         return {(book, asset): (a, h) for book, asset, a, h in await self._rows("books")}
@@ -110,6 +118,13 @@ class Moment:
 
     async def ids(self, after: UUID, limit: int) -> Sequence[tuple[UUID, bool]]:
         return await self._rows("ids", after=after, limit=limit)
+
+    async def fresh(self, from_us: int, upto_us: int) -> Sequence[tuple[UUID, bool, int]]:
+        """Transfers created in that time: id, whether it has ended, and when it was created."""
+        await self._tx.post(STATEMENTS["bitmaps"], BY_CREATION)
+        rows = await self._rows("fresh", from_us=from_us, upto_us=upto_us)
+        await self._tx.post(STATEMENTS["bitmaps"], AS_USUAL)
+        return rows
 
     async def known(self, ids: Sequence[UUID]) -> frozenset[UUID]:
         return frozenset(row[0] for row in await self._rows("seen", ids=uuids(ids)))
@@ -134,6 +149,11 @@ class Moment:
         everyone, named = owners is None, numbers(owners or ())
         rows = await self._rows("accounts", everyone=everyone, owners=named, limit=MAX_FOUND)
         return [Account(*row) for row in rows]
+
+    async def suspects(self, owners: Sequence[int]) -> Sequence[int]:
+        """Those of some owners whose accounts do not follow from their own transfers."""
+        rows = await self._rows("owner_accounts", owners=numbers(owners), limit=MAX_FOUND)
+        return [row[0] for row in rows]
 
     async def elsewhere(self, legs: Sequence[Leg], read: Sequence[str]) -> Held:
         """What systems other than those that are read hold, by their own answers."""
@@ -164,7 +184,7 @@ class Brake(Enum):
     """What came of pulling it."""
 
     PULLED = auto()
-    HELD = auto()  # By an earlier cause, which stays.
+    HELD = auto()  # For the same reason, by an audit before this one.
     RELEASED = auto()  # Somebody has released it since the moment of which we speak.
 
 
@@ -172,17 +192,27 @@ async def pull_brake(store: PostgresStore, reason: str, seen_us: int) -> Brake:
     """Halt for what was seen at a moment, unless a person has resumed after it: look again then."""
     async with store.transaction() as tx:
         tx.send(STATEMENTS["alone"], {})
-        [(held, released)] = await tx.fetch(STATEMENTS["brake"], {"seen_us": seen_us})
+        values = {"seen_us": seen_us, "reason": reason}
+        [(held, released)] = await tx.fetch(STATEMENTS["brake"], values)
         if held or released:
             return Brake.HELD if held else Brake.RELEASED
         await tx.post(postgres.STATEMENTS["halt"], {"reason": reason, "actor": "audit"})
         return Brake.PULLED
 
 
-async def seen(store: PostgresStore, ids: Sequence[UUID]) -> Mapping[UUID, tuple[int, int, int]]:
-    """Version, asset and amount of transfers as they stand now, whatever moment is open."""
+class Seen(NamedTuple):
+    """What an operation of a core must agree with."""
+
+    version: int
+    asset_id: int
+    amount: int
+    parties: Parties
+
+
+async def seen(store: PostgresStore, ids: Sequence[UUID]) -> Mapping[UUID, Seen]:
+    """Transfers as they stand now, whatever moment is open."""
     rows = await store.run(STATEMENTS["seen"], {"ids": uuids(ids)})
-    return {id_: (version, asset_id, amount) for id_, version, asset_id, amount in rows}
+    return {row[0]: Seen(row[1], row[2], row[3], _PARTIES.decode(row[4])) for row in rows}
 
 
 def _held(rows: Sequence[Any]) -> Held:
@@ -210,10 +240,16 @@ class Sign(NamedTuple):
     transfer_id: UUID | None
     state: str
     number: int
-    among: int
+    among: int = 0
+    retries: int | None = None  # Of the transfer.
+    age_s: float | None = None
+    flow: str | None = None
+    reason: str | None = None
 
 
 async def signs(store: PostgresStore, values: Mapping[str, object]) -> Sequence[Sign]:
     """All signs at one moment; the bounds are in `values`."""
-    rows = await store.run(STATEMENTS["watch"], {**values, "limit": MAX_FOUND})
+    async with store.transaction() as tx:
+        await tx.post(STATEMENTS["bitmaps"], BY_CREATION)
+        rows = await tx.fetch(STATEMENTS["watch"], {**values, "limit": MAX_FOUND})
     return [Sign(*row) for row in rows]

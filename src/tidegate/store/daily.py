@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidegate.core.ports import SqlTransaction
+from tidegate.core.ports import MemoryTransaction, SqlTransaction
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.sql import load, numbers
 
 STATEMENTS = load("tidegate.store", "daily.sql")
 EVERY_ASSET = 0
+TOTALS, DAY_US = "daily_totals", 86_400_000_000
 
 Key = tuple[int, int]
 
@@ -29,9 +30,7 @@ class DailyLimits:
     async def admit(
         self, tx: SqlTransaction, requests: Sequence[Request]
     ) -> Sequence[Refusal | None]:
-        limited = [r for r in requests if r.flow == "internal_transfer"]
-        keys = sorted({key for r in limited for key in _keys(r)})
-        if not keys:
+        if not (keys := _limited(requests)):
             return [None] * len(requests)
         columns = {
             "owners": numbers(owner for owner, _ in keys),
@@ -40,7 +39,7 @@ class DailyLimits:
         await tx.post(STATEMENTS["open"], columns)
         rows = await tx.fetch(STATEMENTS["lock"], columns)
         totals = {(row[0], row[1]): Total(row[2], row[3]) for row in rows}
-        verdicts = [self._judge(request, totals) for request in requests]
+        verdicts = [self.judge(request, totals) for request in requests]
         after = {
             "counts": numbers(totals[key].transfers for key in keys),
             "amounts": numbers(totals[key].amount for key in keys),
@@ -48,7 +47,7 @@ class DailyLimits:
         await tx.post(STATEMENTS["add"], columns | after)
         return verdicts
 
-    def _judge(self, request: Request, totals: dict[Key, Total]) -> Refusal | None:
+    def judge(self, request: Request, totals: dict[Key, Total]) -> Refusal | None:
         """Each request sees those that were admitted before it in the batch."""
         if request.flow != "internal_transfer":
             return None
@@ -62,6 +61,35 @@ class DailyLimits:
             transfers, amount = totals[key]
             totals[key] = Total(transfers + 1, amount + request.amount * (key is part))
         return None
+
+
+class MemoryDailyLimits:
+    """The twin: the same rules over tables in memory."""
+
+    def __init__(self, transfers: int | None, amounts: Mapping[int, int]) -> None:
+        self._rules = DailyLimits(transfers, amounts)
+
+    async def admit(
+        self, tx: MemoryTransaction, requests: Sequence[Request]
+    ) -> Sequence[Refusal | None]:
+        if not (keys := _limited(requests)):
+            return [None] * len(requests)
+        day = (await tx.begun()).at_us // DAY_US
+        rows = [(*key, day) for key in keys]
+        for row in rows:
+            await tx.insert(TOTALS, row, Total(0, 0))
+        await tx.lock(TOTALS, rows)
+        totals: dict[Key, Total] = {key: tx.get(TOTALS, (*key, day)) for key in keys}
+        verdicts = [self._rules.judge(request, totals) for request in requests]
+        await tx.pause()
+        for key in keys:
+            tx.put(TOTALS, (*key, day), totals[key])
+        return verdicts
+
+
+def _limited(requests: Sequence[Request]) -> list[Key]:
+    """The rows that count these requests, in the order in which they are locked."""
+    return sorted({key for r in requests if r.flow == "internal_transfer" for key in _keys(r)})
 
 
 def _keys(request: Request) -> tuple[Key, Key]:

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
-from tidegate.core.flow import Ask, End, Flow
+from tidegate.core.flow import FEES, Ask, End, Flow
 from tidegate.core.sql import texts
 
 
@@ -50,11 +51,19 @@ def state_check(flow: Flow) -> str:
     )
 
 
+@lru_cache(maxsize=256)
 def checksum(flow: Flow) -> str:
     """Of all that the database enforces or shows of a flow."""
     shown = [(str(s), str(r.place), flow.codes.get(s)) for s, r in sorted(flow.rows.items())]
-    parts = (history_check(flow), state_check(flow), repr(shown))
+    parts = [history_check(flow), state_check(flow), repr(shown)]
+    if FEES in flow.roles:
+        # A program whose flow takes no fee must not ask about transfers that carry one.
+        parts.append(FEES)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def checksums(flows: Iterable[Flow]) -> dict[str, str]:
+    return {flow.name: checksum(flow) for flow in flows}
 
 
 def differing(installed: Mapping[str, str], flows: Iterable[Flow]) -> list[str]:

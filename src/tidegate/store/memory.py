@@ -2,53 +2,43 @@
 
 import asyncio
 import types
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from msgspec.structs import replace
-
+from tidegate.core.answers import bounded
+from tidegate.core.ids import first_id, id_time_us
 from tidegate.core.ports import (
+    BRIEF_S,
     Begun,
     Behind,
-    Birth,
-    CidTaken,
+    BelowFloor,
+    CommitUnknown,
+    Halt,
+    Key,
+    KeyTaken,
     Known,
+    LockTimeout,
+    Look,
+    Outage,
     StoreFault,
     StoreUnavailable,
     nothing,
 )
-from tidegate.core.transfer import Entry, Move, Transfer
+from tidegate.core.ports import Tables as Flows
+from tidegate.core.transfer import Move, Moves, Transfer
+from tidegate.store import notes
+from tidegate.store.inbox import INBOX, MemoryInbox
+from tidegate.store.notes import after as _after
+from tidegate.store.notes import deadline_s, expires_s
 from tidegate.store.rows import ATTEMPTS_KEPT, written
+from tidegate.store.tables import Answered, Row, Tables
+
+__all__ = ["CIDS", "TRANSFERS", "Answered", "MemoryStore", "Row", "Tables", "Twin", "turn"]
 
 TRANSFERS, CIDS, HISTORY, ATTEMPTS = "transfers", "cids", "history", "attempts"
-
-
-class Row(NamedTuple):
-    """A transfer with the columns that only the store needs."""
-
-    transfer: Transfer
-    due_s: float
-    deadline_s: float | None
-    expires_s: float | None = None  # Of the transfer: takes the place of its states' deadlines.
-
-
-class Answered(NamedTuple):
-    entry: Entry
-    at_us: int
-    hash: bytes
-
-
-class Tables:
-    """What survives a worker: committed rows, and which transaction holds which row."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[Hashable, Any]] = defaultdict(dict)
-        self.holders: dict[tuple[str, Hashable], Twin] = {}
-        self.waiting: dict[tuple[str, Hashable], list[asyncio.Future[None]]] = defaultdict(list)
-        self.halt: tuple[str, str] | None = None
+OUTAGES = "lane_troubles"
 
 
 @types.coroutine
@@ -63,15 +53,21 @@ class Twin:
     def __init__(self, tables: Tables, at_us: int, lock_s: float) -> None:
         self.tables = tables
         self.at_us = at_us
-        self._halted = tables.halt is not None
+        self._halted, self.floor = bool(tables.halts), tables.floor
         self.lock_s = lock_s
         self.written: dict[tuple[str, Hashable], object] = {}
         self.held: dict[tuple[str, Hashable], None] = {}  # In the order of locking.
         self.waits: asyncio.Future[None] | None = None
         self.ended = False
+        tables.transactions += 1
+        self.xid = str(tables.transactions)
+        tables.running.add(self.xid)
 
     async def begun(self) -> Begun:
-        return Begun(self.at_us, self._halted)
+        return Begun(self.at_us, self._halted, self.floor, self.xid)
+
+    async def wait_briefly(self) -> None:
+        self.lock_s = min(self.lock_s, BRIEF_S)
 
     def get(self, table: str, key: Hashable) -> Any:
         return self.written.get((table, key), self.tables.rows[table].get(key))
@@ -91,7 +87,7 @@ class Twin:
             self._take(table, key)
 
     async def insert(self, table: str, key: Hashable, row: object) -> bool:
-        while self.get(table, key) is None and self._taken(table, key):
+        while self._contested(table, key):
             await self._wait(table, key)
         if self.get(table, key) is not None:
             return False
@@ -101,6 +97,12 @@ class Twin:
 
     def _taken(self, table: str, key: Hashable) -> bool:
         return self.tables.holders.get((table, key), self) is not self
+
+    def _contested(self, table: str, key: Hashable) -> bool:
+        """Whether an INSERT waits: another transaction has inserted the key, or changed its row."""
+        holder = self.tables.holders.get((table, key), self)
+        new = self.get(table, key) is None
+        return holder is not self and (new or (table, key) in holder.written)
 
     def _take(self, table: str, key: Hashable) -> None:
         self.tables.holders[table, key] = self
@@ -112,7 +114,7 @@ class Twin:
         try:
             await asyncio.wait_for(self.waits, self.lock_s)
         except TimeoutError as fault:
-            raise StoreUnavailable(f"waited too long for {table} {key}") from fault
+            raise LockTimeout(f"waited too long for {table} {key}") from fault
         finally:
             self.waits = None
         self._alive()
@@ -129,6 +131,7 @@ class Twin:
         self._alive()
         for (table, key), row in self.written.items():
             self.tables.rows[table][key] = row
+        self.tables.committed.add(self.xid)
 
     def end(self) -> None:
         """Let go of every row, as the server does when a session ends, however it ends."""
@@ -139,6 +142,7 @@ class Twin:
                     free.set_result(None)
         self.held.clear()
         self.ended = True
+        self.tables.running.discard(self.xid)
         if self.waits is not None and not self.waits.done():
             self.waits.set_result(None)
 
@@ -147,25 +151,28 @@ class MemoryStore:
     def __init__(
         self, clock: Callable[[], float], tables: Tables | None = None, lease_s: float = 10.0
     ) -> None:
-        self.clock = clock
+        self.clock, self.lease_s = clock, lease_s
         self.tables = Tables() if tables is None else tables
-        self.lease_s = lease_s
-        self.lock_s = 5.0
+        self.lock_s, self._seen_us = 2.0, 0
+        self.inbox = MemoryInbox(self)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Twin]:
-        await self._pause()
+        await self.pause()
         tx = self._begin()
         try:
             yield tx
-            await self._commit(tx)
+            try:
+                await self._commit(tx)
+            except StoreUnavailable as lost:
+                raise CommitUnknown(str(lost), tx.xid) from lost
         finally:
             tx.end()
 
     def _begin(self) -> Twin:
-        return Twin(self.tables, self._now_us(), self.lock_s)
+        return Twin(self.tables, self.now_us(), self.lock_s)
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         """Where a statement outside a transaction goes to the server."""
         await turn()
 
@@ -173,24 +180,24 @@ class MemoryStore:
         await tx.pause()
         tx.commit()
 
-    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
-        await self._pause()
-        if self.tables.halt is not None:
-            return []
+    async def claim(self, lane: str, limit: int, flows: Flows) -> Sequence[Transfer]:
+        await self.pause()
+        ours = self.ours(flows)
         now = self.clock()
         rows = self.tables.rows[TRANSFERS]
         due = [
             (row.due_s, key)
             for key, row in rows.items()
             if row.transfer.lane == lane
+            and row.transfer.flow in ours
             and row.due_s <= now
             and (TRANSFERS, key) not in self.tables.holders
         ]
         claimed = []
         for _, key in sorted(due)[:limit]:
             row = rows[key]
-            counted = replace(row.transfer, attempts=row.transfer.attempts + 1)
-            leased_until_s = _after(self._now_us(), self.lease_s)
+            counted = row.transfer.but(attempts=row.transfer.attempts + 1)
+            leased_until_s = _after(self.now_us(), self.lease_s)
             rows[key] = row._replace(transfer=counted, due_s=leased_until_s)
             claimed.append(self._given(rows[key]))
         return claimed
@@ -202,40 +209,47 @@ class MemoryStore:
         await behind()
         return [t for t in transfers if _stands(tx, t)]
 
-    async def record(
-        self, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        # Locked they are already. Whoever comes without that waits for what the statement meets.
-        await tx.lock(TRANSFERS, sorted(m.before.id for m in moves if _stands(tx, m.before)))
-        rows = []
-        for move, held in zip(moves, leased, strict=True):
-            if not _stands(tx, move.before):
-                raise StoreFault(f"{move.before.id} was locked and has moved")
-            row = tx.get(TRANSFERS, move.before.id)
-            after, hashes = written(move, held, tx.at_us, move.before.created_us)
-            kept_s = row.deadline_s
-            deadline_s = _deadline(tx, move, row.expires_s) if move.entries else kept_s
-            due = self._due(tx, move, held, deadline_s)
-            self._write(tx, move, hashes, Row(after, *due, row.expires_s))
-            rows.append(after)
+    async def reserve(self, tx: Twin, keys: Sequence[Key]) -> None:
+        await tx.pause()
+        for owner, text, fingerprint, id_ in sorted(keys, key=lambda k: (k.owner, k.text)):
+            if not await tx.insert(CIDS, (owner, text), (fingerprint, id_)):
+                raise KeyTaken("one of these requests is already known")
+
+    async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
+        """As many pauses as the real one has statements: one, or one more for attempts."""
+        if moves.created:
+            await tx.pause()
+        else:
+            # They are locked already. Whoever comes without that waits for what is met.
+            await tx.lock(TRANSFERS, sorted(t.id for t in moves.transfers if _stands(tx, t)))
+        rows, chains = written(moves, leased, tx.at_us)
+        for row, (after, hashes, held) in enumerate(zip(rows, chains, leased, strict=True)):
+            self._row(tx, moves.move(row), after, hashes, held)
+        if any(step.attempt for step in moves.steps):
+            await tx.pause()
         return rows
 
-    async def insert(
-        self, tx: Twin, births: Sequence[Birth], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        await tx.pause()
-        for move, cid, fingerprint, _ in sorted(births, key=lambda b: (b.move.after.owner, b.cid)):
-            known = (fingerprint, move.after.id)
-            if not await tx.insert(CIDS, (move.after.owner, cid), known):
-                raise CidTaken("one of these requests is already known")
-        rows = []
-        for (move, _, _, lives_s), held in zip(births, leased, strict=True):
-            after, hashes = written(move, held, tx.at_us, tx.at_us)
-            expires_s = None if lives_s is None else _after(tx.at_us, lives_s)
-            due = self._due(tx, move, held, _deadline(tx, move, expires_s))
-            self._write(tx, move, hashes, Row(after, *due, expires_s))
-            rows.append(after)
-        return rows
+    def _row(self, tx: Twin, move: Move, after: Transfer, hashes: list[bytes], held: bool) -> None:
+        if move.before is None:
+            if move.after.id < tx.floor:
+                raise BelowFloor("an id is below the floor of this store")
+            ends_s = expires_s(tx.at_us, move)
+            late_s = deadline_s(tx.at_us, move, ends_s)
+        elif _stands(tx, move.before):
+            row = tx.get(TRANSFERS, move.before.id)
+            ends_s = row.expires_s
+            late_s = deadline_s(tx.at_us, move, ends_s) if move.entries else row.deadline_s
+        else:
+            raise StoreFault(f"{move.before.id} was locked and has moved")
+        due = self._due(tx, move, held, late_s)
+        self._write(tx, move, hashes, Row(after, *due, ends_s))
+
+    async def aborted(self, xids: Sequence[str | None]) -> bool:
+        await self.pause()
+        return all(
+            xid is not None and xid not in self.tables.committed | self.tables.running
+            for xid in xids
+        )
 
     def _due(
         self, tx: Twin, move: Move, leased: bool, deadline_s: float | None
@@ -252,20 +266,34 @@ class MemoryStore:
             tx.put(HISTORY, id_, (*(tx.get(HISTORY, id_) or ()), *fresh))
         if move.attempt:
             retry = move.after.retries
-            slot = {retry % ATTEMPTS_KEPT: (move.before.version, retry, move.attempt)}
+            slot = {retry % ATTEMPTS_KEPT: (move.start, retry, move.attempt)}
             tx.put(ATTEMPTS, id_, (tx.get(ATTEMPTS, id_) or {}) | slot)
 
-    async def look(
-        self, keys: Sequence[tuple[int, str]]
-    ) -> tuple[int, bool, Sequence[Known | None]]:
-        await self._pause()
-        cids, rows = self.tables.rows[CIDS], self.tables.rows[TRANSFERS]
-        found = [cids.get(key) for key in keys]
-        known = [None if f is None else Known(f[0], self._given(rows[f[1]])) for f in found]
-        return self._now_us(), self.tables.halt is not None, known
+    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
+        await self.pause()
+        found = [self.tables.rows[CIDS].get(key) for key in keys]
+        at_us = id_time_us(self.now_us(), self.tables.floor)
+        return Look(at_us, [None if f is None else self._known(*f) for f in found])
+
+    async def lowest(self, horizon_s: float) -> UUID:
+        await self.pause()
+        rows = self.tables.rows[TRANSFERS].values()
+        open_: list[UUID] = [row.transfer.id for row in rows if row.transfer.lane is not None]
+        open_ += [row.request.id for row in self.tables.rows[INBOX].values() if not row.outcome]
+        return min([first_id(self.now_us() // 1000 - int(horizon_s * 1000)), *open_])
+
+    async def raise_to(self, floor: UUID) -> UUID:
+        await self.pause()
+        self.tables.floor = max(self.tables.floor, floor)
+        return self.tables.floor
+
+    def _known(self, fingerprint: bytes, id_: UUID) -> Known:
+        row, asked = self.tables.rows[TRANSFERS].get(id_), self.tables.rows[INBOX].get(id_)
+        transfer = None if row is None else self._given(row)
+        return Known(fingerprint, id_, transfer, None if asked is None else asked.refusal)
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
-        await self._pause()
+        await self.pause()
         rows = self.tables.rows[TRANSFERS]
         return [self._given(rows[id_]) for id_ in ids if id_ in rows]
 
@@ -273,7 +301,7 @@ class MemoryStore:
         return [transfer for transfer in await self.find(ids) if transfer.lane is None]
 
     async def release(self, transfers: Sequence[Transfer]) -> None:
-        await self._pause()
+        await self.pause()
         tx = self._begin()
 
         def leased(transfer: Transfer) -> bool:
@@ -290,40 +318,72 @@ class MemoryStore:
         finally:
             tx.end()
 
+    async def note_outage(self, lane: str, worker: str, attempts: int, reason: str) -> None:
+        await self.pause()
+        now_us, rows = self.now_us(), self.tables.rows[OUTAGES]
+        noted = Outage(lane, now_us, attempts, [now_us], bounded(reason))
+        rows[lane, worker] = notes.outage_noted(rows.get((lane, worker)), noted)
+
+    async def end_outage(self, lane: str, worker: str) -> None:
+        await self.pause()
+        self.tables.rows[OUTAGES].pop((lane, worker), None)
+
+    async def outages(self) -> Sequence[Outage]:
+        await self.pause()
+        return notes.outages(self.tables.rows[OUTAGES], self.now_us())
+
+    async def askable(self, transfers: Sequence[Transfer], flows: Flows) -> Sequence[Transfer]:
+        await self.pause()
+        return [t for t in transfers if t.flow in self.ours(flows)]
+
+    def ours(self, flows: Flows) -> set[str]:
+        """The flows whose installed table is the caller's; none while halted."""
+        known = {} if self.tables.halts else self.tables.flows
+        return {name for name, table in flows.items() if known.get(name) == table}
+
+    async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
+        await self.pause()
+        now_us, tables = self.now_us(), self.tables
+        behind_s, tables.latest_us = notes.behind(max(tables.latest_us, self._seen_us), now_us)
+        self._seen_us = now_us
+        if not behind_s and beyond_s is None:
+            return 0.0, 0
+        late_s, rows = _after(now_us, beyond_s or 0.0), tables.rows[TRANSFERS]
+        late = [k for k, row in rows.items() if notes.is_late(row, late_s, now_us)]
+        free = [key for key in late if (TRANSFERS, key) not in tables.holders][:limit]
+        rows |= {key: notes.due_now(rows[key], now_us) for key in free}
+        asked = self.inbox.make_due(round(late_s * 1_000_000), now_us, limit)
+        return behind_s, max(len(free), asked)
+
     async def halted(self) -> bool:
-        await self._pause()
-        return self.tables.halt is not None
+        await self.pause()
+        return bool(self.tables.halts)
 
-    async def halt(self, reason: str, actor: str) -> None:
-        await self._pause()
-        self.tables.halt = self.tables.halt or (reason, actor)
+    async def halt(self, reason: str, actor: str) -> int:
+        await self.pause()
+        return self.tables.halts.add(reason, actor, self.now_us())
 
-    async def resume(self, reason: str, actor: str) -> None:
-        assert reason, "a halt is ended with a reason"
-        assert actor, "a halt is ended by somebody"
-        await self._pause()
-        self.tables.halt = None
+    async def halts(self) -> Sequence[Halt]:
+        await self.pause()
+        return self.tables.halts.shown()
 
-    def _now_us(self) -> int:
-        return round(self.clock() * 1_000_000)
+    async def resume(
+        self, reason: str, actor: str, ids: Sequence[int] | None = None
+    ) -> Sequence[Halt]:
+        assert all((reason, actor)), "a halt is ended by somebody, with a reason"
+        await self.pause()
+        return self.tables.halts.end(ids)
+
+    def now_us(self) -> int:
+        self._seen_us = max(self._seen_us, now_us := round(self.clock() * 1_000_000))
+        return now_us
 
     def _given(self, row: Row) -> Transfer:
-        waited_us = self._now_us() - row.transfer.updated_us
+        waited_us = self.now_us() - row.transfer.updated_us
         expired = row.deadline_s is not None and row.deadline_s <= self.clock()
-        return replace(row.transfer, waited_s=waited_us / 1_000_000, expired=expired)
+        return row.transfer.but(waited_s=waited_us / 1_000_000, expired=expired)
 
 
 def _stands(tx: Twin, transfer: Transfer) -> bool:
     row = tx.get(TRANSFERS, transfer.id)
     return row is not None and row.transfer.version == transfer.version
-
-
-def _deadline(tx: Twin, move: Move, expires_s: float | None) -> float | None:
-    if move.deadline_s is None or expires_s is not None:
-        return None if move.deadline_s is None else expires_s
-    return _after(tx.at_us, move.deadline_s)
-
-
-def _after(at_us: int, seconds: float) -> float:
-    """To the microsecond, which is how exactly the database keeps time."""
-    return (at_us + round(seconds * 1_000_000)) / 1_000_000

@@ -11,13 +11,13 @@ from psycopg import sql
 
 from tidegate.core.flow import End, Flow
 from tidegate.store.flow_checks import checksum, history_check, state_check
-from tidegate.store.postgres import ENGINE_ROLE, SHARED_SCHEMA
+from tidegate.store.sessions import ENGINE_ROLE, SHARED_SCHEMA
 
 MIGRATOR_ROLE = "tidegate_migrator"
 ECONOMY = "economy"
 # Who may use the guild economy from SQL; everything else is the engine's.
 ECONOMY_ROLE = "tidegate_economy"
-ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE, ECONOMY_ROLE)
+ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE, ECONOMY_ROLE, "tidegate_inbox")
 LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
 MAX_IDENTIFIER_BYTES = 63
 # An archived transfer is judged by its flow for ever, and so holds a change of it up as well.
@@ -84,7 +84,8 @@ def migrate(
 def _wanted(connection: psycopg.Connection, schema: str) -> Iterator[tuple[str, ...]]:
     """Which folder is for which schema, and which others its statements may name."""
     yield "shared", SHARED_SCHEMA
-    yield "store", schema, SHARED_SCHEMA
+    # The temporary schema last: who calls our functions must not put tables before ours.
+    yield "store", schema, SHARED_SCHEMA, "pg_temp"
     [(there,)] = connection.execute("SELECT to_regclass('economy.home') IS NOT NULL").fetchall()
     home = connection.execute("SELECT store FROM economy.home").fetchone() if there else None
     # The first store of a database has the guild economy; a second does not take it over.

@@ -20,6 +20,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from tidegate.core.sql import Binary, EncodedText
+
 _NAMED = re.compile(r"%\((\w+)\)s")
 _FAILED = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED})
 
@@ -73,6 +75,7 @@ class Pipe:
         self._back: asyncio.Future[None] | None = None
         self._socket: int | None = None  # As long as we listen.
         self._hung_up = False  # The server, while nobody asked it anything.
+        self.outdated = False  # Set when the session must not be used again.
         self._breaks = select.poll()
         self._pgconn.enter_pipeline_mode()
 
@@ -80,17 +83,22 @@ class Pipe:
     def at_rest(self) -> bool:
         """Whether the next may use it: nothing waits, nothing is under way, nothing is open."""
         idle = self._pgconn.transaction_status == TransactionStatus.IDLE
-        return idle and self._back is None and not self._flight and not self._hung_up
+        usable = not (self._hung_up or self.outdated)
+        return idle and self._back is None and not self._flight and usable
 
     def send(self, statement: str, values: Mapping[str, object]) -> Reply:
         """Put a statement into the flight. It is not under way yet."""
         text = text_of(statement)
-        given = [as_text(values[key]) for key in text.names]
+        given, formats = [], []
+        for key in text.names:
+            sent = as_sent(values[key])
+            given.append(sent)
+            formats.append(1 if type(sent) is Binary else 0)
         if (name := self._prepared.get(statement)) is None:
             name = self._prepared[statement] = b"t%d" % next(self._names)
             self._pgconn.send_prepare(name, text.sql)
             self._flight.append(Reply(prepares=statement))
-        self._pgconn.send_query_prepared(name, given)
+        self._pgconn.send_query_prepared(name, given, formats)
         return self._expect()
 
     def command(self, sql: bytes) -> Reply:
@@ -218,15 +226,18 @@ class Pipe:
         return reader.load_rows(0, reply.result.ntuples, tuple)
 
 
-def as_text(value: object) -> bytes | None:
-    """As PostgreSQL reads it. What type it is, each statement says itself."""
+def as_sent(value: object) -> bytes | None:
+    """As PostgreSQL reads it: as text, but for arrays of ids and hashes. What type it is, each
+    statement says itself.
+    """
     if isinstance(value, str):  # A whole column, mostly.
-        text = value.encode()
-        if b"\0" in text:
+        value = EncodedText(value.encode())
+    if isinstance(value, EncodedText):
+        if value.find(b"\0") >= 0:
             raise psycopg.DataError("no text in PostgreSQL has a NUL in it")  # It would end there.
-        return text
-    if value is None:
-        return None
+        return value
+    if value is None or isinstance(value, Binary):
+        return value
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()
     if isinstance(value, bool):

@@ -2,67 +2,63 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from uuid import UUID
 
 import psycopg
 from psycopg.adapt import Buffer, Loader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from tidegate.core.answers import bounded
 from tidegate.core.flow import Flow
 from tidegate.core.ports import (
+    BRIEF_S,
+    MAX_HALTS,
     Begun,
     Behind,
-    Birth,
-    CidTaken,
+    BelowFloor,
+    Halt,
+    Key,
     Known,
+    Look,
+    NoSession,
+    NotWritable,
+    Outage,
     StoreFault,
     StoreUnavailable,
+    Tables,
     nothing,
 )
 from tidegate.core.request import Asset
 from tidegate.core.sql import load, numbers, texts, uuids
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.transfer import Moves, Transfer
+from tidegate.store.faults import as_fault, commit_fault
 from tidegate.store.flow_checks import differing
+from tidegate.store.inbox import PostgresInbox
+from tidegate.store.migrate import migrations
 from tidegate.store.pipe import Pipe, Reply
 from tidegate.store.rows import (
+    PROBES_KEPT,
     TRANSFER_COLUMNS,
     attempt_columns,
-    birth_columns,
+    creation_columns,
     entry_columns,
+    key_columns,
     party_columns,
     state_columns,
+    table_columns,
     transfer_from,
     written,
 )
+from tidegate.store.sessions import Bounds, lost_after, session_options
 
-SHARED_SCHEMA = "tidegate"
-ENGINE_ROLE = "tidegate_engine"
-UNIQUE_VIOLATION = "23505"
+__all__ = ["Bounds", "PostgresStore", "PostgresTransaction"]
 
-# Proof that nothing was done and that doing it again may succeed. Everything else is a fault of
-# the statement itself, or a lost connection, of which nothing is known.
-RETRYABLE = frozenset({"25P03", "25P04", "40001", "40P01", "55P03", "57014"})
-RETRYABLE_CLASSES = ("57P0", "53", "08")
 
 STATEMENTS = {
     name: statement.replace("{transfer}", TRANSFER_COLUMNS)
     for name, statement in load("tidegate.store", "queries.sql").items()
 }
-
-
-class Bounds(NamedTuple):
-    """How long a session may take for anything, how many there are, and how they plan."""
-
-    lease_s: float = 10.0
-    connections: int = 8
-    statement_s: float = 30.0
-    lock_s: float = 5.0
-    idle_in_transaction_s: float = 10.0
-    connection_lost_s: float = 10.0
-    pool_wait_s: float = 10.0
-    reconnect_s: float = 4.0
-    plans: str = "force_generic_plan"  # `auto` for a PostgreSQL that is spread over many nodes.
 
 
 class WholeNumber(Loader):
@@ -93,7 +89,7 @@ class PostgresTransaction:
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
-        self.held: set[Any] = set()
+        self.locked: dict[Any, Any] = {}
         self.locking: list[tuple[Sequence[Any], Reply]] = []
         self.looking: tuple[Sequence[Any], Reply] | None = None
         self._begun: Begun | Reply | None = None
@@ -105,9 +101,12 @@ class PostgresTransaction:
     async def begun(self) -> Begun:
         if isinstance(self._begun, Reply):
             [row] = await self.rows(self._begun)
-            self._begun = Begun(row[0], row[1])
+            self._begun = Begun(*row[:4])
         assert self._begun is not None, "this transaction was not begun here"
         return self._begun
+
+    async def wait_briefly(self) -> None:
+        self.send(STATEMENTS["brief"], {"lock_ms": str(int(BRIEF_S * 1000))})
 
     def send(self, statement: str, values: Mapping[str, object]) -> Reply:
         try:
@@ -128,7 +127,11 @@ class PostgresTransaction:
 
     async def commit(self) -> None:
         committed = self._command(b"COMMIT")
-        await self._sync()
+        try:
+            await self._pipe.sync()
+        except psycopg.Error as fault:
+            xid = self._begun.xid if isinstance(self._begun, Begun) else None
+            raise commit_fault(fault, xid) from fault
         assert committed.result is not None
         status = committed.result.command_status
         if status != b"COMMIT":
@@ -156,10 +159,13 @@ class PostgresStore:
         self.schema = schema
         self.bounds = bounds or Bounds()
         self.lease_s = self.bounds.lease_s
+        self.inbox = PostgresInbox(self)
         # The pool makes sessions, and makes new ones of those that are lost. Who is done with one
         # leaves it here for the next: the pool's own door costs more than a statement.
         self._idle: list[Session] = []
         self._waiting = 0  # For the pool.
+        self.trouble: str | None = None  # Why it took no writes when it was last tried.
+        self._seen_us = 0  # The latest time at which this process leased anything.
         self._pool = AsyncConnectionPool(
             conninfo,
             connection_class=Session,
@@ -202,70 +208,62 @@ class PostgresStore:
                 await pipe.roll_back()
                 raise
 
-    async def claim(self, lane: str, limit: int) -> Sequence[Transfer]:
-        values = {"lane": lane, "limit": limit, "lease_s": self.lease_s}
-        return [transfer_from(row) for row in await self._fetch("claim", values)]
+    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+        values = {"lane": lane, "limit": limit, "lease_s": self.lease_s, **table_columns(flows)}
+        claimed = [transfer_from(row) for row in await self._fetch("claim", values)]
+        self._saw(*(t.updated_us + round(t.waited_s * 1_000_000) for t in claimed[:1]))
+        return claimed
 
     async def lock(
         self, tx: PostgresTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
-        sent = tx.send(STATEMENTS["lock"], {"ids": uuids(t.id for t in transfers)})
+        ids, versions = [t.id for t in transfers], [t.kind.version for t in transfers]
+        sent = tx.send(STATEMENTS["lock"], {"ids": uuids(ids), "versions": numbers(versions)})
         await behind()
-        versions: dict[UUID, int] = dict(await tx.rows(sent))
-        return [t for t in transfers if versions.get(t.id) == t.version]
+        moved = {row[0] for row in await tx.rows(sent)}
+        return [t for t in transfers if t.id not in moved] if moved else transfers
 
-    async def record(
-        self, tx: PostgresTransaction, moves: Sequence[Move], leased: Sequence[bool]
+    async def reserve(self, tx: PostgresTransaction, keys: Sequence[Key]) -> None:
+        await tx.post(STATEMENTS["reserve"], key_columns(keys))
+
+    async def write(
+        self, tx: PostgresTransaction, moves: Moves, leased: Sequence[bool]
     ) -> Sequence[Transfer]:
-        at_us, _ = await tx.begun()
-        rows = [
-            written(move, held, at_us, move.before.created_us)
-            for move, held in zip(moves, leased, strict=True)
-        ]
-        values = {
-            "count": len(moves),
-            **attempt_columns(moves),
-            **party_columns(moves),
-            **self._columns(moves, rows, leased),
-        }
-        await tx.post(STATEMENTS["record"], values)
-        return [row for row, _ in rows]
+        begun = await tx.begun()
+        self._saw(begun.at_us)
+        rows, chains = written(moves, leased, begun.at_us)
+        states = state_columns(moves, rows, leased, self.lease_s)
+        values = states | entry_columns(moves, chains)
+        if moves.created:
+            if min(row.id for row in rows) < begun.floor:
+                raise BelowFloor(f"an id is below the floor of this store, {begun.floor}")
+            await tx.post(STATEMENTS["create"], values | creation_columns(moves))
+        else:
+            values |= {"count": len(rows), **party_columns(moves)}
+            await tx.post(STATEMENTS["record"], values)
+        if any(step.attempt for step in moves.steps):
+            await tx.post(STATEMENTS["tried"], attempt_columns(moves))
+        return rows
 
-    async def insert(
-        self, tx: PostgresTransaction, births: Sequence[Birth], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        moves = [birth.move for birth in births]
-        at_us, _ = await tx.begun()
-        rows = [written(move, held, at_us, at_us) for move, held in zip(moves, leased, strict=True)]
-        values = {
-            **birth_columns(births),
-            **attempt_columns(moves),
-            **self._columns(moves, rows, leased),
-        }
-        await tx.post(STATEMENTS["insert"], values)
-        return [row for row, _ in rows]
+    async def aborted(self, xids: Sequence[str | None]) -> bool:
+        known = [xid for xid in xids if xid is not None]
+        if len(known) < len(xids):
+            return False
+        try:
+            [(aborted,)] = await self._fetch("fates", {"xids": texts(known)})
+        except StoreFault:
+            return False  # Of a transaction that this server has never had, nothing is known.
+        return bool(aborted)
 
-    def _columns(
-        self,
-        moves: Sequence[Move],
-        rows: Sequence[tuple[Transfer, list[bytes]]],
-        leased: Sequence[bool],
-    ) -> dict[str, object]:
-        return {
-            **state_columns(moves, [row for row, _ in rows], leased, self.lease_s),
-            **entry_columns(zip(moves, (hashes for _, hashes in rows), strict=True)),
-        }
-
-    async def look(
-        self, keys: Sequence[tuple[int, str]]
-    ) -> tuple[int, bool, Sequence[Known | None]]:
+    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
         values = {"owners": numbers(o for o, _ in keys), "cids": texts(c for _, c in keys)}
         rows = await self._fetch("look", values)
         known: list[Known | None] = [None] * len(keys)
-        for _, _, place, fingerprint, *row in rows:
+        for _, place, fingerprint, id_, refusal, *row in rows:
             if place is not None:
-                known[place - 1] = Known(fingerprint, transfer_from(row))
-        return rows[0][0], rows[0][1], known
+                transfer = None if row[0] is None else transfer_from(row)
+                known[place - 1] = Known(fingerprint, id_, transfer, refusal)
+        return Look(rows[0][0], known)
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         return [transfer_from(row) for row in await self._fetch("find", {"ids": uuids(ids)})]
@@ -280,21 +278,65 @@ class PostgresStore:
         }
         await self._fetch("release", values)
 
+    async def note_outage(self, lane: str, worker: str, attempts: int, reason: str) -> None:
+        values = {"lane": lane, "process": worker, "attempts": attempts, "kept": PROBES_KEPT}
+        await self._fetch("note_outage", values | {"reason": bounded(reason)})
+
+    async def end_outage(self, lane: str, worker: str) -> None:
+        await self._fetch("end_outage", {"lane": lane, "process": worker})
+
+    async def outages(self) -> Sequence[Outage]:
+        return [Outage(*row) for row in await self._fetch("outages", {})]
+
+    async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
+        ours = {row[0] for row in await self._fetch("askable", table_columns(flows))}
+        return [t for t in transfers if t.flow in ours]
+
+    async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
+        values = {"beyond_s": beyond_s, "limit": limit, "seen_us": self._seen_us}
+        [(behind_s, mended)] = await self._fetch("mend_clock", values)
+        self._seen_us = 0
+        return behind_s, mended
+
+    def _saw(self, *at_us: int) -> None:
+        """The clock may be ahead for a moment only: what is leased then must not wait for it."""
+        self._seen_us = max(self._seen_us, *at_us, 0)
+
     async def halted(self) -> bool:
         [(halted,)] = await self._fetch("halted", {})
         return bool(halted)
 
-    async def halt(self, reason: str, actor: str) -> None:
-        await self._fetch("halt", {"reason": reason, "actor": actor})
+    async def halt(self, reason: str, actor: str) -> int:
+        [(number,)] = await self._fetch("halt", {"reason": reason, "actor": actor})
+        return int(number)
 
-    async def resume(self, reason: str, actor: str) -> None:
-        await self._fetch("resume", {"reason": reason, "actor": actor})
+    async def halts(self) -> Sequence[Halt]:
+        return [Halt(*row) for row in await self._fetch("halts", {"limit": MAX_HALTS})]
+
+    async def resume(
+        self, reason: str, actor: str, ids: Sequence[int] | None = None
+    ) -> Sequence[Halt]:
+        named = None if ids is None else numbers(ids)
+        values = {"reason": reason, "actor": actor, "ids": named}
+        return [Halt(*row) for row in await self._fetch("resume", values)]
 
     async def assets(self) -> Mapping[str, Asset]:
         return {row[1]: Asset(*row) for row in await self._fetch("assets", {})}
 
     async def verify(self, flows: Iterable[Flow]) -> None:
-        """Refuse to start on tables that were made for other flows."""
+        """Refuse to start on tables that are too old for us, or were made for other flows."""
+        needed = migrations("store")[-1]
+        try:
+            [(number,)] = await self._fetch("migrated", {})
+        except StoreUnavailable:
+            raise
+        except StoreFault:
+            number = 0
+        if number < needed.number:
+            raise StoreFault(
+                f"schema {self.schema} is older than this program, which needs its migration"
+                f" {needed.name}; run `tidegate migrate`"
+            )
         if names := differing(dict(await self._fetch("flows", {})), flows):
             raise StoreFault(
                 f"flow {', '.join(names)}: the database has another table; run `tidegate migrate`"
@@ -303,13 +345,6 @@ class PostgresStore:
     async def forget_marks(self, core: str) -> None:
         """Drop the marks of processes that are gone; every start would leave one behind."""
         await self._fetch("forget_marks", {"core": core})
-
-    async def floor(self, horizon_s: float) -> UUID:
-        """Every id below it is of a transfer that has ended, and older than the horizon."""
-        at_us, _, _ = await self.look([(0, "")])
-        oldest = UUID(int=max(at_us // 1000 - int(horizon_s * 1000), 0) << 80)
-        floor: UUID = min([oldest, *(row[0] for row in await self._fetch("floor", {}))])
-        return floor
 
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]:
         """One statement in a transaction of its own, for what lives beside the engine's tables."""
@@ -330,6 +365,13 @@ class PostgresStore:
         session = self._idle.pop() if self._idle else await self._new()
         try:
             yield session.pipe
+        except NotWritable as fault:
+            self.trouble = fault.kind
+            if fault.kind == "read-only":
+                # After a failover, these sessions lead to what is a standby now.
+                for each in (session, *self._idle):
+                    each.pipe.outdated = True
+            raise
         finally:
             if session.pipe.at_rest and not self._waiting and not self._pool.closed:
                 self._idle.append(session)
@@ -342,7 +384,7 @@ class PostgresStore:
         try:
             return await self._pool.getconn()
         except (PoolTimeout, PoolClosed) as fault:
-            raise StoreUnavailable("no connection to PostgreSQL could be had") from fault
+            raise NoSession("no connection to PostgreSQL could be had") from fault
         except psycopg.OperationalError as fault:
             raise StoreUnavailable(str(fault)) from fault
         finally:
@@ -352,49 +394,3 @@ class PostgresStore:
         if not session.pipe.at_rest:
             await session.close()  # The pool will make a new one.
         await self._pool.putconn(session)
-
-
-def as_fault(fault: psycopg.Error) -> StoreFault:
-    """Errors are told apart by SQLSTATE. A connection that is lost has none: try it again."""
-    code = fault.sqlstate
-    lost = code is None and isinstance(fault, psycopg.OperationalError | psycopg.InterfaceError)
-    if code == UNIQUE_VIOLATION:
-        return CidTaken(f"{code}: {fault}")
-    if lost or (code and (code in RETRYABLE or code.startswith(RETRYABLE_CLASSES))):
-        return StoreUnavailable(f"{code or 'connection lost'}: {fault}")
-    return StoreFault(f"{code or type(fault).__name__}: {fault}")
-
-
-def lost_after(seconds: float) -> dict[str, int]:
-    """A host that vanishes says nothing. Who waits for its answer has nothing under way that it
-    could fail to confirm, so that the kernel must ask whether it is still there.
-    """
-    return {
-        "tcp_user_timeout": int(seconds * 1000),
-        "keepalives_idle": max(int(seconds / 2), 1),
-        "keepalives_interval": 1,
-    }
-
-
-def session_options(schema: str, bounds: Bounds, role: str = ENGINE_ROLE) -> str:
-    """What a session is from its first moment: never by SET, which a pooler may give to others."""
-    named = schema.replace('"', '""')
-    settings = {
-        "search_path": f'"{named}",{SHARED_SCHEMA}',
-        "role": role,
-        "synchronous_commit": "on",
-        "statement_timeout": f"{int(bounds.statement_s * 1000)}",
-        "lock_timeout": f"{int(bounds.lock_s * 1000)}",
-        "idle_in_transaction_session_timeout": f"{int(bounds.idle_in_transaction_s * 1000)}",
-        # A plan made on an empty table must still be right for a million rows.
-        "enable_seqscan": "off",
-        "enable_bitmapscan": "off",
-        "random_page_cost": "1.1",
-        "timezone": "UTC",
-    }
-    return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
-
-
-def _escaped(value: str) -> str:
-    """As the server splits options: a blank or a backslash belongs to the value if so marked."""
-    return value.replace("\\", "\\\\").replace(" ", "\\ ")

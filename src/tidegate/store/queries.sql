@@ -1,34 +1,73 @@
--- begin: the transaction's one time, and whether the brake is on; nothing is locked yet. What
--- follows in it is planned once per session: for few rows, planning costs as much as all the rest.
+-- begin: the transaction's one time, the brake, the floor of ids, and its number, by which its fate
+-- can be asked for when the reply to its COMMIT is lost; nothing is locked yet. What follows in it
+-- is planned once per session: for few rows, planning costs as much as all the rest.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
+       (SELECT floor FROM id_floor WHERE one),
+       pg_current_xact_id()::text,
        set_config('plan_cache_mode', %(plans)s, true);
+
+-- brief: for the rest of the transaction, which waits for locks that somebody is known to hold.
+SELECT set_config('lock_timeout', %(lock_ms)s, true);
 
 -- halted: read before each ask of what no claim has just given out.
 SELECT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
 
--- halt: the one halt in force stays the first one; a second cause does not replace it.
+-- halt: a row of its own, whatever is in force already.
 INSERT INTO halts (reason, actor)
 VALUES (%(reason)s, %(actor)s)
-ON CONFLICT DO NOTHING;
+RETURNING id;
 
--- resume: ends the halt in force, and says who did and why.
-UPDATE halts
-   SET resumed_at = now(),
-       resumed_reason = %(reason)s,
-       resumed_by = %(actor)s
- WHERE resumed_at IS NULL;
+-- halts: those in force, oldest first.
+SELECT id, reason, actor, (extract(epoch FROM at) * 1000000)::bigint
+  FROM halts
+ WHERE resumed_at IS NULL
+ ORDER BY id
+ LIMIT %(limit)s;
 
--- claim: lease what is due. SKIP LOCKED keeps workers apart; correctness is the version's.
+-- resume: ends the halts named, or all in force if none is named, and says who did and why. Locked
+-- by the update: of two who end the same halt, the second ends nothing.
+WITH ended AS (
+    UPDATE halts
+       SET resumed_at = now(),
+           resumed_reason = %(reason)s,
+           resumed_by = %(actor)s
+     WHERE resumed_at IS NULL
+       AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
+    RETURNING id, reason, actor, at
+)
+SELECT id, reason, actor, (extract(epoch FROM at) * 1000000)::bigint
+  FROM ended
+ ORDER BY id;
+
+-- askable: the flows whose installed table is ours, none while halted. Read before each ask of
+-- what no claim has just given out.
+SELECT k.flow
+  FROM unnest(%(flows)s::text[], %(checksums)s::text[]) AS k (flow, checksum)
+ WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
+   AND k.checksum = (SELECT f.checksum FROM flow_tables AS f WHERE f.flow = k.flow);
+
+-- claim: lease what is due, of flows whose installed table is ours. SKIP LOCKED keeps workers
+-- apart; correctness is the version's. Each flow is read by its own part of the index, so that a
+-- backlog of a flow that we do not know costs nothing. Rows locked beyond the limit are free again
+-- when the statement ends.
 WITH due AS MATERIALIZED (
-    SELECT id
-      FROM transfers
-     WHERE lane = %(lane)s
-       AND due_at <= now()
-       AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
-     ORDER BY due_at
+    SELECT d.id
+      FROM unnest(%(flows)s::text[], %(checksums)s::text[]) AS k (flow, checksum)
+     CROSS JOIN LATERAL (
+               SELECT t.id, t.due_at
+                 FROM transfers AS t
+                WHERE t.lane = %(lane)s
+                  AND t.flow = k.flow
+                  AND t.due_at <= now()
+                ORDER BY t.due_at
+                LIMIT %(limit)s
+                  FOR NO KEY UPDATE SKIP LOCKED
+           ) AS d
+     WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
+       AND k.checksum = (SELECT f.checksum FROM flow_tables AS f WHERE f.flow = k.flow)
+     ORDER BY d.due_at
      LIMIT %(limit)s
-       FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE transfers AS t
    SET due_at = now() + %(lease_s)s * interval '1 second',
@@ -37,12 +76,18 @@ UPDATE transfers AS t
  WHERE t.id = due.id
 RETURNING {transfer};
 
--- lock: a statement of its own, so that the statements after it see what its waiting was for.
-SELECT id, version
-  FROM transfers
- WHERE id = ANY(%(ids)s::uuid[])
- ORDER BY id
-   FOR NO KEY UPDATE;
+-- lock: a statement of its own, so that the statements after it see what its waiting was for. What
+-- is not there at its version comes back: most are.
+WITH locked AS MATERIALIZED (
+    SELECT id, version
+      FROM transfers
+     WHERE id = ANY(%(ids)s::uuid[])
+     ORDER BY id
+       FOR NO KEY UPDATE
+)
+SELECT * FROM unnest(%(ids)s::uuid[], %(versions)s::integer[])
+EXCEPT
+SELECT * FROM locked;
 
 -- answers: a part of record and insert: one history row per answer. Here as there, what many rows
 -- of a batch have in common is said once, and a row names it by its place.
@@ -66,7 +111,7 @@ SELECT h.id,
            %(history_hashes)s::bytea[]
        ) AS h (id, kind, evidence, hash);
 
--- tried: why the last question stays open, part of record and of insert; the newest few are kept.
+-- tried: why the last question stays open, after record or create; the newest few are kept.
 INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
 SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
   FROM unnest(
@@ -127,43 +172,47 @@ WITH moved AS (
        AND t.version = m.version
     RETURNING t.id
 ),
-kept AS ({tried}),
 answered AS ({answers})
 -- Fewer or more than were locked: that divides by zero, and so nothing of this has happened.
 SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
 
--- insert: births, which are moves, too. In the order of their keys, because two batches with the
--- same keys in another order would deadlock. A key that exists fails the whole statement (23505).
+-- reserve: the keys of transfers that are created next. In their order, because two batches with
+-- the same keys in another order would deadlock. A key that exists fails the statement (23505).
+INSERT INTO cids (owner, cid, fingerprint, transfer_id)
+SELECT k.owner, k.cid, k.fingerprint, k.id
+  FROM unnest(%(owners)s::bigint[], %(keys)s::text[], %(fingerprints)s::bytea[], %(ids)s::uuid[])
+    AS k (owner, cid, fingerprint, id)
+ ORDER BY k.owner, k.cid;
+
+-- create: transfers whose keys are reserved, with the answers that they got on the way.
 WITH born AS (
     SELECT b.*,
            (%(deadlines)s::float8[])[b.kind] AS deadline_s
       FROM unnest(
                %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[], %(delays)s::float8[],
                %(parties)s::text[], %(amounts)s::numeric[], %(parents)s::uuid[],
-               %(details)s::text[], %(hashes)s::bytea[], %(traces)s::text[], %(cids)s::text[],
-               %(keys)s::text[], %(fingerprints)s::bytea[], %(lives)s::float8[]
-           ) AS b (id, kind, owner, delay_s, parties, amount, parent, detail, hash, trace, cid, key,
-                   fingerprint, lives_s)
+               %(hashes)s::bytea[], %(traces)s::text[], %(cids)s::text[],
+               %(lives)s::float8[], %(expiries)s::bigint[]
+           ) AS b (id, kind, owner, delay_s, parties, amount, parent, hash, trace, cid,
+                   lives_s, expires_us)
+),
+lasting AS (
+    SELECT *,
+           coalesce(timestamptz 'epoch' + expires_us * interval '1 microsecond',
+                    now() + lives_s * interval '1 second') AS expires_at
+      FROM born
 ),
 moved AS MATERIALIZED (
     SELECT *,
-           now() + lives_s * interval '1 second' AS expires_at,
            CASE WHEN deadline_s IS NOT NULL
-                THEN now() + coalesce(lives_s, deadline_s) * interval '1 second'
+                THEN coalesce(expires_at, now() + deadline_s * interval '1 second')
            END AS deadline_at
-      FROM born
+      FROM lasting
 ),
-keyed AS (
-    INSERT INTO cids (owner, cid, fingerprint, transfer_id)
-    SELECT owner, key, fingerprint, id
-      FROM moved
-     ORDER BY owner, key
-),
-kept AS ({tried}),
 answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
-                       parties, asset_id, amount, undoes, parent, detail, cid, head_hash, error,
-                       trace, deadline_at, expires_at, created_at, updated_at)
+                       parties, asset_id, amount, fee, undoes, parent, detail, cid, space,
+                       head_hash, error, trace, deadline_at, expires_at, created_at, updated_at)
 SELECT id,
        owner,
        (%(flows)s::text[])[kind],
@@ -177,10 +226,12 @@ SELECT id,
        parties::jsonb,
        (%(assets)s::integer[])[kind],
        amount,
+       coalesce((%(fees)s::numeric[])[kind], 0),
        (%(undoes)s::integer[])[kind],
        parent,
-       detail::jsonb,
+       (%(details)s::text[])[kind]::jsonb,
        cid,
+       (%(spaces)s::text[])[kind],
        hash,
        (%(errors)s::text[])[kind],
        trace,
@@ -190,20 +241,30 @@ SELECT id,
        now()
   FROM moved;
 
--- look: what is known under which of the keys, and the time from which ids are made. One row at
--- the least; most keys are new, and a row for each of them would say nothing. A key may lead to the
--- archive; one statement sees one moment, so that a transfer on its way there is not overlooked.
-SELECT (extract(epoch FROM now()) * 1000000)::bigint,
-       EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
+-- look: what is known under which of the keys, and the time for new ids, which is above the floor
+-- even if the clock is not: both are read at one moment. One row at the least; most keys are new,
+-- and a row for each of them would tell nothing. A key may lead to the archive; one statement sees
+-- one moment, so that a transfer on its way there is not overlooked. A key without a transfer was
+-- reserved by the inbox.
+SELECT greatest((extract(epoch FROM now()) * 1000000)::bigint,
+                (SELECT (floor_ms + 1) * 1000 FROM id_floor WHERE one)),
        k.place,
        c.fingerprint,
+       c.transfer_id,
+       i.refusal,
        {transfer}
   FROM (SELECT) AS once
   LEFT JOIN (unnest(%(owners)s::bigint[], %(cids)s::text[])
                  WITH ORDINALITY AS k (owner, cid, place)
              JOIN cids AS c ON c.owner = k.owner AND c.cid = k.cid
-             JOIN every_transfer AS t ON t.id = c.transfer_id)
+             LEFT JOIN every_transfer AS t ON t.id = c.transfer_id
+             LEFT JOIN inbox AS i ON i.id = c.transfer_id)
     ON true;
+
+-- fates: whether every one of these transactions was aborted. Of one that is too long ago nothing
+-- is known, and it counts as one that may have happened.
+SELECT coalesce(bool_and(pg_xact_status(x.xid::xid8) = 'aborted'), false)
+  FROM unnest(%(xids)s::text[]) AS x (xid);
 
 -- find: transfers as they stand, for the engine, which asks about none that ended long ago.
 SELECT {transfer}
@@ -229,11 +290,99 @@ UPDATE transfers AS t
            FOR NO KEY UPDATE OF x) AS held
  WHERE t.id = held.id;
 
+-- note_outage: one more attempt to reach a system has failed. The row is this process's own. What
+-- processes that are gone have left is deleted here, so that the table stays small.
+WITH gone AS (
+    DELETE FROM lane_troubles
+     WHERE updated_at < now() - interval '1 day'
+       AND (lane, process) <> (%(lane)s, %(process)s)
+)
+INSERT INTO lane_troubles AS k (lane, process, since, attempts, probed, reason, updated_at)
+VALUES (%(lane)s, %(process)s, now(), %(attempts)s, ARRAY[now()], %(reason)s, now())
+ON CONFLICT (lane, process) DO UPDATE
+   SET since = CASE WHEN excluded.attempts = 1 THEN now() ELSE k.since END,
+       attempts = excluded.attempts,
+       probed = CASE WHEN excluded.attempts = 1 THEN excluded.probed
+                     ELSE k.probed[greatest(cardinality(k.probed) - %(kept)s + 2, 1):] || now() END,
+       reason = excluded.reason,
+       updated_at = now();
+
+-- end_outage: the system has answered this process.
+DELETE FROM lane_troubles
+ WHERE lane = %(lane)s
+   AND process = %(process)s;
+
+-- outages: a handful of rows, whatever waits behind them.
+SELECT lane,
+       (extract(epoch FROM since) * 1000000)::bigint,
+       attempts,
+       ARRAY(SELECT (extract(epoch FROM p) * 1000000)::bigint FROM unnest(probed) AS p),
+       reason
+  FROM lane_outages;
+
+-- mend_clock: has the clock been set back? The one row is locked, so that of several processes one
+-- notices. Then what waits is due now, and has waited since now: no answer is from the future. To
+-- ask early moves nothing, because correctness is the version's. A row that somebody just writes is
+-- not waited for: its due time is written as well. Without a step no transfer is read. Requests in
+-- the inbox are leased like transfers, and mended like them.
+WITH clock AS MATERIALIZED (
+    SELECT CASE WHEN seen > now() + interval '2 seconds'
+                THEN extract(epoch FROM seen - now()) ELSE 0 END::float8 AS behind_s
+      FROM (SELECT greatest(latest, to_timestamp(%(seen_us)s / 1000000.0)) AS seen
+              FROM store_clock
+               FOR UPDATE) AS k
+),
+kept AS (
+    UPDATE store_clock
+       SET latest = now()
+      FROM clock
+     WHERE latest < now() - interval '4 seconds'
+        OR behind_s > 0
+),
+early AS MATERIALIZED (
+    SELECT id
+      FROM transfers
+     WHERE lane IS NOT NULL
+       AND (due_at > now() + coalesce(%(beyond_s)s::float8, 0) * interval '1 second'
+            OR updated_at > now() + interval '2 seconds')
+       AND (%(beyond_s)s::float8 IS NOT NULL OR (SELECT behind_s > 0 FROM clock))
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE SKIP LOCKED
+),
+mended AS (
+    UPDATE transfers AS t
+       SET due_at = now(),
+           updated_at = least(t.updated_at, now())
+      FROM early
+     WHERE t.id = early.id
+    RETURNING t.id
+),
+asked AS MATERIALIZED (
+    SELECT id
+      FROM inbox
+     WHERE outcome IS NULL
+       AND due_at > now() + coalesce(%(beyond_s)s::float8, 0) * interval '1 second'
+       AND (%(beyond_s)s::float8 IS NOT NULL OR (SELECT behind_s > 0 FROM clock))
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE SKIP LOCKED
+),
+taken AS (
+    UPDATE inbox AS i
+       SET due_at = now()
+      FROM asked
+     WHERE i.id = asked.id
+    RETURNING i.id
+)
+SELECT behind_s, greatest((SELECT count(*) FROM mended), (SELECT count(*) FROM taken)) FROM clock;
+
 -- assets: few, read at start and when told.
 SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amount,
        max_transfer_amount
   FROM assets
  ORDER BY id;
+
+-- migrated: how far, to be compared with what this program's statements need.
+SELECT coalesce(max(number), 0) FROM migrations;
 
 -- flows: what is installed, to be compared with what this program would run.
 SELECT flow, checksum FROM flow_tables;
@@ -242,14 +391,3 @@ SELECT flow, checksum FROM flow_tables;
 DELETE FROM core_positions
  WHERE core = %(core)s
    AND position < (SELECT max(position) FROM core_positions WHERE core = %(core)s);
-
--- floor: the oldest transfer that has not ended. Materialised, or the whole table is walked.
-WITH open AS MATERIALIZED (
-    SELECT id
-      FROM transfers
-     WHERE lane IS NOT NULL
-)
-SELECT id
-  FROM open
- ORDER BY id
- LIMIT 1;

@@ -1,12 +1,15 @@
 """What people ask of the store: lists, searches, histories. Nothing here moves money."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from tidegate.core.sql import load
-from tidegate.core.transfer import Transfer
+from tidegate.core.flow import Flow
+from tidegate.core.sql import load, texts
+from tidegate.core.transfer import Party, Transfer, transfer_with
+from tidegate.store.inbox import INBOX
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
 
@@ -70,6 +73,43 @@ async def one(store: PostgresStore, id_: UUID) -> Transfer | None:
     return transfer_from(found[0]) if found else None
 
 
+async def one_or_requested(store: PostgresStore, id_: UUID) -> Transfer | None:
+    """A request of the inbox is shown as the transfer that it may become: PENDING, or FAILED."""
+    if found := await one(store, id_):
+        return found
+    for row in await store.run(STATEMENTS["requested"], {"id": id_}):
+        if row[3] == "created":
+            return await one(store, id_)  # Since we looked.
+        return _requested(*row)
+    return None
+
+
+def _requested(*row: Any) -> Transfer:
+    id_, owner, flow, outcome, terms, asset_id, amount, cid, refusal, *times = row
+    named = msgspec.json.decode(terms, type=dict[str, str])
+    # Which books these are is not known before the engine has taken it: by the caller's own words.
+    parties = {
+        role: Party("", named.get(term, ""), owner)
+        for role, term in (("source", "from"), ("target", "to"))
+    }
+    state, lane = ("PENDING", INBOX) if outcome is None else ("FAILED", None)
+    created_us, updated_us = times
+    return transfer_with(
+        parties,
+        id=id_,
+        owner=owner,
+        flow=flow,
+        state=state,
+        lane=lane,
+        asset_id=asset_id,
+        amount=amount,
+        cid=cid,
+        error=refusal,
+        created_us=created_us,
+        updated_us=updated_us,
+    )
+
+
 async def list_of_owner(
     store: PostgresStore, owner: int, state: str | None, before: UUID | None, limit: int
 ) -> Sequence[Transfer]:
@@ -85,9 +125,16 @@ async def search(
 
 
 async def stuck(
-    store: PostgresStore, stuck_s: float, before: UUID, limit: int
+    store: PostgresStore, flows: Iterable[Flow], stuck_s: float, before: UUID, limit: int
 ) -> Sequence[Transfer]:
-    values = {"stuck_s": stuck_s, "before": before, "limit": limit}
+    waits = [(flow.name, state) for flow in flows for state in flow.waiting_states]
+    values = {
+        "stuck_s": stuck_s,
+        "before": before,
+        "limit": limit,
+        "waits_flows": texts(flow for flow, _ in waits),
+        "waits_states": texts(state for _, state in waits),
+    }
     return [transfer_from(r) for r in await store.run(STATEMENTS["stuck"], values)]
 
 

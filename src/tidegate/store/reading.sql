@@ -3,6 +3,13 @@ SELECT {transfer}
   FROM every_transfer AS t
  WHERE t.id = %(id)s;
 
+-- requested: a request of the inbox that is no transfer: it waits, or it was refused.
+SELECT id, owner, flow, outcome, terms::text, asset_id, amount, cid, refusal,
+       (extract(epoch FROM requested_at) * 1000000)::bigint,
+       (extract(epoch FROM coalesce(decided_at, requested_at)) * 1000000)::bigint
+  FROM inbox
+ WHERE id = %(id)s;
+
 -- list_of_owner: newest first, from below a cursor, which is the last transfer of the page before.
 SELECT {transfer}
   FROM every_transfer AS t
@@ -26,11 +33,15 @@ SELECT {transfer}
  ORDER BY t.id DESC
  LIMIT %(limit)s;
 
--- stuck: what has not ended and has rested where it is for a while; few rows, by their own index.
+-- stuck: what has not ended and has rested where it is for a while, unless it waits there by
+-- design; few rows, by their own index.
 SELECT {transfer}
   FROM transfers AS t
  WHERE t.lane IS NOT NULL
    AND t.updated_at < now() - %(stuck_s)s * interval '1 second'
+   AND (t.flow, t.state) NOT IN (SELECT q.flow, q.state
+                                   FROM unnest(%(waits_flows)s::text[], %(waits_states)s::text[])
+                                     AS q (flow, state))
    AND t.id < %(before)s::uuid
  ORDER BY t.id DESC
  LIMIT %(limit)s;

@@ -12,7 +12,7 @@ from typing import Protocol
 from tidegate.postgres import dying_with_us
 
 LARGEST_LOG = 8 * 2**20
-STOP_S = 15.0
+STOP_S = 30.0  # Longer than the API's own bounds: for its requests, then for its engine.
 FIRST_S, LONGEST_S, HEALTHY_S = 0.1, 5.0, 10.0  # Between two starts; and what forgets failures.
 
 
@@ -125,10 +125,13 @@ class Child:
         self.due_s = time.monotonic() + LONGEST_S
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A reader sees the file as it was or as it is, never half of it."""
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """A reader sees the file as it was or as it is, never half of it, and only if it may."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
+    fresh.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(fresh, flags, mode), "w", encoding="utf-8") as file:
+        file.write(text)
     fresh.replace(path)
 
 

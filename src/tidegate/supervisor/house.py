@@ -63,9 +63,12 @@ class House:
         self.log.mkdir(exist_ok=True)
         core = ["-m", "tidegate.cli", "core", "--data", str(home / "core"), "--listen", listen]
         self.core = self._child("core", core)
+        # Chosen here, so that people can be told where each worker serves its metrics.
+        names = [f"worker-{number + 1}" for number in range(settings.workers)]
+        self.ports = {name: free_port(settings.host, 0, 0.0) for name in names}
         self.workers = [
-            self._child(f"worker-{number + 1}", _service("worker"))
-            for number in range(settings.workers)
+            self._child(name, [*_service("worker"), "--port", str(port)])
+            for name, port in self.ports.items()
         ]
         self.api = self._child("api", _service("api"))
         self.postgres = Child("postgres", self.server, self.room) if self.server else None
@@ -80,8 +83,11 @@ class House:
 
     @property
     def address(self) -> str:
+        return self._address(self.settings.port)
+
+    def _address(self, port: int) -> str:
         host = self.settings.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.settings.port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def _environ(self) -> dict[str, str]:
         """Ours, but for settings: the child gets those that we have settled on, and no others."""
@@ -132,8 +138,10 @@ class House:
             "api": self.address,
             "postgres": self.settings.database,
             "core": self.settings.core,
+            **{name: self._address(port) for name, port in self.ports.items()},
         }
-        write_whole(self.room / "endpoints.json", json.dumps(endpoints, indent=2) + "\n")
+        # It has the password of the database.
+        write_whole(self.room / "endpoints.json", json.dumps(endpoints, indent=2) + "\n", 0o600)
 
     def tend(self, wait_s: float | None) -> None:
         """Wait until a child dies or is due, and start again what can be."""

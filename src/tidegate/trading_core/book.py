@@ -7,10 +7,10 @@ judges nothing: the log holds decisions.
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from tidegate.core.wire import RECORD, Outcome, Status, Verb, rows
+from tidegate.core.wire import RECORD, Binding, Outcome, Status, Verb, rows
 
 # The hot loop compares plain numbers: an enum member costs a lookup and a call.
 DEBIT, CREDIT, REFUND = int(Verb.DEBIT), int(Verb.CREDIT), int(Verb.REFUND)
@@ -98,8 +98,11 @@ class Book(Pages):
         self._groups: dict[bytes, bytes] = {}  # One copy of each, whose hash is known.
         self.totals: dict[bytes, int] = {}
         self.memory = {}
-        self.floors: dict[str, int] = {}  # Per registered store, an id.
         self.floor = 0  # Keys below it are retired. It never falls.
+        # Floors of an earlier format, per store. The lowest of them counts.
+        self.old_floors: dict[str, int] = {}
+        self.binding = Binding()  # Nobody yet: the first store that comes.
+        self.assets: frozenset[int] = frozenset()
 
     def open(self, account: bytes) -> int:
         index = self.accounts.get(account)
@@ -123,7 +126,7 @@ class Book(Pages):
         for index, status in draft.statuses.items():
             self.statuses[index] = status
         self.memory.update(draft.memory)
-        self.floors.update(draft.floors)
+        self.binding, self.assets = draft.binding, draft.assets
         if draft.floor > self.floor:
             self.floor = draft.floor
             # Rebuilt, because deleting leaves a dict at its greatest size.
@@ -203,7 +206,7 @@ class Draft(Pages):
         self.balances = {}
         self.statuses = {}
         self.memory = {}
-        self.floors: dict[str, int] = {}
+        self.binding, self.assets = book.binding, book.assets
 
     def find(self, key: int) -> int | None:
         found = self.memory.get(key)
@@ -235,12 +238,23 @@ class Draft(Pages):
         self.position += 1
         self.statuses[index] = status
 
-    def note_floor(self, store: str, floor: int) -> None:
-        """A store will not ask about ids below `floor` again. The lowest of all stores counts."""
+    def note_floor(self, floor: int) -> None:
+        """The store will not ask about ids below `floor` again."""
         self.position += 1
-        self.floors[store] = floor
-        lowest = min({**self.book.floors, **self.floors}.values())
-        self.floor = max(self.floor, lowest << VERSION_BITS)
+        self.floor = max(self.floor, floor << VERSION_BITS)
+
+    def note_old_floor(self, store: str, floor: int) -> None:
+        """As an earlier program recorded it, of one of several stores."""
+        self.book.old_floors[store] = floor
+        self.note_floor(min(self.book.old_floors.values()))
+
+    def note_binding(self, binding: Binding) -> None:
+        self.position += 1
+        self.binding = binding
+
+    def note_assets(self, assets: Iterable[int]) -> None:
+        self.position += 1
+        self.assets = self.assets.union(assets)
 
 
 def unfit(position: int) -> Inconsistent:

@@ -6,32 +6,36 @@ memory and nobody is answered, not even a duplicate, before the disk has it.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
 from tidegate.core import wire
+from tidegate.core.ids import Horizon
 from tidegate.core.wire import (
     STAMP,
     Hello,
     Kind,
-    Malformed,
     Mark,
     Refusal,
     Refused,
-    Status,
     Welcome,
 )
 from tidegate.trading_core import recovery, wal
 from tidegate.trading_core.book import VERSION_BITS, Draft
 from tidegate.trading_core.disk import Disk
-from tidegate.trading_core.judge import BOOKS, judge, retire, set_status
+from tidegate.trading_core.judge import (
+    add_assets,
+    bind,
+    judge,
+    rebind,
+    retire,
+    set_status,
+)
 from tidegate.trading_core.recovery import Recovered
+from tidegate.trading_core.requests import READS, Request, check
 from tidegate.trading_core.snapshot import State
 from tidegate.trading_core.wal import Place, Section
-
-ROWS = {Kind.ASK: wire.OPERATION, Kind.QUERY: wire.KEY, Kind.BALANCES: wire.ACCOUNT}
-SETTABLE = frozenset(int(status) for status in Status) - {int(Status.ABSENT)}
-MAX_STORE_BYTES = wire.MAX_NAME
 
 
 class Limits(NamedTuple):
@@ -44,9 +48,9 @@ class Limits(NamedTuple):
     snapshot_records: int = 1_000_000
     snapshot_bytes: int = 128 * 2**20
     marks: int = 1_000_000
-    stores: int = 1_024
     connections: int = 64
     requests_in_flight: int = 64  # Of one connection: then it is no longer read.
+    horizon: Horizon = Horizon()  # What is younger than this, less the skew, is never retired.
     hello_s: float = 5.0
     farewell_s: float = 1.0
 
@@ -59,29 +63,14 @@ class Stopped(Exception):
     """The core no longer serves: it is shutting down, or its disk has failed."""
 
 
-class Request(NamedTuple):
-    kind: Kind
-    body: bytes
-    reply: asyncio.Future[bytes]
-
-
-REPLIES = {
-    Kind.ASK: Kind.ANSWERS,
-    Kind.SET_STATUS: Kind.RECORDED,
-    Kind.RETIRE: Kind.RECORDED,
-    Kind.SNAPSHOT: Kind.RECORDED,
-    Kind.QUERY: Kind.FOUND,
-    Kind.BALANCES: Kind.BALANCED,
-    Kind.TOTALS: Kind.SUMMED,
-}
-READS = frozenset({Kind.QUERY, Kind.BALANCES, Kind.TOTALS})
-
-
 class Core:
-    """Open it, run `run()` in a task, and submit. No sockets here, no clock and no dice."""
+    """Open it, run `run()` in a task, and submit. No sockets here and no dice."""
 
-    def __init__(self, disk: Disk, recovered: Recovered, limits: Limits) -> None:
+    def __init__(
+        self, disk: Disk, recovered: Recovered, limits: Limits, clock: Callable[[], float]
+    ) -> None:
         state = recovered.state
+        self.clock = clock  # The time of day. No floor is taken that is later than long ago.
         self.disk, self.limits, self.notes = disk, limits, recovered.notes
         self.uuid, self.epoch, self.book, self.marks = (
             state.uuid,
@@ -98,7 +87,13 @@ class Core:
         self.stopped = asyncio.Event()  # No more answers will come.
 
     @classmethod
-    async def open(cls, disk: Disk, fresh_uuid: bytes, limits: Limits | None = None) -> "Core":
+    async def open(
+        cls,
+        disk: Disk,
+        fresh_uuid: bytes,
+        clock: Callable[[], float],
+        limits: Limits | None = None,
+    ) -> "Core":
         """Take the directory and recover. A fresh uuid is used only if it is empty."""
         limits = limits or Limits()
         disk.lock()
@@ -107,7 +102,7 @@ class Core:
         except BaseException:
             disk.unlock()
             raise
-        return cls(disk, recovered, limits)
+        return cls(disk, recovered, limits, clock)
 
     @property
     def place(self) -> Place:
@@ -124,7 +119,13 @@ class Core:
         """Why this client must not be served, if so: one of us has lost something."""
         known = hello.mark
         if hello.protocol != wire.PROTOCOL:
-            return _no(Refused.PROTOCOL, f"this core speaks protocol {wire.PROTOCOL}")
+            return _no(
+                Refused.PROTOCOL,
+                f"this core speaks protocol {wire.PROTOCOL} and the client {hello.protocol}: "
+                "run the same version of both",
+            )
+        if hello.store and (refusal := self._serves_another(hello)) is not None:
+            return refusal
         if known is not None and known.uuid.bytes != self.uuid:
             return _no(
                 Refused.OTHER_CORE,
@@ -134,6 +135,31 @@ class Core:
         if max(hello.epoch, known.epoch if known else 0) > self.epoch:
             return _no(Refused.STALE_EPOCH, f"a later start than epoch {self.epoch} was seen")
         return None if known is None else self._disowns(known)
+
+    def _serves_another(self, hello: Hello) -> Refusal | None:
+        bound = self.book.binding
+        if bound.store and bound.store != hello.store:
+            return _no(
+                Refused.OTHER_STORE,
+                f"this core serves store {bound.store}, and the client is of store "
+                f"{hello.store}: a core serves one store, so give this one a core of its own",
+            )
+        if bound.store and bound.place != hello.place:
+            return _no(
+                Refused.MOVED,
+                f"store {bound.store} was in database {bound.place}, and this client is of "
+                f"{hello.place}: after a restore, when the old database is gone, run "
+                "`tidegate store confirm`; for a copy, run `tidegate store new-identity` on it",
+            )
+        return None
+
+    async def meet(self, hello: Hello) -> Refusal | None:
+        """Be told by a client that may be served what is new. All of it is durable afterwards."""
+        if hello.store and not self.book.binding.store:
+            await self.submit(Kind.BIND, wire.pack(wire.Binding(hello.store, hello.place)))
+        if not self.book.assets.issuperset(hello.assets):
+            await self.submit(Kind.ASSETS, wire.pack_assets(hello.assets))
+        return self.refuses(hello)  # Once more: another store may have been first.
 
     def _disowns(self, known: Mark) -> Refusal | None:
         if known.position > self.place.position:
@@ -164,10 +190,6 @@ class Core:
         if self._stopping:
             raise Stopped("the core has stopped")
         check(kind, body)
-        if kind == Kind.RETIRE and len(self.book.floors) >= self.limits.stores:
-            store = body[wire.FLOOR.size :].decode()
-            if store not in self.book.floors:
-                raise Malformed(f"{self.limits.stores} stores are registered; no more are taken")
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if kind in READS:
             # Memory holds only what is durable, so that a read need not wait.
@@ -260,15 +282,26 @@ class Core:
                     records = set_status(draft, body)
                     section = Section.STATUS
                 case Kind.RETIRE:
-                    records = retire(draft, body)
+                    records = retire(draft, body, self._latest_floor())
                     section = Section.FLOOR
                     reply = (draft.floor >> VERSION_BITS).to_bytes(16)
+                case Kind.BIND:
+                    records, section = bind(draft, body), Section.BINDING
+                case Kind.REBIND:
+                    records, section = rebind(draft, body), Section.BINDING
+                    reply = wire.pack(draft.binding)
+                case Kind.ASSETS:
+                    records, section = add_assets(draft, body), Section.ASSETS
                 case _:
                     records = b""
             if records:
                 sections.append(wal.pack_section(section, draft.position - before, records))
             replies.append(reply)
         return draft, b"".join(sections), replies
+
+    def _latest_floor(self) -> int:
+        """Asked when a floor comes, and never on replay: what was taken once stays."""
+        return self.limits.horizon.latest(self.clock()).int
 
     def _snapshot_due(self, group: list[Request]) -> bool:
         fresh = self.place.position - self.log.header.start.position
@@ -280,7 +313,11 @@ class Core:
 
     async def _rotate(self) -> None:
         state = State(self.uuid, self.epoch, self.place, self.book, self.marks)
-        self.log = await recovery.rotate(self.disk, self.log, state)
+        fresh = await recovery.begin_segment(self.disk, state)
+        self.log.close()
+        # Set before the snapshot: if that fails, `run` closes this log, not the old one again.
+        self.log = fresh
+        await recovery.write_snapshot(self.disk, state)
 
     def _read(self, kind: Kind, body: bytes) -> bytes:
         book = self.book
@@ -309,23 +346,6 @@ class Core:
     def _next_advance(self) -> None:
         advanced, self._advanced = self._advanced, asyncio.Event()
         advanced.set()
-
-
-def check(kind: Kind, body: bytes) -> None:
-    """Raise Malformed unless this is a request that a core can take."""
-    form = ROWS.get(kind)
-    if form is not None:
-        if len(body) % form.size or len(body) > form.size * wire.MAX_OPERATIONS:
-            raise Malformed(f"{len(body)} bytes are no list of rows of {form.size}")
-    elif kind == Kind.SET_STATUS:
-        if len(body) != wire.STATUS.size or body[0] not in BOOKS or body[-1] not in SETTABLE:
-            raise Malformed("this is no account and status")
-    elif kind == Kind.RETIRE:
-        name = body[wire.FLOOR.size :]
-        if not 0 < len(name) <= MAX_STORE_BYTES or not name.isascii():
-            raise Malformed("this is no floor of a named store")
-    elif kind not in (Kind.TOTALS, Kind.SNAPSHOT) or body:
-        raise Malformed(f"there is no request of kind {int(kind)}")
 
 
 def _no(code: Refused, message: str) -> Refusal:

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import msgspec
+
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.wire import (
+    ACCOUNT,
     ANSWER,
-    FLOOR,
+    ASSET,
     OPERATION,
     RECORD,
     STATUS,
@@ -13,7 +16,11 @@ from tidegate.core.wire import (
     Book,
     Outcome,
     Status,
+    pack,
+    pack_assets,
     rows,
+    unpack_binding,
+    unpack_rebinding,
 )
 from tidegate.trading_core.book import (
     ABSENT,
@@ -42,6 +49,7 @@ EMPTY, TOMBSTONE = int(Outcome.EMPTY), int(Outcome.TOMBSTONE)
 UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
+MAX_OWNER = 2**63 - 1
 VERSIONS = (1 << VERSION_BITS) - 1
 
 
@@ -101,22 +109,22 @@ def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[in
     if stored is not None:
         return _repeat(draft, stored, (verb, undoes, account, amount))
     delta = 0
-    if account[0] not in BOOKS:
+    if account[0] not in BOOKS or not _is_operation(verb, undoes, key):
         outcome = MALFORMED
     elif mode == VOID and 0 < amount <= MAX_AMOUNT:
         # Nothing is known of it, and from now on nothing can become of it.
         outcome = UNDONE
-    elif verb == CREDIT and not undoes:
+    elif verb != REFUND and (strange := _strange(draft, account)):
+        outcome = strange
+    elif verb == CREDIT:
         outcome = credit(draft.status(account), draft.balance(account), amount)
         delta = amount if outcome == DONE else 0
-    elif verb == DEBIT and not undoes:
+    elif verb == DEBIT:
         outcome = debit(draft.status(account), draft.balance(account), amount)
         delta = -amount if outcome == DONE else 0
-    elif verb == REFUND and undoes != key & VERSIONS:
+    else:
         original = key >> VERSION_BITS << VERSION_BITS | undoes
         outcome, delta = refund(draft, original, account, amount, mode)
-    else:
-        outcome = MALFORMED
     if outcome >= STORED:
         return outcome, 0
     balance = draft.balance(account) + delta
@@ -124,6 +132,23 @@ def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[in
     change, after = delta.to_bytes(16, signed=True), balance.to_bytes(16)
     records.append(RECORD.pack(raw, verb, mode, undoes, account, size, outcome, change, after))
     return outcome, draft.position
+
+
+def _strange(draft: Draft, account: bytes) -> int:
+    """Why an account may not come into being. One that is open was looked at when it was opened."""
+    if draft.status(account) != ABSENT:
+        return 0
+    _, asset_id, owner = ACCOUNT.unpack(account)
+    if not 0 < owner <= MAX_OWNER:
+        return Outcome.INVALID_OWNER
+    return 0 if asset_id in draft.assets else Outcome.INVALID_ASSET
+
+
+def _is_operation(verb: int, undoes: int, key: int) -> bool:
+    """A refund names another operation, and nothing else names one."""
+    if verb == REFUND:
+        return undoes != key & VERSIONS
+    return verb in (DEBIT, CREDIT) and not undoes
 
 
 def _repeat(draft: Draft, stored: int, asked: Asked) -> tuple[int, int]:
@@ -191,11 +216,36 @@ def set_status(draft: Draft, body: bytes) -> bytes:
     return body
 
 
-def retire(draft: Draft, body: bytes) -> bytes:
-    """A store's floor. It only rises; the first one registers the store."""
-    floor, store = int.from_bytes(body[: FLOOR.size]), body[FLOOR.size :].decode()
-    known = draft.floors.get(store, draft.book.floors.get(store))
-    if known is not None and floor <= known:
+def retire(draft: Draft, body: bytes, latest: int) -> bytes:
+    """The store's floor. It only rises, and not above what our own clock calls long ago."""
+    floor = int.from_bytes(body)
+    if floor << VERSION_BITS <= draft.floor or floor > latest:
         return b""
-    draft.note_floor(store, floor)
+    draft.note_floor(floor)
     return body
+
+
+def bind(draft: Draft, body: bytes) -> bytes:
+    """The first store that comes is the one that is served."""
+    if draft.binding.store:
+        return b""
+    draft.note_binding(unpack_binding(body))
+    return body
+
+
+def rebind(draft: Draft, body: bytes) -> bytes:
+    """By an operator: the store lives elsewhere, or another one takes its place."""
+    before, binding = msgspec.structs.astuple(unpack_rebinding(body))
+    if draft.binding.store != before or draft.binding == binding:
+        return b""
+    draft.note_binding(binding)
+    return pack(binding)
+
+
+def add_assets(draft: Draft, body: bytes) -> bytes:
+    """Assets are only ever added."""
+    fresh = {asset for (asset,) in rows(ASSET, body)} - draft.assets
+    if not fresh:
+        return b""
+    draft.note_assets(fresh)
+    return pack_assets(fresh)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from tidegate.core.wire import FLOOR, STATUS, rows
+from tidegate.core.wire import ASSET, FLOOR, STATUS, rows, unpack_binding
 from tidegate.trading_core import snapshot, wal
 from tidegate.trading_core.book import Book, Draft, Inconsistent
 from tidegate.trading_core.disk import Disk, File
@@ -116,28 +116,38 @@ def snapshots_of(names: list[str]) -> list[int]:
 
 
 def replay(book: Book, payload: bytes) -> None:
-    """Apply one frame of the log."""
+    """Apply one frame of the log. Nothing in it is judged again."""
     for kind, _, body in wal.sections(payload):
         if kind is Section.OPERATIONS:
             book.replay(body)
             continue
         draft = Draft(book)
-        if kind is Section.STATUS:
-            for account, status in rows(STATUS, body):
-                draft.note_status(account, status)
-        else:
-            draft.note_floor(body[FLOOR.size :].decode(), int.from_bytes(body[: FLOOR.size]))
+        match kind:
+            case Section.STATUS:
+                for account, status in rows(STATUS, body):
+                    draft.note_status(account, status)
+            case Section.FLOOR if len(body) > FLOOR.size:
+                floor = int.from_bytes(body[: FLOOR.size])
+                draft.note_old_floor(body[FLOOR.size :].decode(), floor)
+            case Section.FLOOR:
+                draft.note_floor(int.from_bytes(body))
+            case Section.BINDING:
+                draft.note_binding(unpack_binding(body))
+            case Section.ASSETS:
+                draft.note_assets(asset for (asset,) in rows(ASSET, body))
         book.apply(draft)
 
 
-async def rotate(disk: Disk, log: Log, state: State) -> Log:
-    """Begin a new segment, then write the snapshot that it follows, then drop what is older.
+async def begin_segment(disk: Disk, state: State) -> Log:
+    """The segment that follows a snapshot yet to be written.
 
     In this order, because a snapshot without its segment could not be told from a lost log.
     """
-    place = state.place
-    fresh = await wal.create(disk, Header(state.uuid, state.epoch, place, place))
-    log.close()
+    return await wal.create(disk, Header(state.uuid, state.epoch, state.place, state.place))
+
+
+async def write_snapshot(disk: Disk, state: State) -> None:
+    """Write the snapshot whose segment has begun, then drop what is older."""
     await snapshot.write(disk, state)
     names = disk.names()
     kept = snapshots_of(names)[-KEPT_SNAPSHOTS:]
@@ -148,7 +158,6 @@ async def rotate(disk: Disk, log: Log, state: State) -> Log:
     for segment in segments_of(names):
         if segment.start < oldest:
             disk.unlink(segment.name)
-    return fresh
 
 
 async def _begin(disk: Disk, uuid: bytes, marks: int) -> Recovered:

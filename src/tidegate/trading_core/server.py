@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ async def serve(
 ) -> None:
     """Recover, listen, commit, until a signal or a failure ends it."""
     address = parse_listen(listen)
-    core = await Core.open(RealDisk(directory), fresh_uuid, limits)
+    core = await Core.open(RealDisk(directory), fresh_uuid, time.time, limits)
     for note in core.notes:
         print(f"trading core: {note}", file=sys.stderr, flush=True)
     # Only now, holding the directory: a stale socket file is nobody's.

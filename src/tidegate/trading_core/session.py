@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from tidegate.core import wire
 from tidegate.core.wire import ByteReader, ByteWriter, Kind, Malformed, Refusal, Refused
-from tidegate.trading_core.core import REPLIES, Busy, Core, Stopped
+from tidegate.trading_core.core import Busy, Core, Stopped
 from tidegate.trading_core.events import EventsGone, events
+from tidegate.trading_core.requests import REPLIES
 
 
 class Reply(NamedTuple):
@@ -61,15 +62,15 @@ async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> bool:
     if first.kind != Kind.HELLO:
         raise Malformed("the first frame must be a HELLO")
     hello = wire.unpack_hello(first.body)
-    if (refusal := core.refuses(hello)) is not None:
-        _refuse(writer, refusal)
-        return False
-    if hello.store and hello.store not in core.book.floors:
-        # Registered before it asks anything, so that others cannot retire what it still needs.
+    refusal = core.refuses(hello)
+    if refusal is None:
         try:
-            await core.submit(Kind.RETIRE, bytes(wire.FLOOR.size) + hello.store.encode())
+            refusal = await core.meet(hello)
         except Busy:
             return False
+    if refusal is not None:
+        _refuse(writer, refusal)
+        return False
     writer.write(wire.frame(Kind.WELCOME, first.request, wire.pack(core.welcome())))
     await writer.drain()
     return True

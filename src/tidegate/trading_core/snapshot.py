@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.core.wire import BALANCE
+from tidegate.core.wire import BALANCE, Binding
 from tidegate.trading_core.book import Book
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.wal import CRC, TEMPORARY, UPGRADE, Damaged, Place
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1: floors of several stores, and no binding to one.
 MAGIC = b"TIDESNAP"
 PREFIX = "snapshot-"
 HEADER = struct.Struct(">8sH16sQQI20sQQQI")
@@ -67,6 +68,13 @@ class State(NamedTuple):
     marks: Marks
 
 
+class Served(msgspec.Struct, frozen=True, array_like=True):
+    """Whom a core serves, as a snapshot keeps it."""
+
+    binding: Binding
+    assets: list[int]
+
+
 def name_of(position: int) -> str:
     return f"{PREFIX}{position:020d}"
 
@@ -74,7 +82,7 @@ def name_of(position: int) -> str:
 def chunks(state: State) -> Iterator[bytes]:
     """A snapshot's content, piece by piece, but for the CRC at its end."""
     book, marks = state.book, state.marks
-    floors = msgspec.msgpack.encode({s: f.to_bytes(16) for s, f in sorted(book.floors.items())})
+    served = msgspec.msgpack.encode(Served(book.binding, sorted(book.assets)))
     yield HEADER.pack(
         MAGIC,
         FORMAT,
@@ -85,9 +93,9 @@ def chunks(state: State) -> Iterator[bytes]:
         len(book.accounts),
         len(book.memory),
         len(marks.positions),
-        len(floors),
+        len(served),
     )
-    yield floors
+    yield served
     # In the order of their numbers, which the memory of operations refers to.
     accounts = (
         ACCOUNT.pack(account, BALANCE.pack(status, balance.to_bytes(16)))
@@ -110,12 +118,11 @@ def parse(name: str, content: bytes, limit: int) -> State | None:
         return None
     head = HEADER.unpack_from(content)
     _, version, uuid, epoch, position, crc, floor, accounts, operations, marks, length = head
-    if version != FORMAT:
+    if version not in READABLE:
         raise Damaged(f"{name} has format {version}; this program reads {FORMAT}. {UPGRADE}")
     view, book, offset = memoryview(content), Book(), HEADER.size
-    floors = msgspec.msgpack.decode(view[offset : offset + length], type=dict[str, bytes])
     book.position, book.floor = position, int.from_bytes(floor)
-    book.floors = {store: int.from_bytes(raw) for store, raw in floors.items()}
+    _load_served(book, version, view[offset : offset + length])
     offset += length
     _load_accounts(book, view[offset : offset + accounts * ACCOUNT.size])
     offset += accounts * ACCOUNT.size
@@ -141,6 +148,15 @@ async def write(disk: Disk, state: State) -> None:
     file.close()
     disk.rename(TEMPORARY + name, name)
     await disk.fsync_dir()
+
+
+def _load_served(book: Book, version: int, raw: memoryview) -> None:
+    if version == 1:
+        floors = msgspec.msgpack.decode(raw, type=dict[str, bytes])
+        book.old_floors = {store: int.from_bytes(floor) for store, floor in floors.items()}
+        return
+    served = msgspec.msgpack.decode(raw, type=Served)
+    book.binding, book.assets = served.binding, frozenset(served.assets)
 
 
 def _load_accounts(book: Book, rows: memoryview) -> None:

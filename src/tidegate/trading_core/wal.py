@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from tidegate.trading_core.disk import Disk, File
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1: floors of several stores, and no binding to one.
 MAX_PAYLOAD = 8 * 2**20
 
 HEADER = struct.Struct(">8sH16sQQIQI")  # Then its CRC.
@@ -37,6 +38,8 @@ class Section(IntEnum):
     OPERATIONS = 1
     STATUS = 2
     FLOOR = 3
+    BINDING = 4
+    ASSETS = 5
 
 
 class Damaged(Exception):
@@ -93,7 +96,7 @@ def read_header(name: str, content: bytes) -> Header:
     if zlib.crc32(raw) != CRC.unpack_from(content, HEADER.size)[0]:
         raise Damaged(f"the header of {name} is damaged. {RESTORE}")
     _, version, uuid, epoch, position, crc, vouched, vouched_crc = HEADER.unpack(raw)
-    if version != FORMAT:
+    if version not in READABLE:
         raise Damaged(f"{name} has format {version}; this program reads {FORMAT}. {UPGRADE}")
     return Header(uuid, epoch, Place(position, crc), Place(vouched, vouched_crc))
 

@@ -13,13 +13,14 @@ from tidegate.core import wire
 from tidegate.core.answers import Answer, Rejected
 from tidegate.core.transfer import Question
 from tidegate.core.wire import Kind, Mark, Outcome
-from tidegate.systems import trading
 from tidegate.systems.trading import Trading
+from tidegate.systems.trading import client as trading
 from tidegate.trading_core import core as cores
 from tidegate.trading_core import judge, recovery, snapshot, wal
 from tidegate.trading_core.book import Book, Draft, answer_of
-from tidegate.trading_core.core import Core, Request
+from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import Disk, File
+from tidegate.trading_core.requests import Request
 from tidegate.trading_core.snapshot import State
 from tidegate.trading_core.wal import Frame, Header, Log, Place
 

@@ -1,27 +1,61 @@
 """Bugs of the engine: what an answer means, when something is asked, who is told."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from msgspec.structs import replace
 
-from tests.simulation.planted.store import record_blindly
+from tests.simulation.planted.store import write_blindly
+from tidegate.core import decide as rule
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown, Unreachable
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow, Verb
-from tidegate.core.ports import Account, Behind, Birth, Known, System, nothing
-from tidegate.core.transfer import Move, Question, Transfer, question_of
-from tidegate.engine import births, step
-from tidegate.engine.births import Births, Newborn
-from tidegate.engine.lanes import MAX_BATCH, Lane
+from tidegate.core.ports import Account, Behind, CommitUnknown, NoSession, System, nothing
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import (
+    Asked,
+    Kind,
+    Move,
+    Moves,
+    Question,
+    Transfer,
+    question_of,
+    questions_of,
+)
+from tidegate.engine import births, rules, settle, step, write
+from tidegate.engine import engine as whole_engine
+from tidegate.engine.births import Delivery, PendingRequest
+from tidegate.engine.context import Means
+from tidegate.engine.lanes import MAX_BATCH, Expect, Lane
+from tidegate.engine.retirement import Retirement
 from tidegate.engine.rings import Slots
-from tidegate.store.memory import MemoryStore
+from tidegate.engine.settle import Group
+from tidegate.engine.write import Work, Written
+from tidegate.store.inbox import MemoryInbox
+from tidegate.store.memory import MemoryStore, Row
+from tidegate.trading_core.core import Core
 
 PATIENCE = 4  # Attempts after which somebody gives up.
 
 Patch = pytest.MonkeyPatch
+
+
+def deciding(patch: Patch, decides: Any) -> None:
+    # Where one transfer is decided about, and where one is that stands for all of its kind.
+    for module in (settle, rule):
+        patch.setattr(module, "decide", decides)
+
+
+def asking(patch: Patch, asks: Callable[[Question, Kind], Question]) -> None:
+    def questions(asked: Asked, kind: Kind, transfers: Iterable[Transfer]) -> list[Question]:
+        return [asks(question, kind) for question in questions_of(asked, kind, transfers)]
+
+    patch.setattr(rules, "questions_of", questions)
 
 
 def refund_on_timeout(patch: Patch) -> None:
@@ -31,7 +65,7 @@ def refund_on_timeout(patch: Patch) -> None:
         taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
         return decide(flow, transfer, taken, terms)
 
-    patch.setattr(step, "decide", hasty)
+    deciding(patch, hasty)
 
 
 def exception_is_a_no(patch: Patch) -> None:
@@ -55,7 +89,7 @@ def gives_up(patch: Patch) -> None:
         over = isinstance(answer, Unknown) and transfer.attempts >= PATIENCE
         return decide(flow, transfer, Rejected("GAVE_UP") if over else answer, terms)
 
-    patch.setattr(step, "decide", tired)
+    deciding(patch, tired)
 
 
 def doubt_is_counted_as_an_answer(patch: Patch) -> None:
@@ -64,103 +98,159 @@ def doubt_is_counted_as_an_answer(patch: Patch) -> None:
     def counting(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
         move = decide(flow, transfer, answer, terms)
         if isinstance(answer, Unknown) and not move.entries:
-            return replace(move, after=replace(move.after, version=transfer.version + 1))
+            return replace(move, after=move.after.but(version=transfer.version + 1))
         return move
 
-    patch.setattr(step, "decide", counting)
+    deciding(patch, counting)
 
 
 def new_key_for_each_attempt(patch: Patch) -> None:
     """A retried credit has a fresh idempotency key, as many HTTP clients make one per call."""
 
-    def fresh(flow: Flow, transfer: Transfer) -> Question:
-        question = question_of(flow, transfer)
+    def fresh(question: Question, kind: Kind) -> Question:
         if question.verb is not Verb.CREDIT or question.party.system != "core":
             return question
-        return replace(question, version=question.version + 1_000 * transfer.attempts)
+        return replace(question, version=question.version + 1_000 * kind.attempts)
 
-    patch.setattr(step, "question_of", fresh)
+    asking(patch, fresh)
 
 
 def float_amount(patch: Patch) -> None:
     """The amount goes through a float on its way out, and is rounded above 2**53."""
 
-    def rounded(flow: Flow, transfer: Transfer) -> Question:
-        question = question_of(flow, transfer)
+    def rounded(question: Question, _: Kind) -> Question:
         return replace(question, amount=int(float(question.amount)))
 
-    patch.setattr(step, "question_of", rounded)
+    asking(patch, rounded)
 
 
 def asks_before_it_persists(patch: Patch) -> None:
     """The core is asked before the row that knows of it is in the database."""
-    honest = Births._insert
+    honest = write._write_once
 
-    async def insert(self: Births[Any], newborns: Sequence[Newborn]) -> None:
-        means = self._means
-        for move in map(self._first_move, newborns):
-            if (lane := move.after.lane) in means.outside:
-                question = question_of(means.flows[move.after.flow], move.after)
+    async def hasty(means: Means[Any], work: Work, **terms: Any) -> Written:
+        for transfer in work.batch if work.creations else ():
+            if transfer.lane in means.outside:
+                question = question_of(means.flows[transfer.flow], transfer)
                 with suppress(Unreachable):
-                    await step.ask(means.outside[str(lane)], [question])
-        await honest(self, newborns)
+                    await step.ask(means.outside[str(transfer.lane)], [question])
+        return await honest(means, work, **terms)
 
-    patch.setattr(Births, "_insert", insert)
+    patch.setattr(write, "_write_once", hasty)
 
 
 def hands_over_before_the_commit(patch: Patch) -> None:
     """The next lane gets the row while its transaction can still fail."""
+    honest = write._transact
 
-    async def transact(
-        self: Births[Any], newborns: Sequence[Newborn], slots: Slots
-    ) -> births.Delivery:
-        means = self._means
-        async with means.store.transaction() as tx:
-            moves = await step.settle(means, tx, [self._first_move(n) for n in newborns])
-            leased = slots.reserve(moves, halted=False)
-            born = [
-                Birth(move, n.key[1], n.fingerprint, n.request.lives_s)
-                for n, move in zip(newborns, moves, strict=True)
-            ]
-            rows = await means.store.insert(tx, born, leased)
-            await step.be_witnessed(means, tx, moves, born=True)
-            means.woken(slots.fill(rows))
-            slots._lanes = [None] * len(rows)
-        return births.Delivery(newborns, [], moves, rows)
+    async def transact(means: Means[Any], work: Work, slots: Slots, **terms: Any) -> Any:
+        class Early:
+            """Hands over what is written at once."""
 
-    patch.setattr(Births, "_transact", transact)
+            def __getattr__(self, name: str) -> Any:
+                return getattr(means.store, name)
+
+            async def write(
+                self, tx: Any, moves: Moves, leased: Sequence[bool]
+            ) -> Sequence[Transfer]:
+                rows = await means.store.write(tx, moves, leased)
+                means.woken(slots.fill(rows))
+                slots._lanes = [None] * len(rows)
+                return rows
+
+        early = dataclasses.replace(means, store=cast("Any", Early()))
+        return await honest(early, work, slots, **terms)
+
+    patch.setattr(write, "_transact", transact)
 
 
 def lost_commit_under_new_ids(patch: Patch) -> None:
     """After a COMMIT without a reply the batch runs again, as other transfers."""
-    honest = Births._look
 
-    async def look(self: Births[Any], batch: list[Newborn], *, maybe: bool) -> list[Newborn]:
-        for newborn in batch:
-            newborn.id = None
-        return await honest(self, batch, maybe=maybe)
+    async def still_open(self: Delivery[Any], work: Work) -> Work:
+        return await self.begin([self._requests[t.id] for t in work.batch])
 
-    patch.setattr(Births, "_look", look)
+    patch.setattr(Delivery, "still_open", still_open)
 
 
 def lost_commit_is_an_error(patch: Patch) -> None:
     """A COMMIT without a reply is told as a failure, which invites the caller to pay again."""
+    honest = write._write_once
 
-    async def bring(self: Births[Any], batch: Sequence[Newborn], *, maybe: bool = False) -> None:
-        if found := await self._look(list(batch), maybe=maybe):
-            await self._insert(found)
+    async def once(means: Means[Any], work: Work, **terms: Any) -> Written:
+        try:
+            return await honest(means, work, **terms)
+        except CommitUnknown as fault:
+            if not work.creations:
+                raise
+            raise NoSession(str(fault)) from fault
 
-    patch.setattr(Births, "_bring", bring)
+    patch.setattr(write, "_write_once", once)
+
+
+def refuses_what_may_have_happened(patch: Patch) -> None:
+    """A refusal is told although an earlier try of the same request may have moved money."""
+
+    def refuse(_: Delivery[Any], pending: PendingRequest, refusal: Refusal, __: object) -> None:
+        births.answer(pending, refusal)
+
+    patch.setattr(Delivery, "_refuse", refuse)
+
+
+def refuses_what_another_process_made(patch: Patch) -> None:
+    """A limit is told as a refusal, although this very request, made elsewhere, has used it up."""
+
+    async def refused(self: Delivery[Any], result: Written) -> None:
+        for id_, refusal in result.refused:
+            self._refuse(self._requests[id_], refusal, result.work.doubts)
+
+    patch.setattr(Delivery, "_refused", refused)
+
+
+def inbox_takes_without_a_lock(patch: Patch) -> None:
+    """A request of the inbox is made without looking whether somebody has made it meanwhile."""
+
+    async def take(
+        self: MemoryInbox, tx: Any, ids: Sequence[UUID], behind: Behind = nothing
+    ) -> Sequence[UUID]:
+        await behind()
+        return ids
+
+    patch.setattr(MemoryInbox, "take", take)
+
+
+def inbox_decides_later(patch: Patch) -> None:
+    """The inbox is told what became of a request in a transaction of its own, or not at all."""
+    honest, once = settle.decide_requests, write._write_once
+
+    async def decide(means: Means[Any], tx: Any, created: Any, refused: Any) -> None:
+        if refused:
+            await honest(means, tx, (), refused)
+
+    async def written(means: Means[Any], work: Work, **terms: Any) -> Written:
+        result = await once(means, work, **terms)
+        made = [row.id for row in result.rows if work.creations and work.creations[0].asked]
+        if made:
+            async with means.store.transaction() as tx:
+                await honest(means, tx, made, ())
+        return result
+
+    patch.setattr(write, "decide_requests", decide)
+    patch.setattr(write, "_write_once", written)
+
+
+def one_lock_stops_all(patch: Patch) -> None:
+    """A batch that waits for somebody's lock is tried again as a whole, however often."""
+    patch.setattr(write, "LOCK_WAITS", 10**6)
 
 
 def another_amount_under_a_known_key(patch: Patch) -> None:
     """A request is answered by its cid alone, whatever it asks for."""
 
-    def tell(newborn: Newborn, known: Known) -> None:
-        for each in (newborn, *newborn.followers):
-            births.reply(each, births.Receipt(known.transfer, duplicate=True))
+    def matches(self: PendingRequest, fingerprint: bytes) -> bool:
+        return True
 
-    patch.setattr(births, "tell", tell)
+    patch.setattr(PendingRequest, "matches", matches)
 
 
 def ended_rows_move_again(patch: Patch) -> None:
@@ -175,16 +265,14 @@ def ended_rows_move_again(patch: Patch) -> None:
         return [t for t in transfers if rows[t.id].version == t.version or rows[t.id].lane is None]
 
     patch.setattr(MemoryStore, "lock", lock)
-    patch.setattr(MemoryStore, "record", record_blindly)
+    patch.setattr(MemoryStore, "write", write_blindly)
 
 
 def unordered_locks(patch: Patch) -> None:
     """Accounts are locked as they come, so that two batches wait for each other."""
 
-    async def lock(
-        means: step.Means[Any], tx: Any, moves: Sequence[Move], groups: Mapping[str, step.Group]
-    ) -> None:
-        asking = [moves[place].after for group in groups.values() for place in group.places]
+    async def lock(means: Means[Any], tx: Any, moves: Moves, groups: Mapping[str, Group]) -> None:
+        asking = [moves.now(place) for group in groups.values() for place in group.places]
         for name in sorted(means.local):
             wanted = {
                 Account(party.owner, party.book, transfer.asset_id)
@@ -195,13 +283,13 @@ def unordered_locks(patch: Patch) -> None:
             if wanted:
                 await means.local[name].lock(tx, means.dice.sample(sorted(wanted), len(wanted)))
 
-    patch.setattr(step, "_lock_accounts", lock)
+    patch.setattr(write, "lock_accounts", lock)
 
 
 def ring_ignores_the_brake(patch: Patch) -> None:
     """What was handed over inside the process is asked although all is halted."""
 
-    async def popped(self: Lane[Any], now_s: float) -> list[Transfer]:
+    async def popped(self: Lane[Any], now_s: float, _: Expect) -> list[Transfer]:
         return self.ring.pop(MAX_BATCH, now_s)
 
     patch.setattr(Lane, "_popped", popped)
@@ -210,9 +298,9 @@ def ring_ignores_the_brake(patch: Patch) -> None:
 def never_scans(patch: Patch) -> None:
     """Only what was handed over is asked about: what a dead worker held is forgotten."""
 
-    async def batch(self: Lane[Any]) -> list[Transfer]:
+    async def batch(self: Lane[Any], expect: Expect) -> list[Transfer]:
         self._next_scan_s = self.means.clock() + self.scan_s
-        return await self._popped(self.means.clock())
+        return await self._popped(self.means.clock(), expect)
 
     patch.setattr(Lane, "_batch", batch)
 
@@ -221,10 +309,10 @@ def forgets_how_often(patch: Patch) -> None:
     """Each Unknown starts the count of attempts anew, and nobody is ever called."""
 
     def forgetful(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
-        move = decide(flow, replace(transfer, attempts=1), answer, terms)
-        return replace(move, after=replace(move.after, attempts=0), before=transfer)
+        move = decide(flow, transfer.but(attempts=1), answer, terms)
+        return replace(move, after=move.after.but(attempts=0), before=transfer)
 
-    patch.setattr(step, "decide", forgetful)
+    deciding(patch, forgetful)
 
 
 def calls_nobody(patch: Patch) -> None:
@@ -233,7 +321,7 @@ def calls_nobody(patch: Patch) -> None:
     def silent(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
         return replace(decide(flow, transfer, answer, terms), alarm=Alarm.NONE)
 
-    patch.setattr(step, "decide", silent)
+    deciding(patch, silent)
 
 
 def cries_wolf(patch: Patch) -> None:
@@ -243,15 +331,47 @@ def cries_wolf(patch: Patch) -> None:
         move = decide(flow, transfer, answer, terms)
         return replace(move, alarm=Alarm.PAGE) if isinstance(answer, Unknown) else move
 
-    patch.setattr(step, "decide", nervous)
+    deciding(patch, nervous)
 
 
 def drops_an_answer(patch: Patch) -> None:
     """Of two answers in one transaction only the last is written to the history."""
-    honest = Move.then
+    honest = MemoryStore._write
 
-    def then(self: Move, later: Move) -> Move:
-        both = honest(self, later)
-        return replace(both, entries=later.entries or self.entries)
+    def last(self: MemoryStore, tx: Any, move: Move, hashes: list[bytes], row: Row) -> None:
+        honest(self, tx, replace(move, entries=move.entries[-1:]), hashes[-1:], row)
 
-    patch.setattr(Move, "then", then)
+    patch.setattr(MemoryStore, "_write", last)
+
+
+def outages_leave_no_trace(patch: Patch) -> None:
+    """A system that is unreachable closes its lane, and nothing is counted for what waits there."""
+
+    async def note(self: Lane[Any], reason: str) -> None:
+        pass
+
+    patch.setattr(Lane, "_note", note)
+
+
+def trusts_the_databases_clock(patch: Patch) -> None:
+    """Nobody looks whether the database's clock was set back, so that leases last until then."""
+
+    async def keep(_: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    patch.setattr(whole_engine, "keep_clock", keep)
+
+
+def floor_by_one_clock_sent_at_once(patch: Patch) -> None:
+    """A floor is sent as the database's clock has it, and nobody keeps it or doubts it."""
+
+    async def round_(self: Retirement) -> UUID:
+        lowest = await self._floors.lowest(self._horizon.horizon_s)
+        return await self._retire(lowest)
+
+    async def raise_to(_: MemoryStore, floor: UUID) -> UUID:
+        return floor
+
+    patch.setattr(Retirement, "round", round_)
+    patch.setattr(MemoryStore, "raise_to", raise_to)
+    patch.setattr(Core, "_latest_floor", lambda _: 2**128 - 1)

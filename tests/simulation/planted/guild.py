@@ -55,10 +55,9 @@ def allowance_sees_no_payment_before_it(patch: Patch) -> None:
 def pool_keeps_no_record(patch: Patch) -> None:
     """The pool writes down that a transfer was born, and nothing that becomes of it."""
 
-    async def witness(
-        self: MemoryChecks, tx: MemoryTransaction, moves: Sequence[Move], *, born: bool
-    ) -> None:
-        for move in moves if born else ():
-            tx.put(PENDING, move.after.id, Pending("checking"))
+    async def moved(self: MemoryChecks, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if move.before is None:
+                tx.put(PENDING, move.after.id, Pending("checking"))
 
-    patch.setattr(MemoryChecks, "witness", witness)
+    patch.setattr(MemoryChecks, "moved", moved)

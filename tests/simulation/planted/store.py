@@ -3,38 +3,53 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
-from msgspec.structs import replace
 
-from tidegate.core.answers import Answer, Rejected
-from tidegate.core.ports import Behind, Birth, Known, nothing
-from tidegate.core.transfer import GENESIS, Entry, Move, Question, Transfer, chained
-from tidegate.engine import step
+from tidegate.core.answers import Answer, Evidence, Rejected
+from tidegate.core.ids import NO_FLOOR, Horizon
+from tidegate.core.ports import Behind, Key, Look, Tables, nothing
+from tidegate.core.transfer import (
+    GENESIS,
+    Form,
+    Moves,
+    Question,
+    Step,
+    Transfer,
+    hashed_form,
+    link,
+    moves_of,
+)
+from tidegate.engine import settle, write
+from tidegate.engine.write import Work
 from tidegate.simulation.store import NodeStore
-from tidegate.store import rows
+from tidegate.store import memory, rows
 from tidegate.store.memory import CIDS, TRANSFERS, MemoryStore, Row, Twin
 from tidegate.systems.ledger import judge
 from tidegate.systems.ledger import memory as ledger
-from tidegate.systems.ledger.judge import Judgement, Operation
+from tidegate.systems.ledger.judge import Judgement, Operation, account_of
 from tidegate.systems.ledger.memory import MemoryLedger
 
 Patch = pytest.MonkeyPatch
 
 
-async def record_blindly(
-    self: MemoryStore, tx: Twin, moves: Sequence[Move], leased: Sequence[bool]
+async def write_blindly(
+    self: MemoryStore, tx: Twin, moves: Moves, leased: Sequence[bool]
 ) -> Sequence[Transfer]:
     """An UPDATE by id alone."""
-    await tx.lock(TRANSFERS, sorted(move.before.id for move in moves))
-    written = []
-    for move, held in zip(moves, leased, strict=True):
+    found, chains = rows.written(moves, leased, tx.at_us)
+    if not moves.created:
+        await tx.lock(TRANSFERS, sorted(t.id for t in moves.transfers))
+    for row, (after, hashes, held) in enumerate(zip(found, chains, leased, strict=True)):
+        move = moves.move(row)
+        if move.before is None:
+            self._row(tx, move, after, hashes, held)
+            continue
         kept = tx.get(TRANSFERS, move.before.id)
-        after, hashes = rows.written(move, held, tx.at_us, move.before.created_us)
         due = self._due(tx, move, held, kept.deadline_s)
         self._write(tx, move, hashes, Row(after, *due, kept.expires_s))
-        written.append(after)
-    return written
+    return found
 
 
 def no_compare_and_set(patch: Patch) -> None:
@@ -48,7 +63,7 @@ def no_compare_and_set(patch: Patch) -> None:
         return transfers
 
     patch.setattr(MemoryStore, "lock", lock)
-    patch.setattr(MemoryStore, "record", record_blindly)
+    patch.setattr(MemoryStore, "write", write_blindly)
 
 
 def compares_states(patch: Patch) -> None:
@@ -62,7 +77,7 @@ def compares_states(patch: Patch) -> None:
         return [t for t in transfers if tx.get(TRANSFERS, t.id).transfer.state == t.state]
 
     patch.setattr(MemoryStore, "lock", lock)
-    patch.setattr(MemoryStore, "record", record_blindly)
+    patch.setattr(MemoryStore, "write", write_blindly)
 
 
 def trusts_the_lease(patch: Patch) -> None:
@@ -82,15 +97,15 @@ def trusts_the_lease(patch: Patch) -> None:
         ]
 
     patch.setattr(MemoryStore, "lock", lock)
-    patch.setattr(MemoryStore, "record", record_blindly)
+    patch.setattr(MemoryStore, "write", write_blindly)
 
 
 def leases_by_the_workers_clock(patch: Patch) -> None:
     """A lease is counted by the clock of whoever takes it, and clocks jump."""
     honest = MemoryStore.claim
 
-    async def claim(self: NodeStore, lane: str, limit: int) -> Sequence[Transfer]:
-        claimed = await honest(self, lane, limit)
+    async def claim(self: NodeStore, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+        claimed = await honest(self, lane, limit, flows)
         found = self.tables.rows[TRANSFERS]
         for transfer in claimed:
             row = found[transfer.id]
@@ -100,23 +115,28 @@ def leases_by_the_workers_clock(patch: Patch) -> None:
     patch.setattr(MemoryStore, "claim", claim)
 
 
+def claims_every_flow(patch: Patch) -> None:
+    """A worker takes whatever is due, of flows that it does not know as well."""
+
+    def ours(self: MemoryStore, flows: Tables) -> frozenset[str]:
+        return frozenset() if self.tables.halts else frozenset(self.tables.flows)
+
+    patch.setattr(MemoryStore, "ours", ours)
+
+
 def cid_per_worker(patch: Patch) -> None:
     """Each worker remembers only the keys that came to itself."""
     seen: dict[MemoryStore, set[tuple[int, str]]] = defaultdict(set)
-    look, insert, insert_row = MemoryStore.look, MemoryStore.insert, Twin.insert
+    look, reserve, insert_row = MemoryStore.look, MemoryStore.reserve, Twin.insert
 
-    async def looked(
-        self: MemoryStore, keys: Sequence[tuple[int, str]]
-    ) -> tuple[int, bool, Sequence[Known | None]]:
-        at_us, halted, found = await look(self, keys)
+    async def looked(self: MemoryStore, keys: Sequence[tuple[int, str]]) -> Look:
+        at_us, found = await look(self, keys)
         own = [known if key in seen[self] else None for key, known in zip(keys, found, strict=True)]
-        return at_us, halted, own
+        return Look(at_us, own)
 
-    async def inserted(
-        self: MemoryStore, tx: Twin, births: Sequence[Birth], leased: Sequence[bool]
-    ) -> Sequence[Transfer]:
-        seen[self] |= {(birth.move.after.owner, birth.cid) for birth in births}
-        return await insert(self, tx, births, leased)
+    async def reserved(self: MemoryStore, tx: Twin, keys: Sequence[Key]) -> None:
+        seen[self] |= {(key.owner, key.text) for key in keys}
+        await reserve(self, tx, keys)
 
     async def taken(self: Twin, table: str, key: Hashable, row: object) -> bool:
         if table != CIDS:
@@ -125,26 +145,26 @@ def cid_per_worker(patch: Patch) -> None:
         return True
 
     patch.setattr(MemoryStore, "look", looked)
-    patch.setattr(MemoryStore, "insert", inserted)
+    patch.setattr(MemoryStore, "reserve", reserved)
     patch.setattr(Twin, "insert", taken)
 
 
 def history_not_chained(patch: Patch) -> None:
     """Each answer's hash stands for itself, so that one before it can be taken out."""
 
-    def alone(_: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:
-        return chained(GENESIS, transfer, entry, at_us)
+    def alone(_: bytes, form: Form, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
+        return link(GENESIS, form, id_, evidence, at_us)
 
-    patch.setattr(rows, "chained", alone)
+    patch.setattr(rows, "link", alone)
 
 
 def hash_leaves_out_the_answer(patch: Patch) -> None:
     """The chain holds, whether a question was answered with yes or no."""
 
-    def vague(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:
-        return chained(head, transfer, replace(entry, answer=""), at_us)
+    def vague(step: Step) -> tuple[Form, ...]:
+        return tuple(hashed_form(step.after.flow, line._replace(answer="")) for line in step.lines)
 
-    patch.setattr(rows, "chained", vague)
+    patch.setattr(rows, "_forms", vague)
 
 
 # The ledger.
@@ -158,7 +178,9 @@ async def _ask_then_lock(
     self: MemoryLedger, tx: Any, questions: Sequence[Question]
 ) -> Sequence[Answer]:
     await tx.pause()
-    judgement = Judgement(ledger._found(tx, questions), ledger._known(tx, questions))
+    accounts = {account_of(q): tx.get(ledger.ACCOUNTS, account_of(q)) for q in questions}
+    found = {account: balance for account, balance in accounts.items() if balance is not None}
+    judgement = Judgement(found, ledger._known(tx, questions))
     await tx.pause()
     answers = [judgement.judge(question) for question in questions]
     await self._apply(tx, judgement.written)
@@ -167,27 +189,31 @@ async def _ask_then_lock(
 
 def judges_before_it_locks(patch: Patch) -> None:
     """Balances are read, then locked, then written: by then another has spent the money."""
-    patch.setattr(step, "_lock_accounts", _no_locks)
+    patch.setattr(write, "lock_accounts", _no_locks)
     patch.setattr(MemoryLedger, "ask", _ask_then_lock)
 
 
 def effect_before_the_lock(patch: Patch) -> None:
     """The ledger moves money first; whether the transfer is still there to be moved comes after."""
+    honest = write._transact
 
-    async def transact(means: Any, lane: str, work: step.Work, slots: Any) -> Any:
+    async def transact(means: Any, work: Work, slots: Any, **terms: Any) -> Any:
+        if work.creations:
+            return await honest(means, work, slots, **terms)
         async with means.store.transaction() as tx:
-            firsts = step._first_moves(means, work)
-            moves = await step.settle(means, tx, firsts)
+            moves = write._first_moves(means, work)
+            groups = settle.groups_of(means, moves, range(len(moves)))
+            await settle.settle(means, tx, moves, groups)
             fresh = {t.id for t in await means.store.lock(tx, work.batch)}
-            moves = [move for move in moves if move.before.id in fresh]
-            leased = slots.reserve(moves, halted=False)
-            written = await means.store.record(tx, moves, leased)
-            await step.be_witnessed(means, tx, moves, born=False)
-            if lane in means.remembering:
-                await means.remembering[lane].remember(tx)
-        return moves, written
+            places = [place for place, t in enumerate(work.batch) if t.id in fresh]
+            moves = moves_of([moves.move(place) for place in places])
+            rows = await means.store.write(tx, moves, slots.reserve(moves, halted=False))
+            await settle.tell_listeners(means, tx, moves)
+            if work.lane in means.remembering:
+                await means.remembering[work.lane].remember(tx)
+        return write.Written(work, rows), moves
 
-    patch.setattr(step, "_transact", transact)
+    patch.setattr(write, "_transact", transact)
     judges_before_it_locks(patch)
 
 
@@ -217,7 +243,7 @@ def ledger_batch_sees_no_balance_before_it(patch: Patch) -> None:
 def ledger_takes_a_reused_key(patch: Patch) -> None:
     """Under a known key any amount gets the known answer."""
 
-    def matches(_: Operation, __: Question) -> bool:
+    def matches(_: Operation, __: Operation | None, ___: Question) -> bool:
         return True
 
     patch.setattr(judge, "_matches", matches)
@@ -245,3 +271,22 @@ def ledger_undo_without_tombstone(patch: Patch) -> None:
         return honest(self, question)
 
     patch.setattr(Judgement, "_undo", undo)
+
+
+def ids_by_the_clock_alone(patch: Patch) -> None:
+    """New ids do not heed the floor: while the clock is behind it, every request is refused."""
+    patch.setattr(memory, "id_time_us", lambda now_us, _: now_us)
+    # All clocks are ahead once: then only the ids themselves keep out of the way.
+    patch.setattr(Horizon, "latest", lambda _, __: UUID(int=2**128 - 1))
+
+
+def births_below_the_floor(patch: Patch) -> None:
+    """The same, and what is below the floor is let in: it is stuck after its debit."""
+    ids_by_the_clock_alone(patch)
+    honest = Twin.__init__
+
+    def init(self: Twin, *args: Any) -> None:
+        honest(self, *args)
+        self.floor = NO_FLOOR
+
+    patch.setattr(Twin, "__init__", init)

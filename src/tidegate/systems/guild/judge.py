@@ -11,6 +11,7 @@ from tidegate.core.transfer import Move, Parties, Party, Question
 # Names of systems. Locks are taken in their order: members' rows before the ledger's accounts.
 ALLOWANCE, CHECKS = "allowance", "checks"
 LEDGER = "ledger"
+POOL_TRANSFER = "pool_transfer"  # The flow whose requests the pool records.
 POINT = 6  # The asset that guilds count in.
 PREFIX = "member:"
 # Why the allowance says no, besides what the ledger could say, too.

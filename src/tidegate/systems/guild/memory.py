@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown
-from tidegate.core.ports import Account, MemoryTransaction
-from tidegate.core.refusals import Reason
+from tidegate.core.ports import Account, InboxRequest, MemoryTransaction
+from tidegate.core.refusals import Reason, Refusal
 from tidegate.core.transfer import Move, Party, Question
 from tidegate.systems.guild.judge import (
     ALLOWANCE,
     CHECKS,
+    POOL_TRANSFER,
     Judgement,
     Standing,
     check,
@@ -100,7 +101,7 @@ class MemoryAllowance:
         await tx.lock(THROTTLES, sorted(members))
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
-        at_us, _ = await tx.begun()
+        at_us = (await tx.begun()).at_us
         await tx.pause()
         judgement = Judgement(
             {q.party: standing_of(tx, q.party, q.asset_id, at_us) for q in questions}
@@ -112,14 +113,13 @@ class MemoryAllowance:
             cool_down(tx, (guild, member), at_us + cooldown_s * SECOND_US)
         return answers
 
-    async def witness(
-        self,
-        tx: MemoryTransaction,
-        moves: Sequence[Move],
-        *,
-        born: bool,  # noqa: ARG002  A birth counts as any other move.
+    async def refused(
+        self, tx: MemoryTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
     ) -> None:
-        at_us, _ = await tx.begun()
+        """Nothing was paid."""
+
+    async def moved(self, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
+        at_us = (await tx.begun()).at_us
         made = paid(moves)
         if made:
             await tx.pause()
@@ -151,7 +151,7 @@ class MemoryChecks:
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         await tx.pause()
-        at_us, _ = await tx.begun()
+        at_us = (await tx.begun()).at_us
         return [self._answer(tx, question, at_us) for question in questions]
 
     def _answer(self, tx: MemoryTransaction, question: Question, at_us: int) -> Answer:
@@ -173,13 +173,22 @@ class MemoryChecks:
         to_midnight_us = DAY_US - at_us % DAY_US
         return check(standing, amount, to_midnight_us / SECOND_US)
 
-    async def witness(self, tx: MemoryTransaction, moves: Sequence[Move], *, born: bool) -> None:
-        if born:
+    async def refused(
+        self, tx: MemoryTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
+    ) -> None:
+        mine = [asked for asked, _ in requests if asked.flow == POOL_TRANSFER]
+        if mine:
+            await tx.pause()
+        for asked in mine:
+            tx.put(PENDING, asked.id, Pending("rejected"))
+
+    async def moved(self, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
+        if any(move.before is None for move in moves):
             await tx.pause()
         await tx.pause()
         for move in moves:
             after = move.after
-            pending = Pending("checking") if born else tx.get(PENDING, after.id)
+            pending = tx.get(PENDING, after.id) or Pending("pending")
             begun = rounds(move)
             tx.put(
                 PENDING,

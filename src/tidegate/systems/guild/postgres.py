@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.ports import Account, SqlTransaction
-from tidegate.core.refusals import Reason
+from tidegate.core.ports import Account, InboxRequest, SqlTransaction
+from tidegate.core.refusals import Reason, Refusal
 from tidegate.core.sql import load, names, numbers, uuids
 from tidegate.core.transfer import Move, Question
 from tidegate.systems.guild.judge import (
     ALLOWANCE,
     CHECKS,
+    POOL_TRANSFER,
     Judgement,
     Payment,
     Standing,
@@ -55,16 +56,15 @@ class Allowance:
             await tx.post(STATEMENTS["throttle"], values)
         return answers
 
-    async def witness(
-        self,
-        tx: SqlTransaction,
-        moves: Sequence[Move],
-        *,
-        born: bool,  # noqa: ARG002  A birth counts as any other move.
-    ) -> None:
+    async def moved(self, tx: SqlTransaction, moves: Sequence[Move]) -> None:
         """Count what was paid."""
         if made := paid(moves):
             await tx.post(STATEMENTS["pay"], _payments(made))
+
+    async def refused(
+        self, tx: SqlTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
+    ) -> None:
+        """Nothing was paid."""
 
 
 class Checks:
@@ -86,9 +86,9 @@ class Checks:
         said = {q.transfer_id: _answer(*row) for q, row in zip(asked, rows, strict=True)}
         return [said.get(q.transfer_id, Rejected(Reason.UNDONE)) for q in questions]
 
-    async def witness(self, tx: SqlTransaction, moves: Sequence[Move], *, born: bool) -> None:
-        if born:
-            await tx.post(STATEMENTS["begin"], _births(moves))
+    async def moved(self, tx: SqlTransaction, moves: Sequence[Move]) -> None:
+        if created := [move for move in moves if move.before is None]:
+            await tx.post(STATEMENTS["begin"], _created(created))
         values = {
             "ids": uuids(m.after.id for m in moves),
             "states": names(m.after.state for m in moves),
@@ -97,6 +97,16 @@ class Checks:
             "reasons": names(m.after.error or "" for m in moves),
         }
         await tx.post(STATEMENTS["record"], values)
+
+    async def refused(
+        self, tx: SqlTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
+    ) -> None:
+        if mine := [each for each in requests if each[0].flow == POOL_TRANSFER]:
+            values = {
+                "ids": uuids(asked.id for asked, _ in mine),
+                "reasons": names(str(refusal) for _, refusal in mine),
+            }
+            await tx.post(STATEMENTS["refuse"], values)
 
 
 def _answer(verdict: str, reason: str, retry_s: float | None) -> Answer:
@@ -129,7 +139,7 @@ def _payments(made: Sequence[Payment]) -> Mapping[str, object]:
     }
 
 
-def _births(moves: Sequence[Move]) -> Mapping[str, object]:
+def _created(moves: Sequence[Move]) -> Mapping[str, object]:
     parties = [move.after.parties for move in moves]
     return {
         "ids": uuids(move.after.id for move in moves),

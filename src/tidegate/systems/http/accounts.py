@@ -32,6 +32,7 @@ from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreac
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.money import MAX_DECIMALS, format_amount
 from tidegate.core.refusals import Reason
+from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Question
 from tidegate.systems.http.answers import (
     DEFAULT_REFUSALS,
@@ -201,6 +202,9 @@ class HttpAccounts:
             return Unknown(objection, Alarm.PAGE)
         if question.void:
             return await self._refuse_for_ever(question)
+        if question.verb not in UNDOES and not 0 < question.party.owner <= MAX_OWNER:
+            # Closed at the service first: only what it keeps under the key is refused for ever.
+            return await self._void(question, Refused(Reason.INVALID_OWNER))
         body = body_of(self._settings, question)
         verdict = await self._post(_path(self._settings.paths, question.verb), body)
         if not isinstance(verdict, Refused):

@@ -1,20 +1,24 @@
 """What the ledger answers, and why: pure rules over accounts and operations already read."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account
 from tidegate.core.refusals import Doubt, Reason
+from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Question
 
 FUNDING = "FUNDING"  # Opened by a deposit only.
 OUTSIDE = "OUTSIDE"  # The world's side of an owner's books: the only one that may be negative.
 SUSPENSE = "SUSPENSE"  # Where money waits that its account would not take.
+FEES_ENTRY = 1  # A key has one entry, numbered 0; a credit with a fee has this one as well.
 
 
 class Status(StrEnum):
@@ -30,7 +34,7 @@ class Balance(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation as it is stored. All but the outcome is its fingerprint."""
+    """One entry of an operation as it is stored. All but the outcome is its fingerprint."""
 
     transfer_id: UUID
     version: int
@@ -43,6 +47,7 @@ class Operation(NamedTuple):
     delta: int = 0
     held_delta: int = 0
     balance_after: int = 0
+    entry: int = 0
 
     @property
     def moved(self) -> bool:
@@ -61,36 +66,51 @@ EFFECTS: dict[Verb, tuple[int, int]] = {
     Verb.CAPTURE: (0, -1),
     Verb.RELEASE: (1, -1),
 }
-# The operation that each undo undoes.
-UNDONE: dict[Verb, Verb] = {
-    Verb.REFUND: Verb.DEBIT,
-    Verb.CAPTURE: Verb.HOLD,
-    Verb.RELEASE: Verb.HOLD,
+# The operations that each undo undoes; the first is that of its tombstone.
+UNDONE: dict[Verb, tuple[Verb, ...]] = {
+    Verb.REFUND: (Verb.DEBIT, Verb.CAPTURE),
+    Verb.CAPTURE: (Verb.HOLD,),
+    Verb.RELEASE: (Verb.HOLD,),
 }
 
 
 class Judgement:
     """Judges a batch in order: each question sees the ones before it, keys and balances."""
 
-    def __init__(self, accounts: dict[Account, Balance], known: Sequence[Operation]) -> None:
+    def __init__(
+        self,
+        accounts: dict[Account, Balance],
+        known: Sequence[Operation],
+        strange: Container[int] = (),
+    ) -> None:
         self.accounts = accounts
-        self.operations: dict[Key, Operation] = {(o.transfer_id, o.version): o for o in known}
+        self.strange = strange  # Assets that do not exist, of accounts that were to be opened.
+        self.operations: dict[Key, Operation] = {}
+        self.fees: dict[Key, Operation] = {}
+        for o in known:
+            (self.fees if o.entry else self.operations)[o.transfer_id, o.version] = o
         self.closings: dict[Key, Operation] = {
             (o.transfer_id, o.undoes): o for o in known if o.undoes is not None and o.moved
         }
         self.written: list[Operation] = []
 
     def judge(self, question: Question) -> Answer:
-        known = self.operations.get((question.transfer_id, question.version))
+        key = question.transfer_id, question.version
+        known = self.operations.get(key)
         if known is not None:
-            return answer_of(known) if _matches(known, question) else KEY_REUSED
+            fee = self.fees.get(key)
+            return answer_of(known, fee) if _matches(known, fee, question) else KEY_REUSED
         if question.void:
             return self._refuse(question, Reason.UNDONE)
         if question.verb not in EFFECTS:
             return Unknown(f"the ledger does not know the verb {question.verb}", Alarm.PAGE)
         if question.verb in UNDOES:
             return self._undo(question)
-        if refusal := self._refusal(question):
+        if question.fee:
+            refusal = self._refusal(net_part(question)) or self._refusal(fee_part(question))
+        else:
+            refusal = self._refusal(question)
+        if refusal:
             return self._refuse(question, refusal)
         return self._move(question)
 
@@ -98,6 +118,10 @@ class Judgement:
         """Why a debit, a hold or a credit is refused, the checks in their fixed order."""
         credit = question.verb is Verb.CREDIT
         balance = self.accounts.get(account_of(question))
+        if not has_owner(question):
+            return Reason.INVALID_OWNER
+        if question.asset_id in self.strange:
+            return Reason.INVALID_ASSET
         if not 0 < question.amount <= MAX_AMOUNT:
             return Reason.INVALID_AMOUNT
         if balance is None:
@@ -134,38 +158,59 @@ class Judgement:
         return self._stand(question)
 
     def _move(self, question: Question) -> Answer:
+        if question.fee:
+            fee = self._write_move(fee_part(question), FEES_ENTRY)
+            return answer_of(self._write_move(net_part(question)), fee)
+        return answer_of(self._write_move(question))
+
+    def _write_move(self, question: Question, entry: int = 0) -> Operation:
         account = account_of(question)
         balance = self.accounts[account]
         to_available, to_held = EFFECTS[question.verb]
         delta, held_delta = to_available * question.amount, to_held * question.amount
         after = balance.available + delta
         self.accounts[account] = Balance(after, balance.held + held_delta, balance.status)
-        return self._write(_operation(question, account, "done", "", (delta, held_delta, after)))
+        change = delta, held_delta, after
+        return self._write(_operation(question, account, "done", "", change), entry)
 
     def _stand(self, question: Question) -> Answer:
         """Done, with nothing to move: it was undone before, or there was nothing to undo."""
         account = account_of(question)
-        return self._write(_operation(question, account, "done", "", self._unmoved(account)))
+        done = _operation(question, account, "done", "", self._unmoved(account))
+        return answer_of(self._write(done))
 
     def _refuse(self, question: Question, reason: Reason) -> Answer:
+        if question.fee:
+            self._write_refusal(fee_part(question), reason, FEES_ENTRY)
+            question = net_part(question)
+        return answer_of(self._write_refusal(question, reason))
+
+    def _write_refusal(self, question: Question, reason: Reason, entry: int = 0) -> Operation:
         account = account_of(question)
         unmoved = self._unmoved(account)
-        return self._write(_operation(question, account, "rejected", str(reason), unmoved))
+        return self._write(_operation(question, account, "rejected", str(reason), unmoved), entry)
 
     def _unmoved(self, account: Account) -> Change:
         balance = self.accounts.get(account)
         return 0, 0, 0 if balance is None else balance.available
 
-    def _write(self, operation: Operation) -> Answer:
+    def _write(self, operation: Operation, entry: int = 0) -> Operation:
+        if entry:
+            operation = operation._replace(entry=entry)
         self.written.append(operation)
-        self.operations[operation.transfer_id, operation.version] = operation
+        kept = self.fees if entry else self.operations
+        kept[operation.transfer_id, operation.version] = operation
         if operation.undoes is not None and operation.moved:
             self.closings[operation.transfer_id, operation.undoes] = operation
-        return answer_of(operation)
+        return operation
 
 
 DONE = Done()
 KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
+
+
+def has_owner(question: Question) -> bool:
+    return 0 < question.party.owner <= MAX_OWNER
 
 
 def may_open(question: Question) -> bool:
@@ -178,8 +223,27 @@ def account_of(question: Question) -> Account:
     return Account(question.party.owner, question.party.book, question.asset_id)
 
 
-def answer_of(operation: Operation) -> Answer:
-    return DONE if operation.result == "done" else Rejected(operation.reason)
+def fee_part(question: Question) -> Question:
+    """The second entry of a credit with a fee: the fee, to the account that takes it."""
+    assert question.fees is not None, f"{question.transfer_id} has a fee, and nobody gets it"
+    return replace(question, party=question.fees, amount=question.fee, fee=0, fees=None)
+
+
+def net_part(question: Question) -> Question:
+    """The first entry of a credit with a fee: what is left for the target."""
+    return replace(question, amount=question.amount - question.fee, fee=0, fees=None)
+
+
+def parts(questions: Sequence[Question]) -> Sequence[Question]:
+    """The questions, and what those with a fee ask of a second account."""
+    charged = [fee_part(q) for q in questions if q.fee]
+    return [*questions, *charged] if charged else questions
+
+
+def answer_of(operation: Operation, fee: Operation | None = None) -> Answer:
+    if operation.result != "done":
+        return Rejected(operation.reason)
+    return DONE if fee is None else Done({"fee": str(fee.amount)})
 
 
 def _operation(
@@ -203,22 +267,31 @@ def _tombstone(question: Question) -> Operation:
     assert question.undoes is not None
     reason = str(Reason.UNDONE)
     return _operation(question, account_of(question), "rejected", reason, (0, 0, 0))._replace(
-        version=question.undoes, verb=str(UNDONE[question.verb]), undoes=None
+        version=question.undoes, verb=str(UNDONE[question.verb][0]), undoes=None
     )
 
 
-def _matches(operation: Operation, question: Question) -> bool:
+def _matches(operation: Operation, fee: Operation | None, question: Question) -> bool:
+    """Whether the stored operation is the one asked about, its fee included."""
+    if question.fee:
+        part = fee_part(question)
+        same = fee is not None and (fee.account, fee.amount) == (account_of(part), part.amount)
+    else:
+        same = fee is None
     return (
-        operation.verb == question.verb
+        same
+        and operation.verb == question.verb
         and operation.account == account_of(question)
-        and operation.amount == question.amount
+        and operation.amount == question.amount - question.fee
         and operation.undoes == question.undoes
     )
 
 
 def _undoes(question: Question, original: Operation) -> bool:
     return (
-        original.verb == UNDONE[question.verb]
+        original.verb in UNDONE[question.verb]
+        # A capture that found its hold captured has moved nothing that could be refunded.
+        and (original.verb != Verb.CAPTURE or original.moved or original.result == "rejected")
         and original.account == account_of(question)
         and original.amount == question.amount
     )

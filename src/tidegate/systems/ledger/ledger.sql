@@ -1,55 +1,63 @@
--- lock: every account of a batch, in one order, before anything beside them is read; what is not
--- there cannot be locked, and comes back.
-WITH locked AS MATERIALIZED (
-    SELECT a.owner, a.book, a.asset_id
-      FROM ledger_accounts AS a
-      JOIN unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
+-- lock: every account of a batch with its balance, in one order, before anything beside them is
+-- read. Of a row for which it had to wait, a lock returns what the row has become meanwhile. What
+-- is not there cannot be locked.
+SELECT k.place, a.available, a.held, a.status
+  FROM ledger_accounts AS a
+  JOIN unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
+       WITH ORDINALITY AS k (owner, book, asset_id, place)
+    ON a.owner = k.owner AND a.book = k.book AND a.asset_id = k.asset_id
+ ORDER BY a.owner, a.book, a.asset_id
+   FOR NO KEY UPDATE OF a;
+
+-- open: in the same order; an account that another session opens first is then its account. One of
+-- an asset that does not exist is not opened, and the asset is returned. An account that is there
+-- was looked at in this way when it was opened.
+WITH wanted AS (
+    SELECT *
+      FROM unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
         AS k (owner, book, asset_id)
-        ON a.owner = k.owner AND a.book = k.book AND a.asset_id = k.asset_id
-     ORDER BY a.owner, a.book, a.asset_id
-       FOR NO KEY UPDATE OF a
+),
+opened AS (
+    INSERT INTO ledger_accounts (owner, book, asset_id)
+    SELECT w.owner, w.book, w.asset_id
+      FROM wanted AS w
+      JOIN assets AS s ON s.id = w.asset_id
+     ORDER BY w.owner, w.book, w.asset_id
+    ON CONFLICT DO NOTHING
 )
-SELECT * FROM unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
+SELECT asset_id FROM wanted
 EXCEPT
-SELECT * FROM locked;
+SELECT id FROM assets;
 
--- open: in the same order; an account that another session opens first is then its account.
-INSERT INTO ledger_accounts (owner, book, asset_id)
-SELECT k.owner, k.book, k.asset_id
-  FROM unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
-    AS k (owner, book, asset_id)
- ORDER BY k.owner, k.book, k.asset_id
-ON CONFLICT DO NOTHING;
-
--- look: balances and known operations, in a snapshot taken after the accounts were locked.
-SELECT a.available, a.held, a.status,
-       o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result, o.reason, o.delta,
-       o.held_delta, o.balance_after
-  FROM unnest(%(ids)s::uuid[], %(versions)s::integer[], %(owners)s::bigint[], %(books)s::text[],
-              %(assets)s::integer[])
-       WITH ORDINALITY AS q (id, version, owner, book, asset_id, place)
-  LEFT JOIN ledger_accounts AS a
-    ON a.owner = q.owner AND a.book = q.book AND a.asset_id = q.asset_id
-  LEFT JOIN ledger_operations AS o
-    ON o.transfer_id = q.id AND o.version = q.version
- ORDER BY q.place;
+-- look: known operations, in a snapshot taken after the accounts were locked. A key with a fee has
+-- two entries, and so two rows, whatever is asked under it now.
+SELECT o.transfer_id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result,
+       o.reason, o.delta, o.held_delta, o.balance_after, o.entry
+  FROM unnest(%(ids)s::uuid[], %(versions)s::integer[]) AS q (id, version)
+  JOIN ledger_operations AS o
+    ON o.transfer_id = q.id AND o.version = q.version;
 
 -- look_undone: all operations of the transfers whose earlier operation is to be undone.
 SELECT o.transfer_id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result,
-       o.reason, o.delta, o.held_delta, o.balance_after
+       o.reason, o.delta, o.held_delta, o.balance_after, o.entry
   FROM ledger_operations AS o
  WHERE o.transfer_id = ANY(%(ids)s::uuid[]);
 
 -- apply: balances move only by what the insert of the operations returns.
 WITH applied AS (
     INSERT INTO ledger_operations (transfer_id, version, owner, book, asset_id, verb, amount,
-                                   undoes, result, reason, delta, held_delta, balance_after)
-    SELECT *
+                                   undoes, result, reason, delta, held_delta, balance_after,
+                                   entry)
+    SELECT o.id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result,
+           o.reason, o.delta, o.held_delta, o.balance_after, coalesce(o.entry, 0)
       FROM unnest(
                %(ids)s::uuid[], %(versions)s::integer[], %(owners)s::bigint[], %(books)s::text[],
                %(assets)s::integer[], %(verbs)s::text[], %(amounts)s::numeric[],
                %(undoes)s::integer[], %(results)s::text[], %(reasons)s::text[],
-               %(deltas)s::numeric[], %(held_deltas)s::numeric[], %(balances)s::numeric[])
+               %(deltas)s::numeric[], %(held_deltas)s::numeric[], %(balances)s::numeric[],
+               %(entries)s::smallint[])
+        AS o (id, version, owner, book, asset_id, verb, amount, undoes, result, reason, delta,
+              held_delta, balance_after, entry)
     RETURNING owner, book, asset_id, delta, held_delta
 ),
 change AS MATERIALIZED (

@@ -7,24 +7,29 @@ from tidegate.core.flow import UNDOES
 from tidegate.core.ports import Account, MemoryTransaction
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
+    FEES_ENTRY,
     Balance,
     Judgement,
     Operation,
     Status,
     account_of,
     answer_of,
+    has_owner,
     may_open,
+    parts,
 )
 
 ACCOUNTS, OPERATIONS = "ledger_accounts", "ledger_operations"
+ASSETS = frozenset(range(1, 7))  # As the first migration makes them.
 EMPTY = Balance(0, 0, Status.ACTIVE)
 
 
 class MemoryLedger:
     reversible = True
 
-    def __init__(self, name: str = "ledger") -> None:
+    def __init__(self, name: str = "ledger", assets: frozenset[int] = ASSETS) -> None:
         self.name = name
+        self._assets = assets
 
     async def lock(
         self,
@@ -37,15 +42,18 @@ class MemoryLedger:
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         """A pause for each statement of the real one, so that others come between where they do."""
         await tx.pause()
-        wanted = {account_of(q) for q in questions if may_open(q)}
-        found = _found(tx, questions)
-        if missing := sorted(wanted - found.keys()):
-            await self._open(tx, missing)
-        while unlocked := {*missing, *_unlocked(tx, wanted | found.keys())}:
+        asked = parts(questions)
+        named = {account_of(q) for q in asked}
+        wanted = {account_of(q) for q in asked if may_open(q) and has_owner(q)}
+        strange = frozenset[int]()
+        if unlocked := _unlocked(tx, named):
+            missing = sorted(wanted.intersection(unlocked))
+            strange = frozenset(a.asset_id for a in missing) - self._assets
+            if missing:
+                await self._open(tx, [a for a in missing if a.asset_id not in strange])
             await self.lock(tx, sorted(unlocked))
             await tx.pause()
-            missing, found = [], _found(tx, questions)
-        judgement = Judgement(found, _known(tx, questions))
+        judgement = Judgement(_found(tx, named), _known(tx, questions), strange)
         if any(q.verb in UNDOES for q in questions):
             await tx.pause()
         answers = [judgement.judge(question) for question in questions]
@@ -74,16 +82,17 @@ class MemoryLedger:
     ) -> Answer | None:
         """What is stored under the question's key; None if nothing is."""
         stored = operations.get(question.transfer_id, ())
-        return next((answer_of(o) for o in stored if o.version == question.version), None)
+        entries = {o.entry: o for o in stored if o.version == question.version}
+        return answer_of(entries[0], entries.get(FEES_ENTRY)) if entries else None
 
 
 def _unlocked(tx: MemoryTransaction, accounts: Iterable[Account]) -> list[Account]:
     return [account for account in accounts if (ACCOUNTS, account) not in tx.held]
 
 
-def _found(tx: MemoryTransaction, questions: Sequence[Question]) -> dict[Account, Balance]:
-    accounts = {a: tx.get(ACCOUNTS, a) for a in map(account_of, questions)}
-    return {a: balance for a, balance in accounts.items() if balance is not None}
+def _found(tx: MemoryTransaction, accounts: Iterable[Account]) -> dict[Account, Balance]:
+    """Those that are locked. What another session has opened since is not there for us."""
+    return {a: tx.get(ACCOUNTS, a) for a in accounts if (ACCOUNTS, a) in tx.held}
 
 
 def _known(tx: MemoryTransaction, questions: Sequence[Question]) -> list[Operation]:

@@ -6,16 +6,19 @@ from typing import Any, Protocol
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
 from tidegate.core.ports import Account, SqlTransaction
-from tidegate.core.sql import load, numbers, texts, uuids
+from tidegate.core.sql import load, names, numbers, sparse, uuids
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
+    FEES_ENTRY,
     Balance,
     Judgement,
     Operation,
     Status,
     account_of,
     answer_of,
+    has_owner,
     may_open,
+    parts,
 )
 
 STATEMENTS = load("tidegate.systems.ledger", "ledger.sql")
@@ -28,9 +31,9 @@ class Sql(Protocol):
 
 
 class LockingTransaction(SqlTransaction, Protocol):
-    """A transaction that remembers what was locked in it, and what was sent and not waited for."""
+    """A transaction that remembers what it has locked, and what was sent and not waited for."""
 
-    held: set[Any]
+    locked: dict[Any, Any]  # Each account, with its balance after all that was judged in it.
     locking: list[tuple[Sequence[Any], Any]]
     looking: tuple[Sequence[Question], Any] | None
 
@@ -41,7 +44,11 @@ class LockingTransaction(SqlTransaction, Protocol):
 
 
 class Ledger:
-    """Local: it answers inside the transaction that records its answers."""
+    """Local: it answers inside the transaction that records its answers.
+
+    Balances are those that the lock returned, which are the newest there are, and from then on
+    ours: nobody else moves them, and in this transaction nobody but the ledger.
+    """
 
     reversible = True
 
@@ -57,47 +64,45 @@ class Ledger:
             tx.looking = next_, self._send_look(tx, next_)
 
     async def ask(self, tx: LockingTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
-        accounts, known = await self._look(tx, questions)
-        wanted = {account_of(q) for q in questions if may_open(q)}
-        if missing := sorted(wanted - accounts.keys()):
-            await tx.post(STATEMENTS["open"], _account_columns(missing))
-        # One that another session opened meanwhile is not locked by having been met. Each round
-        # locks one more of the batch's accounts at least.
-        while unlocked := sorted((wanted | accounts.keys()) - tx.held):
-            await self.lock(tx, unlocked)
-            accounts, known = await self._look(tx, questions)
+        known = await self._look(tx, questions)
+        asked = parts(questions)
+        named = {account_of(q) for q in asked}
+        strange, opening = frozenset[int](), None
+        # Not there when they were to be locked, or not foreseen. What is opened is locked by a
+        # statement of its own: another session may have been first.
+        if unlocked := sorted(named - tx.locked.keys()):
+            wanted = {account_of(q) for q in asked if may_open(q) and has_owner(q)}
+            if missing := sorted(wanted - tx.locked.keys()):
+                opening = tx.send(STATEMENTS["open"], _account_columns(missing))
+            await self.lock(tx, unlocked, questions)
+            known = await self._look(tx, questions)
+            strange = frozenset(row[0] for row in await tx.rows(opening)) if opening else strange
+            # Those of no asset were not opened.
+            assert all(a in tx.locked or a.asset_id in strange for a in missing), "it was opened"
         if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})
             known += [_operation(row) for row in rows]
-        judgement = Judgement(accounts, known)
+        judgement = Judgement(tx.locked, known, strange)
         answers = [judgement.judge(question) for question in questions]
         if judgement.written:
             await tx.post(STATEMENTS["apply"], _operation_columns(judgement.written))
         return answers
 
-    async def _look(
-        self, tx: LockingTransaction, questions: Sequence[Question]
-    ) -> tuple[dict[Account, Balance], list[Operation]]:
+    async def _look(self, tx: LockingTransaction, questions: Sequence[Question]) -> list[Operation]:
+        """What is known of the questions' keys; what was locked meanwhile is at hand then."""
         foreseen, sent = tx.looking or ((), None)
         tx.looking = None
         rows = await tx.rows(sent if foreseen is questions else self._send_look(tx, questions))
-        for locked, sent in tx.locking:
-            tx.held.update(locked)
-            tx.held.difference_update(Account(*row) for row in await tx.rows(sent))
+        for accounts, locked in tx.locking:
+            for place, *balance in await tx.rows(locked):
+                tx.locked[accounts[place - 1]] = Balance(*balance)
         tx.locking.clear()
-        accounts, known = {}, []
-        for question, row in zip(questions, rows, strict=True):
-            if row[0] is not None:
-                accounts[account_of(question)] = Balance(row[0], row[1], row[2])
-            if row[3] is not None:
-                known.append(_operation((question.transfer_id, question.version, *row[3:])))
-        return accounts, known
+        return [_operation(row) for row in rows]
 
     def _send_look(self, tx: LockingTransaction, questions: Sequence[Question]) -> Any:
         values = {
-            "ids": uuids(q.transfer_id for q in questions),
-            "versions": numbers(q.version for q in questions),
-            **_account_columns([account_of(q) for q in questions]),
+            "ids": uuids([q.transfer_id for q in questions]),
+            "versions": numbers([q.version for q in questions]),
         }
         return tx.send(STATEMENTS["look"], values)
 
@@ -106,8 +111,13 @@ class Ledger:
         rows = await sql.run(
             STATEMENTS["look_undone"], {"ids": uuids(q.transfer_id for q in questions)}
         )
-        stored = {(o.transfer_id, o.version): answer_of(o) for o in map(_operation, rows)}
-        return [stored.get((q.transfer_id, q.version)) for q in questions]
+        stored = {(o.transfer_id, o.version, o.entry): o for o in map(_operation, rows)}
+        answers: list[Answer | None] = []
+        for key in ((q.transfer_id, q.version) for q in questions):
+            operation = stored.get((*key, 0))
+            fee = stored.get((*key, FEES_ENTRY))
+            answers.append(None if operation is None else answer_of(operation, fee))
+        return answers
 
     async def set_status(self, sql: Sql, account: Account, status: Status) -> bool:
         """False if there is no such account."""
@@ -120,26 +130,28 @@ class Ledger:
 
 
 def _account_columns(accounts: Sequence[Account]) -> dict[str, object]:
-    return {
-        "owners": numbers(a.owner for a in accounts),
-        "books": texts(a.book for a in accounts),
-        "assets": numbers(a.asset_id for a in accounts),
-    }
+    owners, books, assets = zip(*accounts, strict=True) if accounts else ((), (), ())
+    return {"owners": numbers(owners), "books": names(books), "assets": numbers(assets)}
 
 
 def _operation_columns(operations: Sequence[Operation]) -> dict[str, object]:
+    ids, versions, accounts, verbs, amounts, undoes, results, reasons, *more = zip(
+        *operations, strict=True
+    )
+    deltas, held_deltas, balances, entries = more
     return {
-        "ids": uuids(o.transfer_id for o in operations),
-        "versions": numbers(o.version for o in operations),
-        **_account_columns([o.account for o in operations]),
-        "verbs": texts(o.verb for o in operations),
-        "amounts": numbers(o.amount for o in operations),
-        "undoes": numbers(o.undoes for o in operations),
-        "results": texts(o.result for o in operations),
-        "reasons": texts(o.reason for o in operations),
-        "deltas": numbers(o.delta for o in operations),
-        "held_deltas": numbers(o.held_delta for o in operations),
-        "balances": numbers(o.balance_after for o in operations),
+        "ids": uuids(ids),
+        "versions": numbers(versions),
+        **_account_columns(accounts),
+        "verbs": names(verbs),
+        "amounts": numbers(amounts),
+        "undoes": numbers(undoes),
+        "results": names(results),
+        "reasons": names(reasons),
+        "deltas": numbers(deltas),
+        "held_deltas": numbers(held_deltas),
+        "balances": numbers(balances),
+        "entries": sparse(entries),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
@@ -17,14 +18,11 @@ from tidegate.core.refusals import Doubt, Reason
 from tidegate.core.sql import load
 from tidegate.core.transfer import Question
 from tidegate.core.wire import Event, Frame, Kind, Mark, Outcome, Status, Streams
+from tidegate.systems.trading.connection import LOST, Connect, Link
 
-STATEMENTS = load("tidegate.systems", "trading.sql")
-LOST = (*wire.LOST, TimeoutError)
-MAX_IN_FLIGHT = 1_024
-MAX_REQUEST = wire.MAX_U32
+STATEMENTS = load("tidegate.systems.trading", "trading.sql")
 
-Connect: TypeAlias = Callable[[], Awaitable[Streams]]
-Recall: TypeAlias = Callable[[], Awaitable[Mark | None]]
+Recall: TypeAlias = Callable[[], Awaitable["Recollection"]]
 
 DEBIT, CREDIT, REFUND = Verb.DEBIT, Verb.CREDIT, Verb.REFUND
 BOOKS = {book.name: int(book) for book in wire.Book}
@@ -44,9 +42,17 @@ class Refused(Unreachable):
 class Caller(NamedTuple):
     """Who we are to the core, and how long we wait for it."""
 
-    store: str
     process: str
     timeout_s: float = 5.0
+
+
+class Recollection(NamedTuple):
+    """What our database says of itself and of a core, when we greet it."""
+
+    store: str = ""  # Empty: we are an administrator.
+    place: str = ""
+    assets: frozenset[int] = frozenset()
+    mark: Mark | None = None
 
 
 class Balance(NamedTuple):
@@ -61,22 +67,12 @@ class Totals(NamedTuple):
     sums: dict[tuple[str, int], int]
 
 
-def dial(address: str) -> Connect:
-    """How to reach a core at `unix:PATH` or `tcp:HOST:PORT`."""
-    scheme, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-
-    async def connect() -> Streams:
-        if scheme == "unix":
-            return await asyncio.open_unix_connection(rest)
-        return await asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
-
-    return connect
-
-
-async def recall(tx: SqlTransaction, core: str) -> Mark | None:
-    """What our database remembers of a core: the newest of what all processes have seen."""
-    return newest(Mark(*row) for row in await tx.fetch(STATEMENTS["marks"], {"core": core}))
+async def recall(tx: SqlTransaction, core: str) -> Recollection:
+    """Who we are, and the newest of what all processes have seen of a core."""
+    marks = await tx.fetch(STATEMENTS["marks"], {"core": core})
+    [(store, place, assets)] = await tx.fetch(STATEMENTS["introduction"], {})
+    known = newest(Mark(*row) for row in marks)
+    return Recollection(str(store), place, frozenset(assets), known)
 
 
 def newest(marks: Iterable[Mark]) -> Mark | None:
@@ -92,72 +88,6 @@ def newest(marks: Iterable[Mark]) -> Mark | None:
     return Mark(last.uuid, last.position, last.crc, max(mark.epoch for mark in found))
 
 
-class Link:
-    """One connection that has been welcomed. When it fails, all that waits on it is unknown."""
-
-    def __init__(self, streams: Streams) -> None:
-        self._reader, self._writer = streams
-        self._pending: dict[int, asyncio.Future[Frame]] = {}
-        self._request = 0
-        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._reading = asyncio.ensure_future(self._read())
-        self.failed = False
-
-    async def call(self, kind: Kind, body: bytes, timeout_s: float) -> Frame:
-        try:
-            async with asyncio.timeout(timeout_s), self._slots:
-                return await self._exchange(kind, body)
-        except TimeoutError:
-            # The core answers in order, so that nothing behind this one can be had either.
-            raise self.fail(f"no answer within {timeout_s} s") from None
-
-    async def _exchange(self, kind: Kind, body: bytes) -> Frame:
-        if self.failed:
-            raise Unreachable("the connection to the trading core was lost")
-        self._request = request = self._request % MAX_REQUEST + 1
-        reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._pending[request] = reply
-        try:
-            self._writer.write(wire.frame(kind, request, body))
-            await self._writer.drain()
-            return await reply
-        except OSError as lost:
-            raise self.fail(f"the connection to the trading core was lost: {lost}") from lost
-        finally:
-            self._pending.pop(request, None)
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                found = await wire.receive(self._reader)
-                if found.kind == Kind.REFUSED:
-                    self.fail(wire.unpack_refusal(found.body).message)
-                    return
-                # A reply that nobody waits for any more came late, and is nobody's answer.
-                reply = self._pending.get(found.request)
-                if reply is not None and not reply.done():
-                    reply.set_result(found)
-        except LOST as lost:
-            self.fail(f"the connection to the trading core was lost: {lost}")
-
-    def fail(self, reason: str) -> Unreachable:
-        """End the connection. Everything under way on it becomes unknown."""
-        self.failed = True
-        for reply in self._pending.values():
-            if not reply.done():
-                reply.set_exception(Unreachable(reason))
-                reply.exception()  # Looked at here: its asker may have been cancelled.
-        self._writer.close()
-        if self._reading is not asyncio.current_task():
-            self._reading.cancel()
-        return Unreachable(reason)
-
-    async def close(self) -> None:
-        self.fail("the client was closed")
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
-
-
 class Trading:
     """The trading core as a system. Any number of asks may be under way at once."""
 
@@ -168,14 +98,17 @@ class Trading:
         name: str,
         connect: Connect,
         caller: Caller,
-        marks: Recall,
+        recall_: Recall,
         on_refused: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.refusal: str | None = None  # Why we were last refused, until we are served again.
         self.floor = UUID(int=0)  # Ids below it are retired there.
-        self._connect, self._caller, self._marks = connect, caller, marks
+        self._connect, self._caller, self._recall = connect, caller, recall_
         self._on_refused = on_refused
+        # Told the floor of the core before anything is asked of it, so that no id is made below.
+        self.on_floor: Callable[[UUID], Awaitable[object]] | None = None
+        self._assets: frozenset[int] = frozenset()  # Which the core was told of.
         self.mark: Mark | None = None  # The newest that the core has shown us.
         self._link: Link | None = None
         self._connecting = asyncio.Lock()
@@ -183,14 +116,42 @@ class Trading:
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         """Answer each question, in order, or raise Unreachable: then nothing is known of any."""
         answers: list[Answer] = [MALFORMED] * len(questions)
-        asked = [(i, packed) for i, q in enumerate(questions) if (packed := _packed(q))]
+        if not self._assets.issuperset({q.asset_id for q in questions}):
+            await self._tell_assets()
+        wrong = {i: reason for i, q in enumerate(questions) if (reason := self._objection(q))}
+        asked = [
+            (i, packed)
+            for i, q in enumerate(questions)
+            if (packed := _packed(replace(q, void=True) if i in wrong else q))
+        ]
         for start in range(0, len(asked), wire.MAX_OPERATIONS):
             chunk = asked[start : start + wire.MAX_OPERATIONS]
             found = await self._call(Kind.ASK, b"".join(packed for _, packed in chunk))
             outcomes = self._answers(found, len(chunk))
             for (i, _), (outcome, position) in zip(chunk, outcomes, strict=True):
                 answers[i] = _answer(outcome, position)
+                if i in wrong and outcome == Outcome.UNDONE:
+                    answers[i] = Rejected(wrong[i], {"position": str(position)})
         return answers
+
+    def _objection(self, question: Question) -> Reason | None:
+        """Why a question is refused here, before the core looks at it. An undo never is.
+
+        It is sent as a void, because only what the core keeps under the key is refused for ever.
+        """
+        if question.void or question.verb not in (DEBIT, CREDIT):
+            return None
+        if question.asset_id not in self._assets:
+            return Reason.INVALID_ASSET
+        return None if question.party.owner > 0 else Reason.INVALID_OWNER
+
+    async def _tell_assets(self) -> None:
+        """An asset may have been added since we have greeted the core."""
+        await self._linked()
+        known = (await self._recall()).assets
+        if known - self._assets:
+            await self._call(Kind.ASSETS, wire.pack_assets(known))
+            self._assets = known
 
     async def query(self, keys: Sequence[tuple[UUID, int]]) -> Sequence[Answer | None]:
         """What is stored under each key, at most 8192 of them; None if nothing is."""
@@ -223,12 +184,23 @@ class Trading:
         account = wire.account(wire.Book[book], asset_id, owner)
         await self._call(Kind.SET_STATUS, wire.STATUS.pack(account, status))
 
-    async def retire(self, store: str, floor: UUID) -> UUID:
-        """Say that a store is done with all ids below `floor`; return the core's own floor."""
-        found = await self._call(Kind.RETIRE, floor.bytes + store.encode())
+    async def retire(self, floor: UUID) -> UUID:
+        """Say that we are done with all ids below `floor`; return the core's own floor.
+
+        That is a lower one if the core's clock says that this one is too late.
+        """
+        found = await self._call(Kind.RETIRE, floor.bytes)
         [(raw,)] = self._rows(wire.FLOOR, found)
         self.floor = UUID(bytes=raw)
         return self.floor
+
+    async def rebind(self, before: str, binding: wire.Binding) -> wire.Binding:
+        """An operator's word on which store this core serves, and where; return what holds now."""
+        found = await self._call(Kind.REBIND, wire.pack(wire.Rebinding(before, binding)))
+        try:
+            return wire.unpack_binding(found.body[wire.STAMP.size :])
+        except wire.Malformed as broken:
+            raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
 
     async def snapshot(self) -> None:
         await self._call(Kind.SNAPSHOT)
@@ -298,7 +270,8 @@ class Trading:
     async def _greeted(self) -> Streams:
         """A new connection on which the core has said that it knows what we know."""
         try:
-            known = newest(mark for mark in (await self._marks(), self.mark) if mark)
+            recalled = await self._recall()
+            known = newest(mark for mark in (recalled.mark, self.mark) if mark)
         except Refused as torn:
             raise self._refused(str(torn)) from torn
         try:
@@ -308,7 +281,7 @@ class Trading:
             raise Unreachable(f"{self.name} cannot be reached: {lost!r}") from lost
         try:
             async with asyncio.timeout(self._caller.timeout_s):
-                welcome = await self._greet(streams, known)
+                welcome = await self._greet(streams, recalled._replace(mark=known))
         except LOST as lost:
             streams[1].close()
             raise Unreachable(f"{self.name} does not greet: {lost!r}") from lost
@@ -316,16 +289,24 @@ class Trading:
             streams[1].close()
             raise
         self.refusal = None
+        self._assets = recalled.assets
         self.floor = UUID(bytes=welcome.floor)
+        if self.on_floor is not None:
+            try:
+                await self.on_floor(self.floor)
+            except Unreachable:
+                streams[1].close()
+                raise
         if self.mark is None or self.mark.position <= welcome.mark.position:
             self.mark = welcome.mark
         return streams
 
-    async def _greet(self, streams: Streams, known: Mark | None) -> wire.Welcome:
+    async def _greet(self, streams: Streams, recalled: Recollection) -> wire.Welcome:
         reader, writer = streams
-        store, process, _ = self._caller
+        store, place, assets, known = recalled
         epoch = known.epoch if known else 0
-        hello = wire.Hello(wire.PROTOCOL, store, process, known, epoch)
+        who = (store, self._caller.process, known, epoch, place, tuple(sorted(assets)))
+        hello = wire.Hello(wire.PROTOCOL, *who)
         writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
         kind, _, body = await wire.receive(reader)
         if kind == Kind.REFUSED:

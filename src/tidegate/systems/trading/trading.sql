@@ -11,3 +11,12 @@ WHERE known.uuid = excluded.uuid
 SELECT uuid, position, crc, epoch
 FROM core_positions
 WHERE core = %(core)s;
+
+-- introduction: which store this is, in which database of which cluster, and which assets exist. A
+-- restored or copied store has the same identity, and is somewhere else.
+SELECT i.store,
+       c.system_identifier || '/' || d.oid,
+       ARRAY(SELECT id FROM assets)
+  FROM store_identity AS i, pg_control_system() AS c, pg_database AS d
+ WHERE i.one
+   AND d.datname = current_database();

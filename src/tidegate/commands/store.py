@@ -1,0 +1,75 @@
+"""Who a store is, and which database the trading core takes it from."""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+import psycopg
+import typer
+
+from tidegate.app import administrator, fresh_identity
+from tidegate.commands.access import HERE, Complaint, Printing, endpoints
+from tidegate.commands.archive import Where, store_of
+from tidegate.core.answers import Unreachable
+from tidegate.core.ports import StoreFault
+from tidegate.core.wire import Binding
+from tidegate.settings import read_settings
+from tidegate.store import identity
+from tidegate.store.postgres import PostgresStore
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    core: Annotated[str | None, typer.Option(help="unix:PATH or tcp:HOST:PORT")] = None
+    instead_of: Annotated[
+        UUID | None,
+        typer.Option(help="For a copy of the core's directory: the store that it served."),
+    ] = None
+
+
+def new_identity(where: Where, printing: Printing) -> None:
+    """Make a copied database a store of its own, which the original's core will refuse."""
+    database, schema = store_of(where)
+    try:
+        before, after = identity.renew(database, schema, fresh_identity())
+    except psycopg.Error as fault:
+        raise Complaint(f"cannot give the store a new identity: {fault}") from fault
+    printing.tell(
+        {"before": str(before), "store": str(after)},
+        f"this store was {before} and is {after} from now on; restart what runs on it",
+    )
+
+
+def confirm_store(where: Where, served: Served, printing: Printing) -> None:
+    """Tell the trading core that this database is the restored one, and the old one is gone."""
+    database, schema = store_of(where)
+    try:
+        wanted, bound = asyncio.run(_rebound(database, schema, _core(where, served), served))
+    except (Unreachable, StoreFault) as fault:
+        raise Complaint(f"cannot confirm: {fault}") from fault
+    if bound != wanted:
+        raise Complaint(f"the core serves store {bound.store or 'nobody yet'}, and goes on so")
+    printing.tell(
+        {"store": bound.store, "place": bound.place},
+        f"the core serves store {bound.store} in database {bound.place} from now on",
+    )
+
+
+async def _rebound(
+    database: str, schema: str, address: str, served: Served
+) -> tuple[Binding, Binding]:
+    async with PostgresStore(database, schema) as store:
+        core, binding = await administrator(store, address)
+        try:
+            before = str(served.instead_of or binding.store)
+            return binding, await core.rebind(before, binding)
+        finally:
+            await core.close()
+
+
+def _core(where: Where, served: Served) -> str:
+    flags = {"core": served.core}
+    settings = read_settings(flags, os.environ, where.config, where.directory)
+    return settings.core or endpoints(where.directory or HERE)["core"]

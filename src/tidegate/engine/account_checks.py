@@ -1,0 +1,36 @@
+"""Whether the accounts of the ledger follow from their operations."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from tidegate.core.ports import Account
+from tidegate.engine.verdicts import Look
+from tidegate.store.auditing import Moment
+
+MAX_OWNERS = 2_000
+
+_T = TypeVar("_T")
+
+
+async def judge_accounts(then: Moment, look: Look) -> None:
+    """Each account of the ledger follows from its operations."""
+    suspects: list[int] | None = None
+    if not look.full:
+        owners = sorted({account.owner for account in look.ends})
+        suspects = []
+        for piece in pieces(owners, MAX_OWNERS):
+            for account, available in (await then.available(piece)).items():
+                # The last operation may be one that we have not read: then all are.
+                if available not in look.ends.get(account, {available}):
+                    suspects.append(account.owner)
+    if suspects is None or suspects:
+        look.problems += map(unfounded, await then.accounts(suspects))
+
+
+def unfounded(account: Account) -> str:
+    owner, book, asset_id = account
+    return f"account {book} of {owner}, asset {asset_id}: it does not follow from its operations"
+
+
+def pieces(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))

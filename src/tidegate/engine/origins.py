@@ -1,0 +1,64 @@
+"""What holds for all requests of a kind, worked out once: whether a transfer can come of them."""
+
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+from tidegate.core.flow import Flow
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request, cast_refusal, kind_born, own_refusal
+from tidegate.core.transfer import Kind, details_of, seats_of
+
+MAX_KEPT = 4_096
+
+
+class Origin(NamedTuple):
+    kind: Kind | None  # Of the transfers that they become, if they can.
+    absent: Refusal | None  # The flow, or a system, is not here.
+    refusal: Refusal | None  # Something else holds against all of them.
+    local: bool  # Their first question is for a system of our own database.
+
+
+class Origins:
+    """By all that requests of a kind have in common, and nothing else."""
+
+    def __init__(
+        self, flows: Mapping[str, Flow], outside: Container[str], local: Container[str]
+    ) -> None:
+        self._flows, self._outside, self._local = flows, outside, local
+        self._kept: dict[tuple[object, ...], Origin] = {}
+
+    def of(self, request: Request) -> Origin:
+        mark = (
+            request.flow,
+            seats_of(request.parties, request.owner),
+            request.asset_id,
+            request.fee,
+            details_of(request.detail),
+            request.space,
+        )
+        found = self._kept.get(mark)
+        if found is None:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            found = self._kept[mark] = self._origin(request)
+        return found
+
+    def refusal(self, request: Request) -> Refusal | None:
+        """Why this engine could not make such a transfer at all."""
+        origin = self.of(request)
+        return origin.absent or own_refusal(request) or origin.refusal
+
+    def _origin(self, request: Request) -> Origin:
+        flow = self._flows.get(request.flow)
+        if flow is None:
+            return Origin(None, Refusal.INVALID_REQUEST, None, local=False)
+        if not self.has_systems(request):
+            return Origin(None, Refusal.UNSUPPORTED_ACCOUNT_TYPE, None, local=False)
+        if (refusal := cast_refusal(request, flow, self._local)) is not None:
+            return Origin(None, None, refusal, local=False)
+        kind = kind_born(request, flow)
+        return Origin(kind, None, None, local=kind.lane in self._local)
+
+    def has_systems(self, request: Request) -> bool:
+        systems = {party.system for party in request.parties.values()}
+        return all(system in self._outside or system in self._local for system in systems)

@@ -1,0 +1,102 @@
+"""A request on its way, and how whoever made it is answered."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.ports import StoreFault
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Kind, Transfer
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The transfer that a request became, now or the first time it was made."""
+
+    transfer: Transfer
+    duplicate: bool = False
+
+
+class Answering(Protocol):
+    """Where an answer goes: a future of its own, or a place on a tray of many."""
+
+    def done(self) -> bool: ...
+    def set_result(self, said: Receipt | Refusal, /) -> None: ...
+    def set_exception(self, fault: StoreFault, /) -> None: ...
+
+
+Follow: TypeAlias = Callable[[Answering, Receipt], None]
+Said: TypeAlias = Receipt | Refusal | StoreFault  # Of one among many, whose fault is its own.
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """One request on its way. Its id is fixed before the first try, and the same in all later."""
+
+    request: Request
+    kind: Kind  # Of the transfer that it becomes.
+    answer: Answering
+    fingerprint: bytes
+    veto: Refusal | None = None  # It is new, and something speaks against it.
+    follow: Follow | None = None  # Of one who would rather be answered at the end.
+    local: bool = False  # Its first question is for a system of our own database.
+    id: UUID | None = None
+    followers: list["PendingRequest"] = field(default_factory=list)
+    key: tuple[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = self.request.owner, self.request.key or ""
+
+    def name(self, id_: UUID) -> None:
+        """Give it its id, which is also its key if the caller gave none."""
+        self.id = id_
+        if self.request.cid is None:
+            self.key = self.request.owner, str(id_)
+
+    def matches(self, fingerprint: bytes) -> bool:
+        return fingerprint in (self.fingerprint, self.request.older_fingerprint())
+
+    @property
+    def keys(self) -> Sequence[tuple[int, str]]:
+        """Under which it may be known: its own key, and that of versions without key spaces."""
+        request = self.request
+        if request.space and request.cid:
+            return self.key, (request.owner, request.cid)
+        return (self.key,)
+
+
+def gathered(batch: Sequence[PendingRequest]) -> list[PendingRequest]:
+    """One request per key; whoever asks under the same key meanwhile follows the first.
+
+    Followers are judged only when it is known what the key stands for: the first of a batch may
+    be the stranger, and the transfer that exists already a follower's own.
+    """
+    first: dict[tuple[int, str], PendingRequest] = {}
+    alone = []
+    # One that may be created goes before one that may not.
+    creatable = [pending for pending in batch if pending.veto is None]
+    for pending in (*creatable, *(pending for pending in batch if pending.veto is not None)):
+        if pending.request.cid is None:
+            alone.append(pending)
+        elif (leader := first.setdefault(pending.key, pending)) is not pending:
+            leader.followers.append(pending)
+    return [*first.values(), *alone]
+
+
+def answer(pending: PendingRequest, refusal: Refusal | StoreFault) -> None:
+    for each in (pending, *pending.followers):
+        reply(each, refusal)
+
+
+def reply(pending: PendingRequest, said: Receipt | Refusal | StoreFault) -> None:
+    if pending.answer.done():
+        return  # The caller has gone.
+    if isinstance(said, StoreFault):
+        pending.answer.set_exception(said)
+    elif pending.follow and isinstance(said, Receipt) and said.transfer.lane is not None:
+        pending.follow(pending.answer, said)
+    else:
+        pending.answer.set_result(said)

@@ -1,0 +1,348 @@
+"""The one way in which transfers are created and moved: a batch, in one transaction.
+
+Lock, settle, write, tell listeners, commit; then hand over and announce. A batch that cannot be
+written is halved until the one row is found that cannot.
+"""
+
+import asyncio
+import random
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from itertools import compress, count
+from typing import NamedTuple
+from uuid import UUID
+
+from tidegate.core.answers import Answer, Evidence
+from tidegate.core.ports import (
+    Account,
+    CommitUnknown,
+    InboxRequest,
+    Key,
+    KeyTaken,
+    LockTimeout,
+    NoSession,
+    StoreFault,
+    StoreUnavailable,
+    Tx,
+)
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Moves, Transfer
+from tidegate.engine.announce import announce
+from tidegate.engine.context import Means
+from tidegate.engine.rings import Slots
+from tidegate.engine.settle import (
+    answered,
+    decide_requests,
+    groups_of,
+    lock_accounts,
+    settle,
+    tell_listeners,
+)
+
+TRIES = 8
+LOCK_WAITS = 2  # In a row, then the batch is halved: one row's lock must not stop the others.
+LOCK_TRIES = 24  # Of what waits briefly: about as long as the others wait in all.
+MAX_TAKEN = 16  # Races lost in a row; more, and it is no race but a key that cannot be found.
+SLOW_S = 60.0  # For so long an account that somebody holds is kept apart from others.
+MAX_SLOW = 10_000
+RETRY_FIRST_S = 0.02
+RETRY_CAP_S = 1.0
+RETRY_DOUBLINGS = 10
+
+
+class Pace(Enum):
+    """How a batch goes on: in the loop that brought it, or beside it."""
+
+    LOOP = 0
+    APART = 1  # The reply to a COMMIT was lost, or one of its rows cannot be written.
+    BRIEF = 2  # Somebody holds a lock: each try gives up soon, so that it keeps no session busy.
+
+
+class Creation(NamedTuple):
+    """What the creation of a transfer needs besides the transfer itself."""
+
+    request: Request
+    key: Key | None = None  # To be reserved. None: the inbox has done so.
+    asked: InboxRequest | None = None  # The inbox's request.
+
+
+class Work(NamedTuple):
+    """One batch. With creations its transfers do not exist yet; else they are locked first."""
+
+    batch: Sequence[Transfer]
+    answers: Sequence[Answer] | None = None  # None: local systems are asked when all is locked.
+    lane: str | None = None
+    actor: str = ""  # Who answered, if it was a person.
+    creations: Sequence[Creation] = ()
+    # The tries whose COMMIT was not answered: each may have happened, or may happen yet.
+    doubts: tuple[str | None, ...] = ()
+
+    def only(self, chosen: Sequence[bool]) -> "Work":
+        if all(chosen):
+            return self
+        return self._replace(
+            batch=list(compress(self.batch, chosen)),
+            answers=None if self.answers is None else list(compress(self.answers, chosen)),
+            creations=list(compress(self.creations, chosen)),
+        )
+
+
+class Written(NamedTuple):
+    """What one transaction wrote and what it refused, when it has committed."""
+
+    work: Work
+    rows: Sequence[Transfer] = ()
+    refused: Sequence[tuple[UUID, Refusal]] = ()
+
+
+class Source:
+    """Where a batch comes from, and who is told what became of it."""
+
+    async def still_open(self, work: Work) -> Work:
+        """Before another try: what is left to be written. Who asked for the rest is told."""
+        return work
+
+    async def written(self, result: Written) -> None: ...
+
+    async def failed(self, work: Work, fault: Exception) -> None:
+        """It was rolled back and is not tried again, for now."""
+
+    def doubtful(self, work: Work) -> None:
+        """It takes long to learn whether it was committed. It is still being tried."""
+
+    def broken(self, work: Work, bug: BaseException) -> None:
+        """It ended with a bug, beside the loop that brought it: so does the engine."""
+
+
+class _Halted(Exception):
+    """Nothing is created while all is halted: the transaction is rolled back."""
+
+
+async def write(means: Means[Tx], source: Source, work: Work, *, pace: Pace = Pace.LOOP) -> None:
+    """Write a batch: again while that can help, then by halves.
+
+    A batch whose COMMIT was not answered, or that waits for somebody's lock, goes on beside the
+    loop that brought it, so that the next batch need not wait.
+    """
+    if means.slow and pace is Pace.LOOP:
+        work = await _without_slow(means, source, work)
+    waits = taken = 0
+    for attempt in count():
+        try:
+            if attempt or work.doubts:
+                work = await source.still_open(work)
+            if work.batch:
+                await source.written(await _write_at(means, work, pace))
+            return  # noqa: TRY300  There is nothing to do after it.
+        except Exception as fault:
+            if work.creations and not isinstance(fault, StoreFault):
+                raise  # A bug: nobody knows what became of the requests.
+            if isinstance(fault, CommitUnknown) and work.creations:
+                work = work._replace(doubts=(*work.doubts, fault.xid))
+            waits = waits + 1 if isinstance(fault, LockTimeout) else 0
+            taken += isinstance(fault, KeyTaken)
+            helps = _helps(fault, taken)
+            stuck = waits >= (1 if pace is Pace.BRIEF else LOCK_WAITS)
+            parts = _parts(means, work, locked=stuck)
+            if len(parts) > 1 and (not helps or (stuck and pace is not Pace.LOOP)):
+                # Side by side: the half without the bad row does not wait for the other.
+                works = (write(means, source, part, pace=pace) for part in parts)
+                await means.detached.together(works)
+                return
+            if waits and len(parts) == 1:
+                _mark_slow(means, work)
+            if not helps or (_is_tired(fault, attempt, pace) and not work.doubts):
+                await source.failed(work, fault)
+                return
+            if attempt == TRIES - 1:
+                source.doubtful(work)
+        if (work.doubts or stuck) and pace is Pace.LOOP:
+            await _detach(means, source, work, Pace.APART if work.doubts else Pace.BRIEF)
+            return
+        await asyncio.sleep(pause_s(attempt, means.dice))
+
+
+def _helps(fault: Exception, taken: int) -> bool:
+    """Whether the same thing may succeed at another time."""
+    if isinstance(fault, KeyTaken):
+        return taken < MAX_TAKEN  # Another session was first; it has committed, and is found now.
+    return isinstance(fault, StoreFault) and fault.retryable
+
+
+def _is_tired(fault: Exception, attempt: int, pace: Pace) -> bool:
+    if isinstance(fault, KeyTaken):
+        return False  # It is known: the next look tells who asked.
+    tries = LOCK_TRIES if pace is Pace.BRIEF else TRIES
+    return attempt >= tries - 1 or isinstance(fault, NoSession)
+
+
+def _parts(means: Means[Tx], work: Work, *, locked: bool) -> list[Work]:
+    """Two halves. If it waits for locks, no account is in both: one would wait for the other."""
+    rows = range(len(work.batch))
+    units: Sequence[Hashable] = rows
+    if locked:
+        units = [_accounts(means, work, row) or work.batch[row].id for row in rows]
+    first = frozenset(list(dict.fromkeys(units))[::2])
+    halves = [[(unit in first) is half for unit in units] for half in (True, False)]
+    return [work.only(half) for half in halves if any(half)]
+
+
+async def _detach(means: Means[Tx], source: Source, work: Work, pace: Pace) -> None:
+    going_on = write(means, source, work, pace=pace)
+    await means.detached.start(going_on, lambda bug: source.broken(work, bug))
+
+
+def _accounts(means: Means[Tx], work: Work, row: int) -> frozenset[Account]:
+    """The accounts that the row locks, as far as that is known beforehand."""
+    transfer = work.batch[row]
+    if work.creations and transfer.lane not in means.local:
+        return frozenset()
+    if owner_locked(means, transfer) is None:
+        return frozenset()
+    parties = (party for party in transfer.parties.values() if party.system in means.local)
+    return frozenset(Account(p.owner, p.book, transfer.asset_id) for p in parties)
+
+
+def _mark_slow(means: Means[Tx], work: Work) -> None:
+    """All that is left needs the same accounts, and somebody holds one: keep them apart."""
+    for account in _accounts(means, work, 0) if len(means.slow) < MAX_SLOW else ():
+        means.slow[account] = means.clock() + SLOW_S
+
+
+async def _without_slow(means: Means[Tx], source: Source, work: Work) -> Work:
+    """The batch without what needs accounts that were held lately: it goes on by itself.
+
+    When too many wait already, it is not tried for now: nobody else may wait for it.
+    """
+    now_s = means.clock()
+    for account in [account for account, until_s in means.slow.items() if until_s <= now_s]:
+        del means.slow[account]
+    rows = range(len(work.batch))
+    slow = [not means.slow.keys().isdisjoint(_accounts(means, work, row)) for row in rows]
+    if any(slow):
+        held = work.only(slow)
+        if not await means.detached.start_held(
+            lambda: write(means, source, held, pace=Pace.BRIEF),
+            lambda bug: source.broken(held, bug),
+        ):
+            with suppress(StoreUnavailable):  # Of a lane: its rows are due again.
+                await source.failed(held, LockTimeout("somebody holds an account, many wait"))
+    return work.only([not each for each in slow])
+
+
+def pause_s(attempt: int, dice: random.Random) -> float:
+    """Between two tries of a transaction that the database could not take."""
+    full: float = min(RETRY_FIRST_S * 2 ** min(attempt, RETRY_DOUBLINGS), RETRY_CAP_S)
+    return full * (0.5 + dice.random() / 2)
+
+
+async def _write_at(means: Means[Tx], work: Work, pace: Pace) -> Written:
+    if pace is Pace.LOOP:
+        return await _write_once(means, work)
+    async with means.detached.turn:
+        return await _write_once(means, work, brief=pace is Pace.BRIEF and not work.doubts)
+
+
+async def _write_once(means: Means[Tx], work: Work, *, brief: bool = False) -> Written:
+    slots = Slots(means.rings, means.clock() + means.store.lease_s)
+    try:
+        with means.apart.locking(_owners_locked(means, work)):
+            written, moves = await _transact(means, work, slots, brief=brief)
+    except _Halted:
+        slots.free()
+        nothing = Work((), doubts=work.doubts)
+        return Written(nothing, refused=[(t.id, Refusal.HALTED) for t in work.batch])
+    except BaseException:
+        slots.free()
+        raise
+    for row in range(len(written.work.batch)) if means.slow else ():
+        for account in _accounts(means, written.work, row):
+            means.slow.pop(account, None)
+    means.woken(slots.fill(written.rows))
+    await announce(means, moves, written.rows)
+    return written
+
+
+def _owners_locked(means: Means[Tx], work: Work) -> Iterable[int | None]:
+    """Requests of callers were marked by their queue when it chose them."""
+    marked = work.creations and work.creations[0].asked is None
+    return () if marked else (owner_locked(means, transfer) for transfer in work.batch)
+
+
+def owner_locked(means: Means[Tx], transfer: Transfer) -> int | None:
+    """The owner, if a system of our own is asked now, or by the answer that is expected."""
+    kind, local = transfer.kind, means.local
+    near = kind.lane is None or kind.lane in local or means.rules.foreseen(kind) in local
+    return transfer.owner if near else None
+
+
+async def _transact(
+    means: Means[Tx], work: Work, slots: Slots, *, brief: bool = False
+) -> tuple[Written, Moves]:
+    store = means.store
+    refused: list[tuple[UUID, Refusal]] = []
+    rows: Sequence[Transfer] = ()
+    async with store.transaction() as tx:
+        if brief:
+            await tx.wait_briefly()
+        asked = {c.asked.id: c.asked for c in work.creations if c.asked is not None}
+        if asked:
+            undecided = frozenset(await store.inbox.take(tx, list(asked)))
+            work = work.only([t.id in undecided for t in work.batch])
+        if work.creations:
+            work, refused = await _admit(means, tx, work)
+        moves = _first_moves(means, work)
+        groups = groups_of(means, moves, range(len(moves)))
+        behind = partial(lock_accounts, means, tx, moves, groups)
+        if work.creations:
+            await behind()
+        else:
+            # The accounts as if no row had moved since: then they are no round trip of their own.
+            fresh = await store.lock(tx, work.batch, behind)
+            if len(fresh) < len(moves):
+                stand = {transfer.id for transfer in fresh}
+                work = work.only([t.id in stand for t in work.batch])
+                moves = _first_moves(means, work)
+                groups = groups_of(means, moves, range(len(moves)))
+        if moves:
+            halted = (await tx.begun()).halted
+            if halted and work.creations:
+                raise _Halted
+            await settle(means, tx, moves, groups)
+            rows = await store.write(tx, moves, slots.reserve(moves, halted=halted))
+            await tell_listeners(means, tx, moves)
+        if asked and (rows or refused):
+            turned_away = [(asked[id_], refusal) for id_, refusal in refused]
+            await decide_requests(means, tx, [row.id for row in rows], turned_away)
+        if work.lane in means.remembering:
+            await means.remembering[str(work.lane)].remember(tx)
+    return Written(work, rows, refused), moves
+
+
+async def _admit(means: Means[Tx], tx: Tx, work: Work) -> tuple[Work, list[tuple[UUID, Refusal]]]:
+    """Which transfers may be created. Their keys are reserved before any account is locked: two
+    batches with a key in common meet there, holding nothing that others wait for.
+    """
+    refused: list[tuple[UUID, Refusal]] = []
+    if means.admission is not None:
+        verdicts = await means.admission.admit(tx, [c.request for c in work.creations])
+        refused = [(t.id, v) for t, v in zip(work.batch, verdicts, strict=True) if v is not None]
+        work = work.only([verdict is None for verdict in verdicts])
+    if keys := [c.key for c in work.creations if c.key is not None]:
+        await means.store.reserve(tx, keys)
+    return work, refused
+
+
+def _first_moves(means: Means[Tx], work: Work) -> Moves:
+    batch, rules = work.batch, means.rules
+    evidences: list[tuple[Evidence, ...]] = [()] * len(batch)
+    if work.creations:
+        steps = [rules.created(transfer.kind) for transfer in batch]
+        return Moves(batch, steps, evidences, [c.request.expiry for c in work.creations])
+    moves = Moves(batch, [rules.stays(transfer.kind) for transfer in batch], evidences)
+    if work.answers is not None:
+        answered(means, moves, range(len(batch)), work.answers, means.terms(work.actor))
+    return moves

@@ -1,0 +1,20 @@
+"""Who a store is: the uuid by which a trading core knows the one store that it serves."""
+
+from uuid import UUID
+
+import psycopg
+
+from tidegate.core.sql import load
+from tidegate.store.migrate import MIGRATOR_ROLE
+from tidegate.store.postgres import Bounds
+from tidegate.store.sessions import session_options
+
+STATEMENTS = load("tidegate.store", "identity.sql")
+
+
+def renew(conninfo: str, schema: str, fresh: UUID) -> tuple[UUID, UUID]:
+    """Give a copy of a store an identity of its own; return the one that it had, and the new."""
+    options = session_options(schema, Bounds(), MIGRATOR_ROLE)
+    with psycopg.connect(conninfo, options=options) as session:
+        [(before, after)] = session.execute(STATEMENTS["renew"], {"store": fresh}).fetchall()
+        return before, after

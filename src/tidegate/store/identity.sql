@@ -1,0 +1,9 @@
+-- renew: a copy becomes a store of its own. What it was is returned too, for the record.
+WITH before AS (
+    SELECT store FROM store_identity WHERE one
+)
+UPDATE store_identity AS i
+   SET store = %(store)s
+  FROM before
+ WHERE i.one
+RETURNING before.store, i.store;

@@ -1,0 +1,127 @@
+"""The inbox: what programs with access to the database have asked for, and its twin in memory."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from tidegate.core.answers import bounded
+from tidegate.core.ports import Behind, InboxRequest, Tables, nothing
+from tidegate.core.sql import load, texts, uuids
+from tidegate.store.rows import table_columns
+
+if TYPE_CHECKING:
+    from tidegate.store.memory import MemoryStore, Twin
+    from tidegate.store.postgres import PostgresStore, PostgresTransaction
+
+STATEMENTS = load("tidegate.store", "inbox.sql")
+INBOX = "inbox"
+
+_TERMS = msgspec.json.Decoder(dict[str, str])
+
+
+class PostgresInbox:
+    def __init__(self, store: "PostgresStore") -> None:
+        self._store = store
+
+    async def claim(self, flows: Tables, limit: int) -> Sequence[InboxRequest]:
+        values = {"limit": limit, "lease_s": self._store.lease_s, **table_columns(flows)}
+        rows = await self._run("claim", **values)
+        return [InboxRequest(*row)._replace(terms=_TERMS.decode(row[5])) for row in rows]
+
+    async def take(
+        self, tx: "PostgresTransaction", ids: Sequence[UUID], behind: Behind = nothing
+    ) -> Sequence[UUID]:
+        sent = tx.send(STATEMENTS["take"], {"ids": uuids(ids)})
+        await behind()
+        return [row[0] for row in await tx.rows(sent)]
+
+    async def decide(self, tx: "PostgresTransaction", outcomes: Mapping[UUID, str | None]) -> None:
+        values = {"ids": uuids(outcomes), "refusals": texts(outcomes.values())}
+        await tx.post(STATEMENTS["decide"], values)
+
+    async def postpone(self, ids: Sequence[UUID], reason: str, delay_s: float) -> None:
+        await self._run("postpone", ids=uuids(ids), reason=bounded(reason), delay_s=delay_s)
+
+    async def forget(self, older_s: float, limit: int) -> int:
+        [(count,)] = await self._run("forget", older_s=older_s, limit=limit)
+        return int(count)
+
+    async def _run(self, name: str, **values: object) -> list[Any]:
+        return await self._store.run(STATEMENTS[name], values)
+
+
+class Asked(NamedTuple):
+    """A row of the twin: a request, with the columns that only the store needs."""
+
+    request: InboxRequest
+    due_us: int
+    outcome: str | None = None
+    refusal: str | None = None
+    error: str | None = None
+    decided_us: int = 0
+
+
+class MemoryInbox:
+    def __init__(self, store: "MemoryStore") -> None:
+        self._store = store
+
+    async def claim(self, flows: Tables, limit: int) -> Sequence[InboxRequest]:
+        await self._store.pause()
+        known = self._store.ours(flows)
+        tables, now_us = self._store.tables, self._store.now_us()
+        rows, claimed = tables.rows[INBOX], []
+        waiting = [
+            (row.due_us, key)
+            for key, row in rows.items()
+            if row.outcome is None
+            and row.due_us <= now_us
+            and row.request.flow in known
+            and (INBOX, key) not in tables.holders
+        ]
+        for _, key in sorted(waiting)[:limit]:
+            asked = rows[key].request
+            expired = asked.expires_us is not None and asked.expires_us <= now_us
+            asked = asked._replace(attempts=asked.attempts + 1, expired=expired)
+            leased_us = now_us + round(self._store.lease_s * 1_000_000)
+            rows[key] = rows[key]._replace(request=asked, due_us=leased_us)
+            claimed.append(asked)
+        return claimed
+
+    async def take(
+        self, tx: "Twin", ids: Sequence[UUID], behind: Behind = nothing
+    ) -> Sequence[UUID]:
+        await tx.lock(INBOX, sorted(ids))
+        await behind()
+        return [id_ for id_ in ids if tx.get(INBOX, id_).outcome is None]
+
+    async def decide(self, tx: "Twin", outcomes: Mapping[UUID, str | None]) -> None:
+        await tx.pause()
+        for id_, refusal in outcomes.items():
+            outcome = "created" if refusal is None else "refused"
+            row = tx.get(INBOX, id_)._replace(outcome=outcome, refusal=refusal, error=None)
+            tx.put(INBOX, id_, row._replace(decided_us=tx.at_us))
+
+    async def postpone(self, ids: Sequence[UUID], reason: str, delay_s: float) -> None:
+        await self._store.pause()
+        rows, due_us = self._store.tables.rows[INBOX], self._store.now_us() + round(delay_s * 1e6)
+        for id_ in ids:
+            if rows[id_].outcome is None:
+                rows[id_] = rows[id_]._replace(due_us=due_us, error=bounded(reason))
+
+    def make_due(self, late_us: int, now_us: int, limit: int) -> int:
+        """What is due too far away, because the clock was set back, is due now."""
+        rows, holders = self._store.tables.rows[INBOX], self._store.tables.holders
+        late = [k for k, row in rows.items() if not row.outcome and row.due_us > late_us]
+        free = [key for key in late if (INBOX, key) not in holders][:limit]
+        rows |= {key: rows[key]._replace(due_us=now_us) for key in free}
+        return len(free)
+
+    async def forget(self, older_s: float, limit: int) -> int:
+        await self._store.pause()
+        rows, until_us = self._store.tables.rows[INBOX], self._store.now_us() - older_s * 1e6
+        old = [k for k, row in rows.items() if row.outcome and row.decided_us < until_us][:limit]
+        for key in old:
+            del rows[key]
+        return len(old)

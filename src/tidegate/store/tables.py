@@ -1,0 +1,46 @@
+"""The tables of the store's twin: what survives a worker."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.core.ids import NO_FLOOR
+from tidegate.core.transfer import Entry, Transfer
+from tidegate.flows import FLOWS
+from tidegate.store.flow_checks import checksums
+from tidegate.store.notes import HaltsInForce
+
+if TYPE_CHECKING:
+    from tidegate.store.memory import Twin
+
+
+class Row(NamedTuple):
+    """A transfer with the columns that only the store needs."""
+
+    transfer: Transfer
+    due_s: float
+    deadline_s: float | None
+    expires_s: float | None = None  # Of the transfer: takes the place of its states' deadlines.
+
+
+class Answered(NamedTuple):
+    entry: Entry
+    at_us: int
+    hash: bytes
+
+
+class Tables:
+    """What survives a worker: committed rows, and which transaction holds which row."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[Hashable, Any]] = defaultdict(dict)
+        self.holders: dict[tuple[str, Hashable], Twin] = {}
+        self.waiting: dict[tuple[str, Hashable], list[asyncio.Future[None]]] = defaultdict(list)
+        self.halts = HaltsInForce()
+        self.flows = checksums(FLOWS.values())  # What is installed.
+        self.floor = NO_FLOOR
+        self.latest_us = 0  # The latest time that anybody has seen.
+        self.transactions = 0
+        self.committed: set[str] = set()
+        self.running: set[str] = set()

@@ -1,0 +1,28 @@
+"""The client of the trading core, a system outside."""
+
+from tidegate.systems.trading.client import (
+    Balance,
+    Caller,
+    Recollection,
+    Refused,
+    Totals,
+    Trading,
+    newest,
+    recall,
+)
+from tidegate.systems.trading.connection import Connect, Link, dial, worker_name
+
+__all__ = [
+    "Balance",
+    "Caller",
+    "Connect",
+    "Link",
+    "Recollection",
+    "Refused",
+    "Totals",
+    "Trading",
+    "dial",
+    "newest",
+    "recall",
+    "worker_name",
+]

@@ -1,0 +1,90 @@
+"""The stores that are held by one contract, and what its tests do to them."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from tests.conftest import SCHEMA
+from tidegate.core.answers import Answer
+from tidegate.core.decide import Terms, decide
+from tidegate.core.flow import Flow
+from tidegate.core.ports import Key, Store
+from tidegate.core.request import Request, transfer_of
+from tidegate.core.transfer import Move, Party, Transfer, moves_of
+from tidegate.flows import FLOWS
+from tidegate.store.flow_checks import checksums
+from tidegate.store.memory import MemoryStore
+from tidegate.store.postgres import Bounds, PostgresStore
+
+FLOW = FLOWS["internal_transfer"]
+OTHER = FLOWS["external_withdrawal"]
+OURS = checksums([FLOW])
+_numbers = itertools.count(1)
+
+AnyStore: TypeAlias = Store[Any]
+Scene: TypeAlias = Callable[[AnyStore], Awaitable[None]]
+Play: TypeAlias = Callable[[Scene], None]
+Stage: TypeAlias = Callable[[str], AbstractAsyncContextManager[AnyStore]]
+
+
+@asynccontextmanager
+async def postgres(database: str) -> AsyncIterator[AnyStore]:
+    async with PostgresStore(database, SCHEMA, Bounds(lease_s=0.3)) as store:
+        yield store
+
+
+@asynccontextmanager
+async def twin(_: str) -> AsyncIterator[AnyStore]:
+    yield MemoryStore(time.time, lease_s=0.3)
+
+
+def player(stage: Stage, database: str) -> Play:
+    async def whole(scene: Scene) -> None:
+        async with stage(database) as store:
+            await scene(store)
+
+    return lambda scene: asyncio.run(whole(scene))
+
+
+def newborn(lane: str = "venue", owner: int = 1, flow: Flow = FLOW) -> Transfer:
+    parties = {"source": Party(lane, "SPOT", owner), "target": Party("other", "BOOK", owner)}
+    id_ = UUID(int=int(time.time() * 1000) << 80 | next(_numbers))
+    return transfer_of(Request(owner, flow.name, parties, 3, 100), flow, id_)
+
+
+def key_of(transfer: Transfer, cid: str | None = None) -> Key:
+    return Key(transfer.owner, cid or str(transfer.id), b"print", transfer.id)
+
+
+def created(transfer: Transfer) -> Move:
+    return Move(None, transfer)
+
+
+async def insert(store: AnyStore, *transfers: Transfer, cid: str | None = None) -> None:
+    async with store.transaction() as tx:
+        await store.reserve(tx, [key_of(t, cid) for t in transfers])
+        await store.write(tx, moves_of([created(t) for t in transfers]), [False] * len(transfers))
+
+
+async def reserve(store: AnyStore, *keys: Key) -> None:
+    async with store.transaction() as tx:
+        await store.reserve(tx, keys)
+
+
+async def answer(store: AnyStore, transfers: Sequence[Transfer], given: Answer) -> int:
+    """Decide and record, as the engine does; how many were still at their version."""
+    async with store.transaction() as tx:
+        fresh = await store.lock(tx, transfers)
+        moves = [decide(FLOW, t, given, Terms()) for t in fresh]
+        if moves:
+            await store.write(tx, moves_of(moves), [False] * len(moves))
+    return len(moves)
+
+
+async def one(store: AnyStore, id_: UUID) -> Transfer:
+    [found] = await store.find([id_])
+    return found

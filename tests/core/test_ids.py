@@ -1,0 +1,40 @@
+"""Ids begin with a time, and new ones are above the floor whatever the clock shows."""
+
+import pickle
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.ids import NO_FLOOR, Horizon, first_id, id_time_us, time_ms, uuid_of
+
+TIMES = st.integers(0, 2**47)
+
+
+@given(TIMES, TIMES, st.integers(0, 2**80 - 1))
+def test_an_id_of_the_time_for_new_ids_is_above_the_floor(
+    now_ms: int, floor_ms: int, low_bits: int
+) -> None:
+    floor = UUID(int=first_id(floor_ms).int | low_bits)
+    made = first_id(id_time_us(now_ms * 1000, floor) // 1000)
+    assert made > floor
+    assert time_ms(made) == max(now_ms, floor_ms + 1)
+
+
+def test_a_time_before_the_first_is_the_first() -> None:
+    assert first_id(-5) == NO_FLOOR
+    assert id_time_us(7_000, NO_FLOOR) == 7_000
+
+
+def test_a_clock_allows_no_floor_later_than_its_horizon_and_some_skew() -> None:
+    assert time_ms(Horizon(100.0, 10.0).latest(1_000.0)) == 910_000
+
+
+@pytest.mark.parametrize("number", [0, 1, 0x018F << 112 | 7, 2**128 - 1])
+def test_an_id_made_of_a_number_is_like_any_other(number: int) -> None:
+    made, other = uuid_of(number), UUID(int=number)
+    assert made == other
+    assert hash(made) == hash(other)
+    assert (str(made), made.bytes, made.is_safe) == (str(other), other.bytes, other.is_safe)
+    assert pickle.loads(pickle.dumps(made)) == other

@@ -1,0 +1,201 @@
+"""An audit beside a program with flows of its own: they are reported, and nothing is halted."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from examples.own_flow import PRIZE, Prize
+from tests.conftest import SCHEMA
+from tests.crash.scenes import ASSET, UNIT
+from tests.engine.audited import BASE, Play, World
+from tidegate.core.answers import Answer, Done, Rejected
+from tidegate.core.flow import Flow
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.engine import resolve
+from tidegate.engine.alerts import Code
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.gate import CORE, LEDGER
+from tidegate.flows import FLOWS
+from tidegate.store import resolutions
+from tidegate.store.migrate import migrate
+from tidegate.store.postgres import PostgresTransaction
+from tidegate.store.resolutions import Proposal, Resolution
+from tidegate.systems.ledger import FUNDING, Ledger
+
+pytestmark = pytest.mark.slow
+
+INTERNAL = FLOWS["internal_transfer"]
+ADDED = Flow("added", first=INTERNAL.first, rows=INTERNAL.rows)
+
+
+class Cards:
+    """A system that the audit cannot read."""
+
+    name, reversible = "cards", False
+
+    def __init__(self) -> None:
+        self.refuses = False
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        return [Rejected("CARD_EXPIRED") if self.refuses else Done() for _ in questions]
+
+
+class Beside:
+    """A program with two flows of its own, on the same store and core."""
+
+    def __init__(self, world: World) -> None:
+        migrate(world.database, SCHEMA, [ADDED, PRIZE])
+        self.cards = Cards()
+        self.wait_s = 10.0
+        parts: Parts[PostgresTransaction] = Parts(
+            store=world.gate.store,
+            flows={**FLOWS, ADDED.name: ADDED, PRIZE.name: PRIZE},
+            outside=[world.core, self.cards],
+            local=[Ledger(LEDGER)],
+            clock=time.monotonic,
+            dice=random.Random(8),
+            alert=lambda _: None,
+            scan_s=0.1,
+        )
+        self.engine = Engine(parts)
+
+    async def move(self, flow: str, source: Party, target: Party, amount: int = 5) -> Transfer:
+        parties = {"source": source, "target": target}
+        wanted = Request(source.owner, flow, parties, ASSET, amount * UNIT)
+        said = await self.engine.transfer(wanted, self.wait_s)
+        assert isinstance(said, Receipt), said
+        return said.transfer
+
+
+def funding(owner: int = BASE) -> Party:
+    return Party(LEDGER, FUNDING, owner)
+
+
+def spot(owner: int = BASE) -> Party:
+    return Party(CORE, "SPOT", owner)
+
+
+def card(owner: int = BASE) -> Party:
+    return Party("cards", "visa", owner)
+
+
+async def is_well(world: World, *, full: bool) -> None:
+    report = await world.audit.run(full=full)
+    assert report.violations == []
+    assert (report.ok, report.halted) == (True, False)
+    assert not await world.gate.store.halted()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_unknown_flows_are_reported_and_halt_nothing(full: bool, play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        beside = Beside(world)
+        async with beside.engine:
+            assert (await beside.move("added", funding(), spot())).state == "COMMITTED"
+            assert (await beside.move("added", spot(), funding(), 7)).state == "COMMITTED"
+            assert (await beside.move("prize", funding(), card())).state == Prize.PAID
+            await is_well(world, full=full)
+            # Out of the core into another system, from one owner to another, and given back.
+            assert (await beside.move("prize", spot(), card())).state == Prize.PAID
+            assert (await beside.move("added", funding(), funding(BASE + 1))).state == "COMMITTED"
+            for other in (BASE + 1, BASE + 3):  # The first of them is refused, and given back.
+                assert (await beside.move("added", spot(), spot(other))).lane is None
+            beside.cards.refuses = True
+            assert (await beside.move("prize", funding(), card())).state == Prize.RETURNED
+            for again in (full, False, True, False):
+                await is_well(world, full=again)
+        report = await world.audit.run(full=True)
+        assert report.not_judged == {"added": 5, "prize": 3}
+        assert [a.code for a in world.alerts] == [Code.FLOW_UNKNOWN]
+
+    play_audited(scene)
+
+
+def test_what_an_unknown_flow_has_under_way_is_counted(play_audited: Play) -> None:
+    """The core has acted, and nobody has heard of it."""
+
+    async def scene(world: World) -> None:
+        await world.traffic()
+        beside = Beside(world)
+        world.core.deaf, beside.wait_s = True, 0.5
+        async with beside.engine:
+            left = await asyncio.gather(
+                beside.move("added", funding(), spot()), beside.move("added", spot(), funding())
+            )
+            assert {t.state for t in left} == {"TARGET_PENDING", "SOURCE_PENDING"}
+            for full in (True, False):
+                await is_well(world, full=full)
+            world.core.deaf = False
+            for _ in range(100):
+                found = await world.gate.store.find([t.id for t in left])
+                if all(t.lane is None for t in found):
+                    break
+                await is_well(world, full=False)
+                await asyncio.sleep(0.1)
+            assert {t.state for t in found} == {"COMMITTED"}
+        for full in (False, True):
+            await is_well(world, full=full)
+
+    play_audited(scene)
+
+
+def test_what_is_wrong_elsewhere_is_still_found(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        beside = Beside(world)
+        async with beside.engine:
+            await beside.move("prize", funding(), card())
+            await is_well(world, full=False)
+        statement = "UPDATE ledger_accounts SET available = available + 1 WHERE owner = %s"
+        await world.corrupt(f"{statement} AND book = 'FUNDING' AND asset_id = {ASSET}", BASE + 1)
+        await world.found("off by 1 smallest")
+
+    play_audited(scene)
+
+
+def test_a_transfer_of_a_flow_that_nobody_installed_is_a_violation(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        id_ = await world.some_transfer("COMMITTED")
+        await world.corrupt("UPDATE transfers SET flow = 'nowhere' WHERE id = %s", id_)
+        await world.found("there is no flow nowhere here")
+
+    play_audited(scene)
+
+
+def test_a_replaced_table_of_a_known_flow_is_not_judged_by_the_old_one(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        await world.corrupt("UPDATE flow_tables SET checksum = 'x' WHERE flow = 'deposit'")
+        await is_well(world, full=True)
+        report = await world.audit.run(full=True)
+        assert set(report.not_judged) == {"deposit"}
+
+    play_audited(scene)
+
+
+def test_nobody_resolves_a_transfer_where_its_flow_is_unknown(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await world.traffic()
+        beside = Beside(world)
+        world.core.deaf, beside.wait_s = True, 0.5
+        async with beside.engine:
+            open_ = await beside.move("added", funding(), spot())
+            evidence = {"ticket": "7"}
+            said = Proposal(open_.id, open_.version, "rejected", "by hand", evidence, "olga")
+            assert await resolve.propose(world.gate, open_, said) == Refusal.INVALID_REQUEST
+            # Proposed at the other process, and confirmed here by mistake: it stays open.
+            number = await resolutions.propose(world.gate.store, said)
+            kept = Resolution(number, said, None, None)
+            assert "does not know" in await resolve.confirm(world.gate, kept, "otto")
+            assert (await world.gate.store.find([open_.id]))[0].version == open_.version
+            assert await resolutions.confirm(world.gate.store, number, "otto") == "otto"
+
+    play_audited(scene)

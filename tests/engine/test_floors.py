@@ -1,0 +1,250 @@
+"""A floor that is ahead of the clock: service goes on, and nobody takes an id for a date."""
+
+import asyncio
+import time
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.crash.scenes import endow, parts, request_of
+from tests.engine.audited import BASE, Play, World
+from tests.engine.rig import OWNER, Rig, made, request
+from tests.engine.rig import Play as EnginePlay
+from tests.engine.test_watch import watching
+from tidegate.core.answers import Alarm, Unreachable
+from tidegate.core.ids import HORIZON_S, NO_FLOOR, SKEW_S, first_id, time_ms
+from tidegate.core.ports import Key
+from tidegate.core.request import transfer_of
+from tidegate.core.transfer import Move, moves_of
+from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.births import Receipt
+from tidegate.engine.resolve import confirm, propose
+from tidegate.engine.retirement import Retirement
+from tidegate.flows import FLOWS
+from tidegate.store import reading, resolutions
+from tidegate.store.floors import PostgresFloors
+from tidegate.store.memory import MemoryStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.resolutions import Proposal
+from tidegate.trading_core.core import Core
+
+pytestmark = pytest.mark.slow
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def in_a_day() -> UUID:
+    return first_id(int(time.time() * 1000) + DAY_MS)
+
+
+def test_service_goes_on_above_a_floor_that_is_a_day_ahead(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        floor = await PostgresFloors(world.gate.store).raise_to(in_a_day())
+        await world.traffic()
+        [(lowest,)] = await world.gate.store.run("SELECT id FROM transfers ORDER BY 1 LIMIT 1", {})
+        assert lowest > floor
+        for full in (True, False):
+            assert (await world.audit.run(full=full)).ok
+
+    play_audited(scene)
+
+
+def test_an_incremental_audit_reads_what_is_new_once_whatever_its_id(play_audited: Play) -> None:
+    async def scene(world: World) -> None:
+        await endow(world.gate, BASE)
+        assert (await world.audit.run(full=False)).ok
+        await PostgresFloors(world.gate.store).raise_to(in_a_day())
+        for number, part in enumerate(parts(BASE)):
+            await world.gate.engine.transfer(request_of(part, number), 20)
+        assert (await world.audit.run(full=False)).ok
+        assert world.audit.read["transfers"] == len(parts(BASE))
+        assert (await world.audit.run(full=False)).ok
+        assert world.audit.read["transfers"] == 0
+
+    play_audited(scene)
+
+
+def test_an_incremental_audit_finds_what_was_created_now_under_an_old_id(
+    play_audited: Play,
+) -> None:
+    async def scene(world: World) -> None:
+        await endow(world.gate, BASE)
+        assert (await world.audit.run(full=False)).ok
+        store, flow = world.gate.store, FLOWS["internal_transfer"]
+        old = first_id(int(time.time() * 1000) - 2 * 3600 * 1000)
+        transfer = transfer_of(request_of(parts(BASE)[0], 1), flow, old)
+        async with store.transaction() as tx:
+            await store.reserve(tx, [Key(transfer.owner, "part-1", b"x", old)])
+            await store.write(tx, moves_of([Move(None, transfer)]), [False])
+        async with asyncio.timeout(20):
+            while not await store.ended([old]):  # noqa: ASYNC110  Only a lane knows of it.
+                await asyncio.sleep(0.05)
+        await world.corrupt("UPDATE transfers SET state = 'FAILED' WHERE id = %s", old)
+        await world.found("its history leads to COMMITTED", full=False)
+
+    play_audited(scene)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "state"),
+    [("in", "rejected", "ROLLED_BACK"), ("out", "rejected", "FAILED"), ("in", "done", "COMMITTED")],
+)
+def test_two_people_release_what_is_stuck_below_the_floor_of_the_core(
+    play_audited: Play, monkeypatch: pytest.MonkeyPatch, way: str, kind: str, state: str
+) -> None:
+    """As an earlier core left it, which took any floor."""
+    monkeypatch.setattr(Core, "_latest_floor", lambda _: 2**128 - 1)
+
+    async def scene(world: World) -> None:
+        await endow(world.gate, BASE)
+        world.core.mute = True
+        part = next(part for part in parts(BASE) if part.way == way)
+        made_ = await world.gate.engine.transfer(request_of(part, 1), 0)
+        assert isinstance(made_, Receipt)
+        above = first_id(time_ms(made_.transfer.id) + 1000)
+        await world.core.retire(above)
+        world.core.mute = False
+        store = world.gate.store
+        [(stuck,)] = await _until(
+            store, "SELECT transfer_id FROM attempts WHERE reason = 'RETIRED'"
+        )
+        transfer = await reading.one(store, stuck)
+        assert transfer is not None
+        proposal = Proposal(stuck, transfer.version, kind, "by hand", {"ticket": "OPS-1"}, "olga")
+        number = await propose(world.gate, transfer, proposal)
+        assert isinstance(number, int)
+        resolution = await resolutions.find(store, number)
+        assert resolution is not None
+        assert not (await confirm(world.gate, resolution, "olga")).startswith(kind)
+        assert (await confirm(world.gate, resolution, "anna")).startswith(kind)
+        [(ended,)] = await _until(
+            store, f"SELECT state FROM transfers WHERE id = '{stuck}' AND lane IS NULL"
+        )
+        assert ended == state
+        # New transfers are made above the floor once the core has said where that is.
+        await world.core.close()
+        await world.core.totals()
+        more = await world.gate.engine.transfer(request_of(part, 2), 20)
+        assert isinstance(more, Receipt)
+        assert more.transfer.id > above
+        assert more.transfer.state == "COMMITTED"
+        # What people say moves no money in the core: the sums tell whether they were right.
+        assert (await world.audit.run()).ok == (kind == "rejected")
+
+    play_audited(scene)
+
+
+async def _until(store: PostgresStore, statement: str) -> list[tuple[Any, ...]]:
+    async with asyncio.timeout(30):
+        while not (rows := await store.run(statement, {})):  # noqa: ASYNC110  Nobody tells.
+            await asyncio.sleep(0.05)
+    return rows
+
+
+def test_who_watches_counts_by_the_time_of_creation(
+    play_postgres: EnginePlay, database: str
+) -> None:
+    async def scene(rig: Rig) -> None:
+        assert isinstance(rig.store, PostgresStore)
+        await PostgresFloors(rig.store).raise_to(in_a_day())
+        watch, told = watching(rig)
+        async with rig.engine() as engine:
+            transfers = [await made(engine, request("in", 1)) for _ in range(31)]
+            await watch.look()
+            assert [alert.code for alert in told] == [Code.OWNER_BUSY]
+            await rig.ended(transfers)
+            await asyncio.to_thread(_created_earlier, database)
+            await watch.look()
+        # Their ids are still ahead of the clock.
+        assert [alert.cleared for alert in told] == [False, True]
+        assert str(OWNER) in told[0].cause
+
+    play_postgres(scene)
+
+
+def _created_earlier(database: str) -> None:
+    with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
+        connection.execute("UPDATE transfers SET created_at = now() - interval '61 seconds'")
+
+
+class Told:
+    """What a core is told, and a clock of its own."""
+
+    def __init__(self) -> None:
+        self.floor, self.latest = NO_FLOOR, first_id(2**47)
+        self.told: list[UUID] = []
+
+    async def retire(self, floor: UUID) -> UUID:
+        self.told.append(floor)
+        if floor <= self.latest:
+            self.floor = max(self.floor, floor)
+        return self.floor
+
+
+def test_a_floor_is_stored_before_it_is_sent_and_sent_a_round_later() -> None:
+    async def scene() -> None:
+        now_s = 2_000_000_000.0
+        store, core = MemoryStore(lambda: now_s), Told()
+        retirement = Retirement(store, core.retire, lambda: now_s, lambda _: None)
+        assert await retirement.round() is None
+        stored = store.tables.floor
+        assert (time_ms(stored), core.told) == (int(now_s - HORIZON_S) * 1000, [])
+        now_s += 600
+        assert await retirement.round() == stored
+        assert time_ms(store.tables.floor) - time_ms(stored) == 600_000
+
+    asyncio.run(scene())
+
+
+def test_a_round_that_is_repeated_after_a_failure_sends_no_floor_too_soon() -> None:
+    async def scene() -> None:
+        now_s = 2_000_000_000.0
+        store, core = MemoryStore(lambda: now_s), Told()
+
+        async def retire(floor: UUID) -> UUID:
+            if not core.told:
+                core.told.append(floor)
+                raise Unreachable("the core is away")
+            return await core.retire(floor)
+
+        retirement = Retirement(store, retire, lambda: now_s, lambda _: None)
+        await retirement.round()
+        old = store.tables.floor
+        now_s += 600
+        with pytest.raises(Unreachable):
+            await retirement.round()
+        assert store.tables.floor > old
+        await retirement.round()
+        assert core.told == [old, old]
+
+    asyncio.run(scene())
+
+
+def test_one_clock_that_is_ahead_raises_no_floor_by_more_than_the_skew() -> None:
+    async def scene() -> None:
+        now_s, ahead_s = 2_000_000_000.0, 7 * 24 * 3600.0
+        store, core = MemoryStore(lambda: now_s + ahead_s), Told()
+        retirement = Retirement(store, core.retire, lambda: now_s, lambda _: None)
+        for _ in range(3):
+            await retirement.round()
+        latest = first_id(int((now_s - HORIZON_S + SKEW_S) * 1000))
+        assert max(store.tables.floor, *core.told) == latest
+
+    asyncio.run(scene())
+
+
+def test_somebody_is_told_when_the_core_refuses_a_floor() -> None:
+    async def scene() -> None:
+        told: list[Alert] = []
+        store, core = MemoryStore(lambda: 2e9), Told()
+        core.latest = NO_FLOOR
+        retirement = Retirement(store, core.retire, lambda: 2e9, told.append)
+        for _ in range(2):
+            await retirement.round()
+        [alert] = told
+        assert (alert.alarm, alert.code) == (Alarm.PAGE, Code.FLOOR_REFUSED)
+
+    asyncio.run(scene())

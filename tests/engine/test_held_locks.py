@@ -1,0 +1,209 @@
+"""Somebody else holds a row for long: only those wait who need it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conftest import SCHEMA
+from tests.engine.rig import ASSET, Execute, Outside, Rig, made, request
+from tests.engine.venue import Venue
+from tidegate.core.answers import Answer
+from tidegate.core.ports import StoreFault
+from tidegate.core.request import GUILD, Request
+from tidegate.core.transfer import Party, Question
+from tidegate.engine.births import Receipt
+from tidegate.engine.engine import Engine
+from tidegate.engine.stopped import EngineStopped
+from tidegate.simulation.world import until
+from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.systems.ledger import FUNDING, SUSPENSE, Ledger
+
+pytestmark = pytest.mark.slow
+
+OWNERS = range(100, 132)
+HELD = 117
+FEW_S = 6.0  # Two lock timeouts, then the search for the row; four of that on a busy machine.
+BOUNDS = Bounds(lease_s=5.0, lock_s=1.0, pool_wait_s=10.0)
+
+
+@asynccontextmanager
+async def held(database: str, owners: Sequence[int], book: str = FUNDING) -> AsyncIterator[None]:
+    """A session that is idle in a transaction, with the rows of some accounts."""
+    async with await psycopg.AsyncConnection.connect(database) as session:
+        await session.execute(
+            f"SELECT FROM {SCHEMA}.ledger_accounts"
+            " WHERE owner = ANY(%s) AND book = %s ORDER BY owner FOR UPDATE",
+            (list(owners), book),
+        )
+        yield
+        await session.rollback()
+
+
+@asynccontextmanager
+async def opened(database: str) -> AsyncIterator[tuple[Rig, Engine[Any]]]:
+    async with PostgresStore(database, SCHEMA, BOUNDS) as store:
+        rig = Rig(store, Ledger(), Outside(Venue()))
+        for owner in OWNERS:
+            await rig.endow(1_000, owner)
+        async with rig.engine(1) as engine:
+            yield rig, engine
+
+
+async def took_s(asked: "Sequence[asyncio.Future[Any]]") -> float:
+    began_s = time.monotonic()
+    done, late = await asyncio.wait(asked, timeout=FEW_S)
+    assert not late, f"{len(late)} of {len(asked)} wait for somebody else's row"
+    for each in done:
+        assert isinstance(each.result(), Receipt)
+        assert each.result().transfer.state == "COMMITTED"
+    return time.monotonic() - began_s
+
+
+def test_new_transfers_of_others_do_not_wait_for_a_held_account(database: str) -> None:
+    async def whole() -> None:
+        async with opened(database) as (_, engine), held(database, [HELD]):
+            asked = {
+                owner: asyncio.ensure_future(
+                    engine.transfer(request("in", 1, "a", owner), wait_s=30)
+                )
+                for owner in OWNERS
+            }
+            await took_s([task for owner, task in asked.items() if owner != HELD])
+            assert not asked[HELD].done()
+            await until(lambda: engine.means.slow, 0.01)
+            # Those who come later do not wait at all, also while the held one asks again.
+            again = [
+                asyncio.ensure_future(engine.transfer(request("in", 1, "b", owner), wait_s=30))
+                for owner in OWNERS
+            ]
+            others = [task for task, owner in zip(again, OWNERS, strict=True) if owner != HELD]
+            assert await took_s(others) < BOUNDS.lock_s
+            last = asked[HELD], again[OWNERS.index(HELD)]
+            assert not any(task.done() for task in last)
+
+    asyncio.run(whole())
+
+
+def test_the_held_transfer_ends_when_the_lock_is_released(database: str) -> None:
+    async def whole() -> None:
+        async with opened(database) as (rig, engine):
+            async with held(database, [HELD]):
+                wanted = request("in", 1, "a", HELD)
+                asked = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
+                await asyncio.sleep(5 * BOUNDS.lock_s)
+                assert not asked.done()
+            assert await took_s([asked]) < FEW_S
+            assert await rig.funding(HELD) == 999
+
+    asyncio.run(whole())
+
+
+def test_moves_of_others_do_not_wait_for_a_held_account(database: str) -> None:
+    """Their answers are written in the same batch."""
+
+    async def whole() -> None:
+        async with opened(database) as (rig, engine):
+            together = asyncio.Event()
+
+            async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+                await together.wait()
+                return execute()
+
+            rig.outside.twist = twist
+            transfers = [await made(engine, request("out", 1, "a", owner)) for owner in OWNERS]
+            async with held(database, [HELD]):
+                together.set()
+                async with asyncio.timeout(FEW_S):
+                    ended = await rig.ended([t for t in transfers if t.owner != HELD])
+                assert {t.state for t in ended} == {"COMMITTED"}
+                [late] = await rig.store.find([t.id for t in transfers if t.owner == HELD])
+                assert late.lane is not None
+            [last] = await rig.ended([late])
+            assert last.state == "COMMITTED"
+            assert await rig.funding(HELD) == 1_001
+
+    asyncio.run(whole())
+
+
+def payment(guild: int, payer: int, payee: int, cid: str) -> Request:
+    """Between two books of one owner, as the members of a guild pay each other."""
+    books = (FUNDING, SUSPENSE, "member:1", "member:2", "member:3")
+    parties = {
+        "source": Party("ledger", books[payer], guild),
+        "target": Party("ledger", books[payee], guild),
+    }
+    return Request(guild, "internal_transfer", parties, ASSET, 1, cid, space=GUILD)
+
+
+def test_other_members_of_a_guild_do_not_wait_for_one_members_account(database: str) -> None:
+    """They have the same owner, and other accounts."""
+    guild = OWNERS[0]
+
+    async def whole() -> None:
+        async with opened(database) as (_, engine):
+            for payee in (2, 3, 4):
+                for number in range(3):
+                    await engine.transfer(payment(guild, 0, payee, f"{payee}-{number}"), wait_s=10)
+            async with held(database, [guild], "member:1"):
+                asked = asyncio.ensure_future(
+                    engine.transfer(payment(guild, 2, 3, "held"), wait_s=30)
+                )
+                await asyncio.sleep(3 * BOUNDS.lock_s)
+                for number in range(5):
+                    wanted = (
+                        payment(guild, 3, 4, f"x{number}")
+                        if number % 2
+                        else payment(guild, 4, 3, f"x{number}")
+                    )
+                    other = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
+                    # Once it is known whose account is held, others do not even notice.
+                    assert await took_s([other]) < (FEW_S if number == 0 else BOUNDS.lock_s)
+                assert not asked.done()
+            await took_s([asked])
+
+    asyncio.run(whole())
+
+
+def test_many_held_accounts_leave_sessions_for_others(database: str) -> None:
+    """More than there are sessions, each with many requests, in many batches."""
+    many = OWNERS[:12]
+
+    async def whole() -> None:
+        async with opened(database) as (_, engine), held(database, many):
+            waiting = []
+            for number in range(20):
+                for owner in many:
+                    wanted = request("in", 1, f"held {number}", owner)
+                    waiting.append(asyncio.ensure_future(engine.transfer(wanted, wait_s=30)))
+                await asyncio.sleep(0.25)
+            for number in range(5):
+                wanted = request("in", 1, f"free {number}", OWNERS[20])
+                free = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
+                assert await took_s([free]) < 2 * BOUNDS.lock_s
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(whole())
+
+
+def test_whoever_waits_for_a_held_account_is_answered_when_the_engine_stops(database: str) -> None:
+    async def whole() -> None:
+        async with opened(database) as (_, engine), held(database, [HELD]):
+            wanted = request("in", 1, "a", HELD)
+            asked = [
+                asyncio.ensure_future(engine.transfer(wanted, wait_s=30)),
+                asyncio.ensure_future(engine.transfer(request("in", 1, "b", HELD), wait_s=30)),
+            ]
+            await asyncio.sleep(3 * BOUNDS.lock_s)
+            await engine.stop(grace_s=0.5)
+            async with asyncio.timeout(1.0):
+                told = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(each, EngineStopped | StoreFault) for each in told), told
+
+    asyncio.run(whole())

@@ -1,0 +1,75 @@
+"""Bugs about where money goes: fees, accounts, and halts that are forgotten."""
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from tidegate.core.flow import Ask, Verb
+from tidegate.core.ports import Account
+from tidegate.core.transfer import Question
+from tidegate.engine import verdicts
+from tidegate.store.auditing import Operation as Audited
+from tidegate.store.auditing import Row
+from tidegate.store.notes import HaltsInForce
+from tidegate.systems.ledger import SUSPENSE, judge, memory
+from tidegate.systems.ledger.judge import Judgement, Operation
+
+Patch = pytest.MonkeyPatch
+
+
+def second_halt_is_lost(patch: Patch) -> None:
+    """A halt during a halt is dropped, so that the first resume ends both."""
+    add, end = HaltsInForce.add, HaltsInForce.end
+
+    def first_only(self: HaltsInForce, reason: str, actor: str, at_us: int) -> int:
+        return add(self, reason, actor, at_us) if not self else 0
+
+    def all_of_them(self: HaltsInForce, ids: object = None) -> object:
+        return end(self)
+
+    patch.setattr(HaltsInForce, "add", first_only)
+    patch.setattr(HaltsInForce, "end", all_of_them)
+
+
+def audit_overlooks_the_account(patch: Patch) -> None:
+    """The audit compares what an operation is about, and not whose account it moved."""
+
+    def as_asked(row: Row, ask: Ask, found: Mapping[int, Audited]) -> bool:
+        return all(o.account.asset_id == row.asset_id for o in found.values())
+
+    patch.setattr(verdicts, "_as_asked", as_asked)
+
+
+def ledger_credits_another_book(patch: Patch) -> None:
+    """Money that is credited goes to the owner's suspense book, whatever book was asked for."""
+    account_of = judge.account_of
+
+    def elsewhere(question: Question) -> Account:
+        account = account_of(question)
+        return account._replace(book=SUSPENSE) if question.verb is Verb.CREDIT else account
+
+    patch.setattr(judge, "account_of", elsewhere)
+    patch.setattr(memory, "account_of", elsewhere)
+
+
+def ledger_keeps_the_fee(patch: Patch) -> None:
+    """The target gets the amount less the fee, and nobody gets the fee."""
+    move = Judgement._write_move
+
+    def without(self: Judgement, question: Question, entry: int = 0) -> Operation:
+        if entry:
+            question = replace(question, amount=0)
+        return move(self, question, entry)
+
+    patch.setattr(Judgement, "_write_move", without)
+
+
+def target_gets_the_fee_too(patch: Patch) -> None:
+    """The fee is taken, and the target is credited with the whole amount besides."""
+    patch.setattr(judge, "net_part", lambda q: replace(q, fee=0, fees=None))
+
+
+def refund_of_captured_money_is_refused(patch: Patch) -> None:
+    """Only a debit can be refunded, so that captured money whose target refuses is stuck."""
+    patch.setitem(judge.UNDONE, Verb.REFUND, (Verb.DEBIT,))

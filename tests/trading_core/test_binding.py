@@ -1,0 +1,273 @@
+"""A core serves one store: which one is durable before it is welcomed, and said to the others."""
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from tests.trading_core.disks import Watched
+from tests.trading_core.questions import client, core_at, credit, recalling
+from tests.trading_core.scenes import UUID_A, hear, running
+from tests.trading_core.scenes import credit as credit_of
+from tests.trading_core.scenes import debit as debit_of
+from tests.trading_core.scenes import refund as refund_of
+from tidegate.core import wire
+from tidegate.core.answers import Done, Rejected
+from tidegate.core.flow import Verb
+from tidegate.core.refusals import Reason
+from tidegate.core.transfer import Party
+from tidegate.core.wire import Binding, Hello, Kind, Outcome, Refused
+from tidegate.systems.trading import Caller, Recollection, Trading
+from tidegate.systems.trading import Refused as WeAreRefused
+from tidegate.trading_core import snapshot, wal
+from tidegate.trading_core.core import Core
+from tidegate.trading_core.disk import RealDisk
+from tidegate.trading_core.pipe import connect_to
+
+HERE = Binding("store", "here")
+
+
+def of(core: Core, store: str, place: str, told: Callable[[str], None] | None = None) -> Trading:
+    recalled = recalling(store=store, place=place)
+    return Trading("core", connect_to(core), Caller("worker"), recalled, told)
+
+
+def test_the_first_store_that_comes_is_bound_before_it_is_welcomed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        disk = Watched(RealDisk(tmp_path))
+        async with running(disk) as core:
+            syncs = disk.counts["fdatasync"]
+            trading = of(core, "store", "here")
+            await trading.totals()
+            assert disk.counts["fdatasync"] > syncs
+            assert core.book.binding == HERE
+            await trading.close()
+        async with running(RealDisk(tmp_path)) as core:
+            assert core.book.binding == HERE
+
+    asyncio.run(scene())
+
+
+def test_another_store_is_refused_with_a_clear_message(tmp_path: Path) -> None:
+    async def scene() -> None:
+        told: list[str] = []
+        async with core_at(tmp_path) as core:
+            ours, other = of(core, "store", "here"), of(core, "another", "here", told.append)
+            await ours.ask([credit(1, 5)])
+            with pytest.raises(WeAreRefused, match="OTHER_STORE: this core serves store store"):
+                await other.ask([credit(2, 5)])
+            assert "give this one a core of its own" in told[0]
+            assert (await ours.totals()).sums == {("SPOT", 7): 5}
+            await ours.close()
+
+    asyncio.run(scene())
+
+
+def test_of_two_stores_that_come_at_once_one_is_served(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            both = [of(core, name, "here") for name in ("east", "west")]
+            heard = await asyncio.gather(*(t.totals() for t in both), return_exceptions=True)
+            assert sum(isinstance(h, WeAreRefused) for h in heard) == 1
+            served = [t for t, h in zip(both, heard, strict=True) if not isinstance(h, Exception)]
+            assert [core.book.binding.store] == ["east" if served == both[:1] else "west"]
+            for trading in served:
+                await trading.close()
+
+    asyncio.run(scene())
+
+
+def test_the_same_store_elsewhere_is_refused_until_somebody_confirms_a_restore(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            before, after = of(core, "store", "here"), of(core, "store", "there")
+            await before.totals()
+            await before.close()
+            with pytest.raises(WeAreRefused, match=r"MOVED: .*`tidegate store confirm`"):
+                await after.totals()
+            operator = of(core, "", "")
+            there = Binding("store", "there")
+            assert await operator.rebind("another", there) == HERE  # It serves another store.
+            assert await operator.rebind("store", there) == there
+            assert await operator.rebind("store", there) == there
+            await after.totals()
+            await after.close()
+            with pytest.raises(WeAreRefused, match="MOVED"):
+                await before.totals()
+            await operator.snapshot()
+            await operator.close()
+        async with core_at(tmp_path) as core:
+            assert core.book.binding == Binding("store", "there")
+
+    asyncio.run(scene())
+
+
+def test_who_is_refused_for_what_the_core_has_lost_is_not_bound(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            mark = wire.Mark(core.mark.uuid, 99, 1, 1)
+            trading = client(connect_to(core), mark)
+            with pytest.raises(WeAreRefused, match="BEHIND"):
+                await trading.totals()
+            assert core.book.binding == Binding()
+
+    asyncio.run(scene())
+
+
+def test_an_administrator_is_bound_to_nothing(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            operator = of(core, "", "")
+            await operator.totals()
+            await operator.close()
+            assert core.book.binding == Binding()
+
+    asyncio.run(scene())
+
+
+def test_an_older_client_is_refused_by_its_protocol(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path), uuid=UUID_A) as core:
+            older = wire.unpack_hello(b"\x95\x01\xa5store\xa1p\xc0\x00")
+            assert older == Hello(1, "store", "p", None)
+            refusal = core.refuses(older)
+            assert refusal is not None
+            assert refusal.code == Refused.PROTOCOL
+            assert "run the same version of both" in refusal.message
+
+    asyncio.run(scene())
+
+
+def test_nobody_binds_by_a_request(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            operator = of(core, "", "")
+            with pytest.raises(Exception, match="no request of kind 24"):
+                await operator._call(Kind.BIND, wire.pack(HERE))
+            assert core.book.binding == Binding()
+
+    asyncio.run(scene())
+
+
+def _older_snapshot(content: bytes) -> bytes:
+    """As format 1 had it: floors by store, and nothing of who is served."""
+    head = list(snapshot.HEADER.unpack_from(content))
+    floors = msgspec.msgpack.encode({"east": (4).to_bytes(16), "west": (9).to_bytes(16)})
+    rest = content[snapshot.HEADER.size + head[-1] : -4]
+    head[1], head[-1] = 1, len(floors)
+    whole = snapshot.HEADER.pack(*head) + floors + rest
+    return whole + zlib.crc32(whole).to_bytes(4)
+
+
+@pytest.mark.parametrize("kept", ["log", "snapshot"])
+def test_a_directory_of_an_earlier_version_is_read_and_bound_to_the_first_store(
+    tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowest floor of its stores counts, until the one store raises it."""
+
+    async def before() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await hear(core, *(credit_of(number, 1) for number in range(1, 11)))
+            if kept == "snapshot":
+                await core.submit(Kind.RETIRE, (4).to_bytes(16))
+                await core.submit(Kind.SNAPSHOT, b"")
+                return
+            sections = [
+                wal.pack_section(wal.Section.FLOOR, 1, floor.to_bytes(16) + store)
+                for store, floor in ((b"east", 0), (b"west", 9), (b"east", 4))
+            ]
+            await core.log.append(3, b"".join(sections))
+
+    async def after() -> None:
+        async with core_at(tmp_path) as core:
+            assert core.book.floor >> 32 == 4
+            trading = of(core, "east", "here")
+            assert await trading.retire(UUID(int=7)) == UUID(int=7)
+            await trading.snapshot()
+            await trading.close()
+        async with core_at(tmp_path) as core:
+            assert core.book.floor >> 32 == 7
+            assert core.book.binding == Binding("east", "here")
+
+    with monkeypatch.context() as older:
+        older.setattr(wal, "FORMAT", 1)
+        asyncio.run(before())
+    for path in tmp_path.glob("snapshot-*"):
+        path.write_bytes(_older_snapshot(path.read_bytes()))
+    asyncio.run(after())
+
+
+def test_assets_are_told_with_the_greeting_and_again_when_one_is_added(tmp_path: Path) -> None:
+    async def scene() -> None:
+        known = {7}
+
+        async def recalled() -> Recollection:
+            return Recollection("store", "here", frozenset(known))
+
+        async with core_at(tmp_path) as core:
+            core.book.assets = frozenset()
+            trading = Trading("core", connect_to(core), Caller("worker"), recalled)
+            assert await trading.ask([credit(1, 5)]) == [Done({"position": "3"})]
+            eight = replace(credit(2, 5), asset_id=8)
+            [refused] = await trading.ask([eight])
+            assert refused == Rejected(Reason.INVALID_ASSET, {"position": "4"})
+            known.add(8)
+            assert await trading.ask([replace(eight, transfer_id=UUID(int=3))]) == [
+                Done({"position": "6"})
+            ]
+            # What was refused under its key stays refused.
+            [again] = await trading.ask([eight])
+            assert isinstance(again, Rejected)
+            assert core.book.assets == {7, 8}
+            await trading.close()
+        async with core_at(tmp_path) as core:
+            assert core.book.assets == {7, 8}
+
+    asyncio.run(scene())
+
+
+def test_an_owner_and_an_asset_are_checked_by_the_client_too(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            trading = of(core, "store", "here")
+            nobody = replace(credit(1, 5), party=Party("core", "SPOT", 0))
+            undo = replace(nobody, verb=Verb.REFUND, version=1, undoes=0, transfer_id=UUID(int=9))
+            [refused, undone] = await trading.ask([nobody, undo])
+            assert isinstance(refused, Rejected)
+            assert refused.reason == Reason.INVALID_OWNER
+            assert isinstance(undone, Done)  # An undo is never refused for this.
+            assert core.book.balance(wire.account(1, 7, 0)) == 0
+            await trading.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("to", "outcome"),
+    [
+        (wire.account(1, 5, 0), Outcome.INVALID_OWNER),
+        (wire.account(1, 5, 2**63), Outcome.INVALID_OWNER),
+        (wire.account(1, 0, 4), Outcome.INVALID_ASSET),
+        (wire.account(1, 777, 4), Outcome.INVALID_ASSET),
+    ],
+)
+def test_the_core_refuses_an_owner_or_asset_that_does_not_exist_for_ever(
+    tmp_path: Path, to: bytes, outcome: Outcome
+) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            asked = credit_of(1, 5, to), debit_of(2, 5, to), refund_of(3, 5, expect_done=False)
+            heard = [g.outcome for g in await hear(core, *asked)]
+            assert heard == [outcome, outcome, Outcome.TOMBSTONE]
+            core.book.assets |= {777}
+            assert [g.outcome for g in await hear(core, *asked)] == heard
+            assert core.book.balance(to) == 0
+
+    asyncio.run(scene())
