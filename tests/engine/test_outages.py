@@ -57,6 +57,10 @@ async def probed(rig: Rig, count: int) -> bool:
     return any(outage.attempts >= count for outage in await rig.store.outages())
 
 
+async def answered(rig: Rig) -> bool:
+    return not await rig.store.outages()
+
+
 async def told(watch: Watch, alerts: list[Alert], code: Code) -> bool:
     await watch.look()
     return any(alert.code is code for alert in alerts)
@@ -106,6 +110,33 @@ def test_alert_after_attempts_and_alert_after_s_hold_for_what_waits_for_a_dead_s
                 told.append([(a.code, a.alarm, a.transfer_id) for a in alerts])
         stuck = (Code.TRANSFER_STUCK, Alarm.PAGE, transfer.id)
         assert told == [[stuck], [stuck], []]
+
+    play_postgres(scene)
+
+
+def test_a_client_that_raises_does_not_end_an_outage(play_postgres: Play) -> None:
+    """An exception is no answer: the count, the reason and the page of the outage stay."""
+    calls = 0
+
+    async def down_or_broken(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise ValueError("the client has a bug")
+        raise Unreachable(REASON)
+
+    async def scene(rig: Rig) -> None:
+        rig.outside.twist = down_or_broken
+        async with rig.engine() as engine:
+            for _ in range(5):
+                await made(engine, request("in", 1))
+            await until(lambda: probed(rig, 6))
+            lane = [a for a in rig.alerts if a.code is Code.LANE_UNREACHABLE]
+            assert [(a.alarm, a.cleared) for a in lane] == [(Alarm.PAGE, False)]
+            rig.outside.twist = None
+            await until(lambda: answered(rig))
+        cleared = [a.cleared for a in rig.alerts if a.code is Code.LANE_UNREACHABLE]
+        assert cleared == [False, True]
 
     play_postgres(scene)
 

@@ -125,7 +125,8 @@ class Lane(Generic[Tx]):
             return
         if self.closed:
             self._open()
-        if self.unanswered:
+        # That the client raised something is no sign of life: the outage is not over yet.
+        if self.unanswered and self.well:
             await self._answered()
 
     def _owner(self, transfer: Transfer) -> int | None:

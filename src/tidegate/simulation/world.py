@@ -4,15 +4,14 @@ import asyncio
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from typing import Any
 
-from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
+from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.flow import Flow
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import StoreUnavailable
-from tidegate.core.transfer import Question
 from tidegate.core.wire import (
     KEY,
     OPERATION,
@@ -27,6 +26,7 @@ from tidegate.core.wire import (
 from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.engine import Engine, Parts
 from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, Eyes
+from tidegate.simulation.core_client import SimTrading
 from tidegate.simulation.disk import Hands, Platter, SimDisk
 from tidegate.simulation.fate import Fate, Fault, Plan
 from tidegate.simulation.floors import HORIZON, retire_for_ever
@@ -40,41 +40,12 @@ from tidegate.store.memory import Tables
 from tidegate.systems.guild import MemoryAllowance, MemoryChecks
 from tidegate.systems.ledger import MemoryLedger
 from tidegate.systems.ledger.memory import ACCOUNTS
-from tidegate.systems.trading import Caller, Recollection, Trading, recall
+from tidegate.systems.trading import Recollection, recall
 from tidegate.trading_core.core import Busy, Core, Limits, Stopped
 from tidegate.trading_core.wal import Damaged
 
-CALL_S = 2.0  # How long a worker waits for the core.
 REST_S = 2.0  # Within which whoever died is started again.
 UUID, STRANGE = bytes(range(16)), bytes(range(1, 17))
-
-
-class SimTrading(Trading):
-    """The client of the core in one worker, which dies or raises around it."""
-
-    def __init__(self, node: "Node") -> None:
-        self.node = node
-        caller = Caller(node.name, CALL_S)
-        super().__init__(CORE, node.connect, caller, node.recalled, node.refused)
-        self.on_floor = node.raise_floor
-        self.reversible = node.world.terms.reversible
-
-    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        node = self.node
-        fault = node.world.fate("ask")
-        if fault is Fault.KILLED_BEFORE:
-            await node.die()
-        if fault is Fault.RAISES:
-            raise ValueError("the batch makes no sense")
-        answers = await super().ask(questions)
-        if fault is Fault.KILLED_AFTER:
-            await node.die()
-        if fault is Fault.RAISES_AFTER:
-            raise ValueError("the answers make no sense")
-        if fault is Fault.IN_DOUBT:
-            throw = node.world.dice.random
-            return [Unknown("no word of this one") if throw() < 0.5 else a for a in answers]
-        return answers
 
 
 class Node:
@@ -87,6 +58,7 @@ class Node:
         self.open: dict[Any, None] = {}  # Its transactions.
         self.skew_s = 0.0  # How wrong its clock is.
         self.began_s = world.loop.now_s
+        self.unreached_s: list[float] = []  # When it asked the core in vain.
         self.store = NodeStore(self)
         self.flows = self._flows()
         self.engine: Engine[SimTwin] | None = None
