@@ -8,14 +8,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from tests.conftest import SCHEMA
 from tests.engine.rig import ASSET, Execute, Outside, Rig, made, request
 from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
-from tidegate.core.ports import StoreFault
+from tidegate.core.ports import LockTimeout, StoreFault
 from tidegate.core.request import GUILD, Request
 from tidegate.core.transfer import Party, Question
+from tidegate.engine import write
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
 from tidegate.engine.stopped import EngineStopped
@@ -85,6 +87,24 @@ def test_new_transfers_of_others_do_not_wait_for_a_held_account(database: str) -
             assert await took_s(others) < BOUNDS.lock_s
             last = asked[HELD], again[OWNERS.index(HELD)]
             assert not any(task.done() for task in last)
+
+    asyncio.run(whole())
+
+
+def test_a_request_that_was_never_written_is_not_accepted(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No COMMIT was tried, so nothing is in doubt: the caller is told to try again."""
+    monkeypatch.setattr(write, "LOCK_TRIES", write.TRIES + 2)
+
+    async def whole() -> None:
+        async with opened(database) as (rig, engine):
+            async with held(database, [HELD]):
+                keyed = request("in", 1, "a", HELD)
+                asked = [engine.submit(keyed), engine.submit(replace(keyed, cid=None))]
+                told = await asyncio.gather(*asked, return_exceptions=True)
+                assert all(isinstance(each, LockTimeout) for each in told), told
+            assert await rig.funding(HELD) == 1_000
 
     asyncio.run(whole())
 

@@ -59,6 +59,11 @@ MUTANTS: tuple[Mutant, ...] = (
         waiting_hunts.LATE_PROGRAMS,
     ),
     Mutant(engine.inbox_decides_later, "does not say so", waiting_hunts.PROGRAMS),
+    Mutant(
+        engine.accepts_what_waits_for_a_lock,
+        "was accepted, and it is not there",
+        waiting_hunts.HELD_ACCOUNT,
+    ),
     Mutant(engine.one_lock_stops_all, "wait for a held account", waiting_hunts.HELD_ACCOUNT),
     Mutant(engine.another_amount_under_a_known_key, "another amount"),
     Mutant(engine.ended_rows_move_again, "had ended"),

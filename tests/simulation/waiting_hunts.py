@@ -68,6 +68,7 @@ def a_held_account(scene: Scenario) -> None:
     """Nothing fails. A stranger holds one account, and others must not wait for it."""
     world, begin = scene.world, scene._begin
     scene.nodes, scene.spread_s = 1, 0.5
+    scene.clients.patience_s = HELD_S
     scene.wishes = [
         Request(
             owner,

@@ -67,6 +67,7 @@ class Creation(NamedTuple):
     request: Request
     key: Key | None = None  # To be reserved. None: the inbox has done so.
     asked: InboxRequest | None = None  # The inbox's request.
+    refusal: Refusal | None = None  # It is refused, and only that is written.
 
 
 class Work(NamedTuple):
@@ -157,7 +158,7 @@ async def write(means: Means[Tx], source: Source, work: Work, *, pace: Pace = Pa
             if not helps or (_is_tired(fault, attempt, pace) and not work.doubts):
                 await source.failed(work, fault)
                 return
-            if attempt == TRIES - 1:
+            if work.doubts and attempt >= TRIES - 1:
                 source.doubtful(work)
         if (work.doubts or stuck) and pace is Pace.LOOP:
             await _detach(means, source, work, Pace.APART if work.doubts else Pace.BRIEF)
@@ -326,14 +327,30 @@ async def _admit(means: Means[Tx], tx: Tx, work: Work) -> tuple[Work, list[tuple
     """Which transfers may be created. Their keys are reserved before any account is locked: two
     batches with a key in common meet there, holding nothing that others wait for.
     """
-    refused: list[tuple[UUID, Refusal]] = []
-    if means.admission is not None:
+    at_us = (await tx.begun()).at_us if work.creations[0].asked is not None else 0
+    work, refused = _without(work, [_refused(creation, at_us) for creation in work.creations])
+    if means.admission is not None and work.creations:
         verdicts = await means.admission.admit(tx, [c.request for c in work.creations])
-        refused = [(t.id, v) for t, v in zip(work.batch, verdicts, strict=True) if v is not None]
-        work = work.only([verdict is None for verdict in verdicts])
+        work, more = _without(work, verdicts)
+        refused += more
     if keys := [c.key for c in work.creations if c.key is not None]:
         await means.store.reserve(tx, keys)
     return work, refused
+
+
+def _refused(creation: Creation, at_us: int) -> Refusal | None:
+    """Why it is refused before anything else is looked at. It may have expired since its claim."""
+    expires_us = creation.asked.expires_us if creation.asked is not None else None
+    expired = expires_us is not None and expires_us <= at_us
+    return creation.refusal or (Refusal.EXPIRED if expired else None)
+
+
+def _without(
+    work: Work, verdicts: Sequence[Refusal | None]
+) -> tuple[Work, list[tuple[UUID, Refusal]]]:
+    """What is left of a batch without those that are refused, and these."""
+    refused = [(t.id, v) for t, v in zip(work.batch, verdicts, strict=True) if v is not None]
+    return work.only([verdict is None for verdict in verdicts]), refused
 
 
 def _first_moves(means: Means[Tx], work: Work) -> Moves:

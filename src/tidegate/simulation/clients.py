@@ -6,11 +6,13 @@ from uuid import UUID
 from tidegate.core.ports import StoreFault
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Checked, Request
+from tidegate.core.transfer import Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
 from tidegate.simulation.inbox import FLOWS, Programs, in_words
 from tidegate.simulation.store import SimTwin
 from tidegate.simulation.world import Node, World
+from tidegate.store.inbox import INBOX
 
 CLIENT_S = 5.0
 DAILY = (Refusal.DAILY_LIMIT_EXCEEDED, Refusal.DAILY_AMOUNT_EXCEEDED)
@@ -22,6 +24,7 @@ class Clients:
     def __init__(self, world: World) -> None:
         self.world = world
         self.told: dict[tuple[int, str | None], UUID] = {}
+        self.patience_s = CLIENT_S
         self.by_inbox = 0.4  # How often a program asks, where workers look into the inbox.
         self.programs = Programs(world)
 
@@ -39,8 +42,7 @@ class Clients:
             living = [node for node in world.living() if node.engine is not None]
             said = await self._attempt(dice.choice(living), wish, waits) if living else None
             if isinstance(said, Receipt) and said.transfer.id not in world.auditor.lives:
-                assert said.transfer.lane is not None, "told as ended, and it is not there"
-                said = None  # Nobody knew what became of the COMMIT: ask again under the same cid.
+                said = None  # Accepted, and not there yet: ask again under the same cid.
             if isinstance(said, Receipt):
                 self._tell(wish, said.transfer.id)
                 if wish.amount != said.transfer.amount:
@@ -83,12 +85,21 @@ class Clients:
             work = engine.transfer(wish)
         else:
             work = self._twice(engine, wish)
+        doubts = node.doubts
         asked = self.world.loop.create_task(work, context=node.context)
-        await asyncio.wait([asked], timeout=CLIENT_S)
+        await asyncio.wait([asked], timeout=self.patience_s)
         if not node.alive or not asked.done() or isinstance(asked.exception(), StoreFault):
             return None
         said: Receipt | Refusal = asked.result()
+        if isinstance(said, Receipt) and doubts == node.doubts:
+            self._judge_acceptance(said.transfer)
         return said
+
+    def _judge_acceptance(self, transfer: Transfer) -> None:
+        """No COMMIT is in doubt: what is accepted is there, or it waits in the inbox."""
+        tables = self.world.tables
+        if transfer.id not in self.world.auditor.lives and transfer.id not in tables.rows[INBOX]:
+            self.world.auditor.blame(f"{transfer.id} was accepted, and it is not there")
 
     async def _twice(self, engine: Engine[SimTwin], wish: Request) -> Receipt | Refusal:
         """In one batch, as a client may that repeats itself: both are told the same."""

@@ -111,8 +111,15 @@ class NodeStore(MemoryStore):
                 tx.end()
 
     async def _commit(self, tx: Twin) -> None:
-        node = self.node
         assert isinstance(tx, SimTwin)
+        try:
+            await self._commit_by_fate(tx)
+        except CommitUnknown:
+            self.node.doubts += 1
+            raise
+
+    async def _commit_by_fate(self, tx: SimTwin) -> None:
+        node = self.node
         try:
             fault = await self.reach("commit")
         except StoreUnavailable as lost:

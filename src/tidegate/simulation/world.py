@@ -58,6 +58,7 @@ class Node:
         self.open: dict[Any, None] = {}  # Its transactions.
         self.skew_s = 0.0  # How wrong its clock is.
         self.began_s = world.loop.now_s
+        self.doubts = 0  # COMMITs whose reply it did not get.
         self.unreached_s: list[float] = []  # When it asked the core in vain.
         self.store = NodeStore(self)
         self.flows = self._flows()

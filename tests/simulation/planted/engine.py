@@ -244,6 +244,19 @@ def one_lock_stops_all(patch: Patch) -> None:
     patch.setattr(write, "LOCK_WAITS", 10**6)
 
 
+def accepts_what_waits_for_a_lock(patch: Patch) -> None:
+    """A request that waits for long is accepted, although nobody has tried to commit it."""
+
+    def tired(fault: Exception, attempt: int, pace: write.Pace) -> bool:
+        return attempt >= write.TRIES - 1
+
+    async def failed(self: Delivery[Any], work: Work, fault: Exception) -> None:
+        self.doubtful(work)
+
+    patch.setattr(write, "_is_tired", tired)
+    patch.setattr(Delivery, "failed", failed)
+
+
 def another_amount_under_a_known_key(patch: Patch) -> None:
     """A request is answered by its cid alone, whatever it asks for."""
 
