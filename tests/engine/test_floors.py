@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,8 @@ from tests.engine.rig import Play as EnginePlay
 from tests.engine.test_watch import watching
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ids import HORIZON_S, NO_FLOOR, SKEW_S, first_id, time_ms
-from tidegate.core.ports import Key
+from tidegate.core.ports import Key, Look
+from tidegate.core.refusals import Refusal
 from tidegate.core.request import transfer_of
 from tidegate.core.transfer import Move, moves_of
 from tidegate.engine.alerts import Alert, Code
@@ -50,6 +52,34 @@ def test_service_goes_on_above_a_floor_that_is_a_day_ahead(play_audited: Play) -
             assert (await world.audit.run(full=full)).ok
 
     play_audited(scene)
+
+
+def test_a_floor_that_rises_while_a_request_is_written_refuses_it(
+    play_postgres: EnginePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is older than the floor: systems may have forgotten it. Nothing moves."""
+
+    async def scene(rig: Rig) -> None:
+        assert isinstance(rig.store, PostgresStore)
+        store, look = rig.store, rig.store.look
+        balance = await rig.funding()
+
+        async def look_and_raise(keys: Sequence[tuple[int, str]]) -> Look:
+            found = await look(keys)
+            await PostgresFloors(store).raise_to(in_a_day())
+            return found
+
+        async with rig.engine() as engine:
+            monkeypatch.setattr(store, "look", look_and_raise)
+            assert await engine.submit(request("in", 5)) is Refusal.TOO_LATE
+            monkeypatch.setattr(store, "look", look)
+            again = await engine.submit(request("in", 5))
+            assert isinstance(again, Receipt), "new ids are above the floor"
+            await rig.ended([again.transfer])
+        assert await rig.funding() == balance - 5
+        assert rig.alerts == []
+
+    play_postgres(scene)
 
 
 def test_an_incremental_audit_reads_what_is_new_once_whatever_its_id(play_audited: Play) -> None:

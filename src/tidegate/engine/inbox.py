@@ -1,19 +1,26 @@
 """The inbox's requests become transfers: each exactly once, or it is refused and says why."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeAlias
 
 from msgspec.structs import replace
 
 from tidegate.core.answers import Alarm
-from tidegate.core.ports import BelowFloor, InboxRequest, StoreFault, StoreUnavailable, Tx
+from tidegate.core.ports import (
+    BelowFloor,
+    InboxRequest,
+    LockTimeout,
+    StoreFault,
+    StoreUnavailable,
+    Tx,
+)
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request, transfer_of
+from tidegate.core.request import Checked, Request, born, transfer_of
+from tidegate.core.transfer import Kind, Transfer
 from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.bell import Bell
 from tidegate.engine.context import Means
-from tidegate.engine.settle import decide_requests
 from tidegate.engine.write import Creation, Source, Work, pause_s, write
 
 NAME = "inbox"  # By which hints name it.
@@ -21,11 +28,11 @@ MAX_BATCH = 512
 GATHER_S = 0.01  # After some were taken, so that those who come meanwhile are taken together.
 ELSEWHERE_S = 5.0  # For so long, flows for which this process lacked a system are left to others.
 POSTPONED_CAP_S, DOUBLINGS = 300.0, 9
+LOCKED_CAP_S = 15.0  # Of what waits for a row that somebody holds.
 KEPT_S = 30 * 86_400.0  # How long a decided request is kept.
 FORGET_EVERY_S, FORGOTTEN = 60.0, 1_000
 
 Form: TypeAlias = Callable[[InboxRequest], Checked | Refusal]
-Refuse: TypeAlias = Callable[[Sequence[tuple[InboxRequest, Refusal]]], Awaitable[None]]
 
 
 class FormFault(Exception):
@@ -77,18 +84,34 @@ class InboxReader(Generic[Tx]):
         for each, said in judged:
             if isinstance(said, FormFault):
                 await postpone(self._means, each, said)
-        if refused := [(each, said) for each, said in judged if isinstance(said, Refusal)]:
-            await self._refuse(refused)
-        made = [(each, said) for each, said in judged if isinstance(said, Request)]
-        here = [(each, said) for each, said in made if self._means.origins.has_systems(said)]
-        if elsewhere := [each for each, said in made if not self._means.origins.has_systems(said)]:
+        if elsewhere := [each for each, said in judged if self._is_elsewhere(said)]:
             # Due at once, but not for us: whoever has the system must not be outrun again.
             left.update({each.flow: now_s + ELSEWHERE_S for each in elsewhere})
             ids = [each.id for each in elsewhere]
             await inbox.postpone(ids, "a process lacked a system for it", 0.0)
-        if here:
-            await self._write(here)
+        made = [
+            (each, said)
+            for each, said in judged
+            if not (isinstance(said, FormFault) or self._is_elsewhere(said))
+        ]
+        if made:
+            await self._write(made)
         return len(asked)
+
+    def _is_elsewhere(self, said: Request | Refusal | FormFault) -> bool:
+        return isinstance(said, Request) and not self._means.origins.has_systems(said)
+
+    async def _write(self, made: Sequence[tuple[InboxRequest, Request | Refusal]]) -> None:
+        batch, creations = [], []
+        for asked, said in made:
+            if isinstance(said, Refusal):
+                transfer, creation = refused_creation(asked, said)
+            else:
+                transfer = transfer_of(said, self._means.flows[said.flow], asked.id)
+                creation = Creation(said, asked=asked)
+            batch.append(transfer)
+            creations.append(creation)
+        await write(self._means, _Requests(self._means), Work(batch, creations=creations))
 
     def _judge(self, asked: InboxRequest) -> Request | Refusal | FormFault:
         """As it is asked for, if it may be. What it lacks a system for is another's to judge."""
@@ -109,36 +132,6 @@ class InboxReader(Generic[Tx]):
             return request
         return self._means.origins.refusal(request) or request
 
-    async def _refuse(self, refused: Sequence[tuple[InboxRequest, Refusal]]) -> None:
-        """By halves, if it cannot be done together: one must not hold up the others."""
-        try:
-            await self._refuse_together(refused)
-        except StoreFault as fault:
-            if fault.retryable:
-                raise
-            if len(refused) == 1:
-                await postpone(self._means, refused[0][0], fault)
-                return
-            half = len(refused) // 2
-            await self._refuse(refused[:half])
-            await self._refuse(refused[half:])
-
-    async def _refuse_together(self, refused: Sequence[tuple[InboxRequest, Refusal]]) -> None:
-        means = self._means
-        async with means.store.transaction() as tx:
-            ids = [asked.id for asked, _ in refused]
-            undecided = frozenset(await means.store.inbox.take(tx, ids))
-            still = [(asked, refusal) for asked, refusal in refused if asked.id in undecided]
-            if still:
-                await decide_requests(means, tx, (), still)
-
-    async def _write(self, made: Sequence[tuple[InboxRequest, Request]]) -> None:
-        flows = self._means.flows
-        batch = [transfer_of(request, flows[request.flow], asked.id) for asked, request in made]
-        creations = [Creation(request, asked=asked) for asked, request in made]
-        source = _Requests(self._means, self._refuse)
-        await write(self._means, source, Work(batch, creations=creations))
-
 
 def _is_about(request: Request, asked: InboxRequest) -> bool:
     """A form names parties. Whose request it is, and of how much, was granted and reserved."""
@@ -146,24 +139,39 @@ def _is_about(request: Request, asked: InboxRequest) -> bool:
     return made == (asked.owner, asked.flow, asked.asset_id, asked.amount)
 
 
+def refused_creation(asked: InboxRequest, refusal: Refusal) -> tuple[Transfer, Creation]:
+    """A request that becomes no transfer. It goes the same way, so that its refusal is written
+    under the same locks, and one that cannot be written holds up no other.
+    """
+    request = Request(asked.owner, asked.flow, {}, asked.asset_id, asked.amount)
+    kind = Kind(asked.flow, "", None, (), asked.asset_id).but()
+    return born(request, kind, asked.id), Creation(request, asked=asked, refusal=refusal)
+
+
 class _Requests(Source, Generic[Tx]):
     """The inbox's batches: what cannot be written waits longer each time."""
 
-    def __init__(self, means: Means[Tx], refuse: Refuse) -> None:
-        self._means, self._refuse = means, refuse
+    def __init__(self, means: Means[Tx]) -> None:
+        self._means = means
 
     async def still_open(self, work: Work) -> Work:
         return work._replace(doubts=())  # Whether it was decided is seen when it is locked.
 
     async def failed(self, work: Work, fault: Exception) -> None:
-        if isinstance(fault, StoreFault) and fault.retryable:
+        asked = [creation.asked for creation in work.creations if creation.asked is not None]
+        if isinstance(fault, LockTimeout):
+            # Somebody holds a row that these need. Claimed again at once, they would only wait.
+            delay_s = min(2.0 ** min(asked[0].attempts, DOUBLINGS), LOCKED_CAP_S)
+            await self._means.store.inbox.postpone([a.id for a in asked], str(fault), delay_s)
+        elif isinstance(fault, StoreFault) and fault.retryable:
             raise fault
-        for creation in work.creations:
-            assert creation.asked is not None
-            if isinstance(fault, BelowFloor):
-                await self._refuse([(creation.asked, Refusal.TOO_LATE)])
-                continue
-            await postpone(self._means, creation.asked, fault)
+        elif isinstance(fault, BelowFloor):
+            refused = [refused_creation(each, Refusal.TOO_LATE) for each in asked]
+            batch, creations = [t for t, _ in refused], [c for _, c in refused]
+            await write(self._means, self, Work(batch, creations=creations))
+        else:
+            for each in asked:
+                await postpone(self._means, each, fault)
 
 
 async def postpone(means: Means[Tx], asked: InboxRequest, fault: Exception) -> None:
