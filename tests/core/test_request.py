@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.core.samples import ID
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.refusals import Refusal, refusal_named
+from tidegate.core.refusals import Refusal, kept_refusal
 from tidegate.core.request import (
     BATCH,
     GUILD,
@@ -337,5 +337,6 @@ def test_a_request_expires_after_a_time_or_at_a_moment() -> None:
 
 
 def test_a_stored_refusal_that_is_not_known_here_is_still_a_refusal() -> None:
-    assert refusal_named("EXPIRED") is Refusal.EXPIRED
-    assert refusal_named("OF_A_NEWER_VERSION") is Refusal.INVALID_REQUEST
+    assert kept_refusal("EXPIRED") is Refusal.EXPIRED
+    assert kept_refusal("DAILY_LIMIT_EXCEEDED") is Refusal.KEY_REFUSED
+    assert kept_refusal("OF_A_NEWER_VERSION") is Refusal.INVALID_REQUEST

@@ -113,6 +113,11 @@ def test_a_refused_request_says_why_and_so_does_its_cid(
         assert shown.body["message"] == "Transfer failed: nothing was moved (EXPIRED)"
         again = await front.transfer(IN | {"cid": "late"})
         assert (again.status, again.body["code"]) == (422, "EXPIRED")
+        # A cause that passes is kept all the same: the same cid is of no use any more.
+        sql.execute("UPDATE inbox SET refusal = 'DAILY_LIMIT_EXCEEDED' WHERE id = %s", (late,))
+        again = await front.transfer(IN | {"cid": "late"})
+        assert (again.status, again.body["code"]) == (422, "KEY_REFUSED")
+        assert again.body["retryable"] is False
         strange = ask(sql, "strange", **{"from": "ATTIC", "to": "SPOT"})
         shown = await ended(front, strange)
         assert (shown.body["from"], shown.body["code"]) == ("ATTIC", "INVALID_ACCOUNT_TYPE")

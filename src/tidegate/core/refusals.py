@@ -28,11 +28,29 @@ class Refusal(StrEnum):
     TOO_LATE = "TOO_LATE"  # It waited for the database so long that it may no longer be born.
     EXPIRED = "EXPIRED"  # It waited in the inbox for longer than it may live.
     OVERLOADED = "OVERLOADED"  # The queue of requests is full: nothing was accepted.
+    KEY_REFUSED = "KEY_REFUSED"  # The key's request was refused, for a cause that may have passed.
 
 
-def refusal_named(name: str) -> Refusal:
-    """A refusal that was stored. One that a newer version gave is a refusal all the same."""
-    return Refusal(name) if name in Refusal.__members__ else Refusal.INVALID_REQUEST
+# Causes that pass: whoever hears of one may ask again, but not under a key that keeps it.
+PASSING = frozenset(
+    {
+        Refusal.RATE_LIMIT_EXCEEDED,
+        Refusal.DAILY_LIMIT_EXCEEDED,
+        Refusal.DAILY_AMOUNT_EXCEEDED,
+        Refusal.HALTED,
+        Refusal.TOO_LATE,
+        Refusal.OVERLOADED,
+    }
+)
+
+
+def kept_refusal(name: str) -> Refusal:
+    """What a key answers whose request was refused. The same request again changes nothing.
+
+    One that a newer version gave is a refusal all the same.
+    """
+    refusal = Refusal(name) if name in Refusal.__members__ else Refusal.INVALID_REQUEST
+    return Refusal.KEY_REFUSED if refusal in PASSING else refusal
 
 
 class Reason(StrEnum):

@@ -19,7 +19,7 @@ from tidegate.core.ports import (
     StoreUnavailable,
     Tx,
 )
-from tidegate.core.refusals import Refusal, refusal_named
+from tidegate.core.refusals import Refusal, kept_refusal
 from tidegate.core.request import BATCH, USER, Checked, Request, born, fee_veto, own_refusal
 from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert, Code
@@ -321,7 +321,7 @@ class Delivery(Source, Generic[Tx]):
             if each.fingerprint != known.fingerprint and not each.matches(known.fingerprint):
                 reply(each, Refusal.IDEMPOTENCY_MISMATCH)
             elif known.refusal is not None:
-                reply(each, refusal_named(known.refusal))
+                reply(each, kept_refusal(known.refusal))
             else:
                 transfer = known.transfer or _expected(each, known.id)
                 reply(each, Receipt(transfer, duplicate=known.id != each.id))
