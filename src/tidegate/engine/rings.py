@@ -2,9 +2,8 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self, TypeVar
 
 from tidegate.core.transfer import Moves, Step, Transfer
 
@@ -51,45 +50,23 @@ class Apart:
             waiting.extendleft(reversed(passed))
         return chosen
 
-    @contextmanager
-    def expecting(self) -> Iterator[Callable[[Iterable[int | None]], None]]:
-        """Yields what names the owners of a batch about which somebody will be asked. They are kept
-        apart for a moment, and no longer: the answer may be late, and they want to go on. One who
-        was passed over is not kept apart again before his turn: whoever is always asked about
-        would never come to it.
-        """
-        expected: set[int] = set()
-        timer: asyncio.TimerHandle | None = None
+    def expecting(self) -> "Expected":
+        """For as long as somebody is asked about a batch, whose owners are to be named."""
+        return Expected(self)
 
-        def expect(owners: Iterable[int | None]) -> None:
-            nonlocal timer
-            expected.update(self._taken(o for o in owners if o not in self._passed_over))
-            if expected:
-                loop = asyncio.get_running_loop()
-                timer = loop.call_later(EXPECTED_S, self._free, expected)
-
-        try:
-            yield expect
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._free(expected)
-
-    @contextmanager
-    def locking(self, owners: Iterable[int | None]) -> Iterator[None]:
+    def locking(self, owners: Iterable[int | None]) -> "Locked":
         """For as long as a transaction takes."""
-        locked = self._taken(owners)
-        try:
-            yield
-        finally:
-            self._free(locked)
+        return Locked(self, owners)
 
-    def _taken(self, owners: Iterable[int | None]) -> set[int]:
+    def has_waited(self, owner: int | None) -> bool:
+        return owner in self._passed_over
+
+    def take(self, owners: Iterable[int | None]) -> set[int]:
         taken = {owner for owner in owners if owner is not None}
         self._busy.update(taken)
         return taken
 
-    def _free(self, taken: set[int]) -> None:
+    def free(self, taken: set[int]) -> None:
         """All of them, and once."""
         for owner in taken:
             if self._busy[owner] == 1:
@@ -100,6 +77,50 @@ class Apart:
         if self._waits:
             self._waits = False
             self._freed()
+
+
+class Expected:
+    """Owners of a batch about which a system is asked. They are kept apart for a moment, and no
+    longer: the answer may be late, and they want to go on. One who was passed over is not kept
+    apart again before his turn: whoever is always asked about would never come to it.
+    """
+
+    # Not a generator: each turn of each lane has one, and most turns have nothing to ask.
+    __slots__ = ("_apart", "_owners", "_timer")
+
+    def __init__(self, apart: Apart) -> None:
+        self._apart = apart
+        self._owners: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, owners: Iterable[int | None]) -> None:
+        apart = self._apart
+        self._owners |= apart.take(owner for owner in owners if not apart.has_waited(owner))
+        if self._owners:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(EXPECTED_S, apart.free, self._owners)
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._apart.free(self._owners)
+
+
+class Locked:
+    """Owners whose accounts a transaction locks."""
+
+    __slots__ = ("_apart", "_owners")
+
+    def __init__(self, apart: Apart, owners: Iterable[int | None]) -> None:
+        self._apart, self._owners = apart, apart.take(owners)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._apart.free(self._owners)
 
 
 class Ring:
