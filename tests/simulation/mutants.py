@@ -59,6 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         waiting_hunts.LATE_PROGRAMS,
     ),
     Mutant(engine.inbox_decides_later, "does not say so", waiting_hunts.PROGRAMS),
+    Mutant(engine.expiry_is_judged_at_the_claim, "after it had expired", waiting_hunts.PROGRAMS),
     Mutant(
         engine.accepts_what_waits_for_a_lock,
         "was accepted, and it is not there",

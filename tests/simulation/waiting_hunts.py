@@ -16,6 +16,7 @@ from tidegate.simulation.locks import hold
 from tidegate.simulation.people import ASSET, OWNERS, SPOT, Mood, Siege
 from tidegate.simulation.scenario import Scenario, run
 from tidegate.systems.ledger import FUNDING
+from tidegate.systems.ledger.memory import ACCOUNTS
 
 LATE = 0.3
 HELD, HELD_S = OWNERS[0], 20.0
@@ -88,7 +89,7 @@ def a_held_account(scene: Scenario) -> None:
 
     async def begun() -> None:
         await begin()
-        world.later(hold(world, Account(HELD, FUNDING, ASSET), HELD_S))
+        world.later(hold(world, ACCOUNTS, Account(HELD, FUNDING, ASSET), HELD_S))
         world.loop.call_later(FEW_S, look)
 
     def look() -> None:

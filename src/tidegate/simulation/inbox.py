@@ -27,6 +27,7 @@ FORMS = forms_of(
 )
 FLOWS = ("internal_transfer", "deposit", "external_withdrawal")
 LOOK_S = 0.25
+EXPIRING, EXPIRES_S = 0.15, 2.0
 
 
 def forms(flows: Iterable[str]) -> Mapping[str, Form]:
@@ -83,12 +84,15 @@ class InboxAuditor:
         self.outcomes: dict[UUID, str] = {}
         self._made: set[UUID] = set()
 
-    def committed(self, written: Mapping[tuple[str, Any], Any]) -> None:
+    def committed(self, written: Mapping[tuple[str, Any], Any], at_us: int) -> None:
         for (table, id_), row in written.items():
             if table == INBOX and row.outcome is not None:
                 if id_ in self.outcomes:
                     self._blame(f"{id_} of the inbox was decided twice")
                 self.outcomes[id_] = row.outcome
+                expires_us = row.request.expires_us
+                if row.outcome == "created" and expires_us is not None and expires_us <= at_us:
+                    self._blame(f"{id_} was made after it had expired")
                 if (row.outcome == "created") is not ((TRANSFERS, id_) in written):
                     self._blame(f"{id_} of the inbox is {row.outcome}, and that is not true")
             elif table == TRANSFERS and id_ in self.asked and id_ not in self._made:
@@ -133,6 +137,14 @@ class Programs:
         row = self.world.tables.rows[INBOX].get(id_)
         return row is not None and row.refusal is not None
 
+    def _expiry_us(self, now_us: int) -> int | None:
+        """Some expire soon: before they are claimed, or between their claim and the commit."""
+        dice = self.world.dice
+        if dice.random() >= EXPIRING:
+            return None
+        self.world.meddling["inbox expiry"] += 1
+        return now_us + round(dice.random() * EXPIRES_S * 1_000_000)
+
     async def _put(self, wish: Request) -> UUID | None:
         """As request_transfer does. It may be rolled back at first, with all that it did."""
         world, dice = self.world, self.world.dice
@@ -147,7 +159,7 @@ class Programs:
                 return known if fingerprint == wish.fingerprint() else None
             asked = InboxRequest(
                 *(id_, wish.owner, wish.flow, wish.asset_id, wish.amount, wish.terms or {}),
-                *(wish.space, wish.cid, None),
+                *(wish.space, wish.cid, self._expiry_us(now_us)),
                 expired=False,
                 attempts=0,
             )

@@ -1,12 +1,13 @@
-"""Locks of strangers: a session that is idle in a transaction holds somebody's account."""
+"""Locks of strangers: a session that is idle in a transaction holds a row that others need."""
 
 import asyncio
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tidegate.core.ports import Account, LockTimeout
 from tidegate.simulation.people import ASSET, MEMBERS
-from tidegate.store.memory import Twin
+from tidegate.store.memory import TRANSFERS, Twin
 from tidegate.systems.ledger import FUNDING
 from tidegate.systems.ledger.memory import ACCOUNTS
 
@@ -16,25 +17,33 @@ if TYPE_CHECKING:
 
 HELD_S = (3.0, 9.0)  # Longer than a lock is waited for, often several times.
 LOOK_S = 0.1
+TRANSFERS_HELD = 0.3  # So often it is the row of an open transfer.
 
 
 def meddle_with_locks(scene: "Scenario") -> None:
     world, dice = scene.world, scene.world.dice
     if scene.mood.holds and dice.random() < scene.mood.holds:
-        book = dice.choice((FUNDING, *MEMBERS))
-        account = Account(dice.choice(scene.owners), book, ASSET)
-        world.later(hold(world, account, dice.uniform(*HELD_S)))
+        table, key = ACCOUNTS, _some_account(scene)
+        if world.auditor.open and dice.random() < TRANSFERS_HELD:
+            table, key = TRANSFERS, dice.choice(sorted(world.auditor.open))
+        world.later(hold(world, table, key, dice.uniform(*HELD_S)))
 
 
-async def hold(world: "World", account: Account, seconds: float) -> None:
+def _some_account(scene: "Scenario") -> Hashable:
+    dice = scene.world.dice
+    book = dice.choice((FUNDING, *MEMBERS))
+    return Account(dice.choice(scene.owners), book, ASSET)
+
+
+async def hold(world: "World", table: str, key: Hashable, seconds: float) -> None:
     """As soon as nobody else has it, and until people end the session when all heals."""
     world.meddling["held by a stranger"] += 1
-    world.note("stranger", f"holds {account.owner} {account.book} for {seconds:.1f} s")
+    world.note("stranger", f"holds {key} of {table} for {seconds:.1f} s")
     stranger = Twin(world.tables, round(world.database_time() * 1_000_000), seconds)
     until_s = world.loop.now_s + seconds
     with suppress(LockTimeout):  # Another stranger holds it for long.
-        await stranger.lock(ACCOUNTS, [account])
+        await stranger.lock(table, [key])
         while world.loop.now_s < until_s and not world.healed:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
     stranger.end()
-    world.note("stranger", f"lets go of {account.owner} {account.book}")
+    world.note("stranger", f"lets go of {key}")

@@ -59,7 +59,7 @@ PLEDGED = (
     *(str(siege) for siege in Siege if siege),
     *("clock", "database clock", "flood", "killed anywhere", "late after the end"),
     *("mismatch", "older version", "over the daily limit", RETIRED),
-    *("held by a stranger", "inbox"),
+    *("held by a stranger", "inbox", "inbox expiry"),
 )
 
 

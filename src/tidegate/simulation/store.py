@@ -46,7 +46,7 @@ class SimTwin(Twin):
         by = self.node if self.heard else None
         self.node.world.auditor.committed(self.written, self.leased, by)
         self.node.world.limits.committed(self.written)
-        self.node.world.inbox.committed(self.written)
+        self.node.world.inbox.committed(self.written, self.at_us)
 
     async def fetch(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
         """What the core's client reads, as the database carries it out."""

@@ -244,6 +244,15 @@ def one_lock_stops_all(patch: Patch) -> None:
     patch.setattr(write, "LOCK_WAITS", 10**6)
 
 
+def expiry_is_judged_at_the_claim(patch: Patch) -> None:
+    """A request of the inbox that expires after its claim is made all the same."""
+
+    def refused(creation: write.Creation, at_us: int) -> Refusal | None:
+        return creation.refusal
+
+    patch.setattr(write, "_refused", refused)
+
+
 def accepts_what_waits_for_a_lock(patch: Patch) -> None:
     """A request that waits for long is accepted, although nobody has tried to commit it."""
 
