@@ -91,10 +91,16 @@ async def open_core(spec: Spec) -> AsyncIterator[Core]:
         yield Core(trading)
 
 
+BINDING = "TIDEGATE_BENCH_BINDING"  # Of the environment: the store and its place.
+
+
 @asynccontextmanager
 async def open_trading(address: str) -> AsyncIterator[Trading]:
+    """A client that greets the core as the store of this run, or without it as nobody."""
+    store, _, place = os.environ.get(BINDING, "").partition(" ")
+
     async def recalled() -> Recollection:
-        return Recollection(assets=frozenset(range(1, 1_000)))  # Of no store.
+        return Recollection(store, place, frozenset(range(1, 1_000)))
 
     trading = Trading("core", dial(address), Caller(f"bench-{os.getpid()}"), recalled)
     try:

@@ -1,6 +1,7 @@
 """One PostgreSQL for the whole run, and for every case a fresh copy of the same money."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,11 @@ import psycopg
 from psycopg import sql
 
 from bench.literal import TABLES
-from bench.rail import open_trading
+from bench.rail import BINDING, open_trading
 from bench.spec import ASSET, GUILD, STORE
 from tidegate import EmbeddedPostgres, Party, Question, Verb, all_flows, migrate
 from tidegate.core.answers import Done
+from tidegate.core.wire import Binding
 from tidegate.postgres import find_binaries
 from tidegate.systems.guild import POINT
 
@@ -126,7 +128,7 @@ class World:
                 connection.execute(FUND.format(**values).encode())
                 _count(connection, f"{STORE}.ledger_accounts", "literal.balances_tb")
             core = self._directory / f"core-{name}"
-            with self._core(core) as (address, _):
+            with self._core(core) as (address, _), bound(address, url):
                 asyncio.run(_credit(address, accounts))
             self._bases[name] = Base(name, core)
         return self._bases[name]
@@ -171,9 +173,10 @@ class World:
                 yield Stage(self.server.url("run"), "", roles, directory)
                 return
             shutil.copytree(base.core, directory / "core")
-            with self._core(directory / "core") as (address, pid):
+            url = self.server.url("run")
+            with self._core(directory / "core") as (address, pid), bound(address, url):
                 roles["core"] = pid
-                yield Stage(self.server.url("run"), address, roles, directory)
+                yield Stage(url, address, roles, directory)
         finally:
             self._drop("run")
             shutil.rmtree(directory)
@@ -206,6 +209,35 @@ class World:
     def _drop(self, name: str) -> None:
         statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
         self.connection.execute(statement.format(sql.Identifier(name)))
+
+
+PLACE = f"""
+SELECT i.store::text, c.system_identifier || '/' || d.oid
+  FROM {STORE}.store_identity AS i, pg_control_system() AS c, pg_database AS d
+ WHERE d.datname = current_database()
+"""
+
+
+@contextmanager
+def bound(address: str, database: str) -> Iterator[None]:
+    """The core serves the store of this database, and whoever greets it meanwhile speaks for it.
+
+    A copied database is another place to a core, so that each copy has to be confirmed.
+    """
+    with psycopg.connect(database, autocommit=True) as connection:
+        [store, place] = connection.execute(PLACE.encode()).fetchone() or ("", "")
+    asyncio.run(_rebind(address, Binding(store, place)))
+    os.environ[BINDING] = f"{store} {place}"
+    try:
+        yield
+    finally:
+        del os.environ[BINDING]
+
+
+async def _rebind(address: str, binding: Binding) -> None:
+    async with open_trading(address) as trading:
+        found = await trading.rebind(binding.store, binding)
+        assert found in (binding, Binding()), found  # One that served nobody serves who comes.
 
 
 def _count(connection: psycopg.Connection, *filled: str) -> None:

@@ -78,3 +78,37 @@ def test_a_copy_of_the_core_is_told_which_store_it_serves_instead(
         told = tidegate("store", "confirm", *words, "--instead-of", before)
         assert told.returncode == 0, told.stderr
         assert refusal(restored, address) is None
+
+
+def test_a_worker_of_the_old_database_that_is_still_connected_moves_nothing_after_confirm(
+    database: str, restored: str, tmp_path: Path
+) -> None:
+    async def whole(address: str) -> None:
+        async with (
+            open_gate(Setup(database, SCHEMA, address)) as old,
+            open_gate(Setup(database, SCHEMA, address)) as second,
+        ):
+            for gate, cid in ((old, "one"), (second, "two")):
+                assert isinstance(await gate.deposit(five(cid), 4001), Receipt)
+            words = ("--database", restored, "--core", address, "--schema", SCHEMA)
+            told = await asyncio.to_thread(tidegate, "store", "confirm", *words)
+            assert told.returncode == 0, told.stderr
+            for gate, cid in ((old, "late"), (second, "later")):
+                receipt = await gate.deposit(five(cid), 4001)
+                assert isinstance(receipt, Receipt)
+                assert receipt.transfer.state == "CREDITING"  # Neither done nor refused.
+                assert gate.core is not None
+                assert "MOVED" in (gate.core.refusal or "")
+            async with open_gate(Setup(restored, SCHEMA, address)) as new:
+                assert isinstance(await new.deposit(five("new"), 4001), Receipt)
+                assert new.core is not None
+                usdt = new.assets["USDT"]
+                held = await new.core.balance(4001, "SPOT", usdt.id)
+                assert held.amount == 3 * 5 * 10**usdt.decimals
+
+    with core_child(tmp_path / "core") as address:
+        asyncio.run(whole(address))
+
+
+def five(cid: str) -> Crossing:
+    return Crossing("SPOT", "USDT", "5", cid)

@@ -29,7 +29,8 @@ from tidegate.engine.gate import CORE
 from tidegate.service.auth import Terms
 from tidegate.service.keys import issue, new_keypair
 from tidegate.settings import Settings
-from tidegate.systems.trading import Caller, Recollection, Trading, dial
+from tidegate.store.postgres import PostgresStore
+from tidegate.systems.trading import Caller, Recollection, Trading, dial, recall
 
 ROOT = Path(__file__).parents[2]
 KILLED = -signal.SIGKILL
@@ -243,10 +244,11 @@ class Stack:
             return cursor.fetchall() if cursor.description else []
 
     def ask_core(self, asking: Callable[[Trading], Awaitable[T]]) -> T:
-        """As an administrator, who is of no store."""
+        """As a client of the store that remembers nothing of the core."""
 
         async def forgotten() -> Recollection:
-            return Recollection(assets=frozenset(range(1, 100)))
+            async with PostgresStore(self.database, SCHEMA) as store, store.transaction() as tx:
+                return (await recall(tx, CORE))._replace(mark=None)
 
         async def whole() -> T:
             client = Trading(CORE, dial(self.address), Caller("tests"), forgotten)

@@ -1,10 +1,13 @@
 """Disks that forget, fail and count: what a core must survive."""
 
+import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from tidegate.trading_core.disk import Disk, File
+from tidegate.trading_core.disk import Disk, File, RealDisk
 
 
 class PowerLoss(Exception):
@@ -199,6 +202,47 @@ class WatchedFile:
 
     async def fdatasync(self) -> None:
         self._disk.count("fdatasync")
+        await self._file.fdatasync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SlowDisk(Watched):
+    """A disk that syncs only when it is let."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(RealDisk(directory))
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Sync nothing meanwhile; whatever happens, go on afterwards."""
+        self.gate.clear()
+        try:
+            yield
+        finally:
+            self.gate.set()
+
+    def create(self, name: str) -> File:
+        return SlowFile(self, super().create(name))
+
+
+class SlowFile:
+    def __init__(self, disk: SlowDisk, file: File) -> None:
+        self._disk, self._file = disk, file
+
+    def append(self, chunk: bytes | memoryview) -> None:
+        self._file.append(chunk)
+
+    async def extend(self, body: memoryview) -> None:
+        await self._file.extend(body)
+
+    async def fdatasync(self) -> None:
+        self._disk.waiting += 1
+        await self._disk.gate.wait()
         await self._file.fdatasync()
 
     def close(self) -> None:

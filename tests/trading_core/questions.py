@@ -7,9 +7,10 @@ from pathlib import Path
 from uuid import UUID
 
 from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, opened
+from tidegate.core import wire
 from tidegate.core.flow import Verb
 from tidegate.core.transfer import Party, Question
-from tidegate.core.wire import Mark, Streams
+from tidegate.core.wire import Binding, Kind, Mark, Streams
 from tidegate.systems.trading import (
     Caller,
     Recollection,
@@ -57,6 +58,12 @@ def recalling(
     return recalled
 
 
+def of(core: Core, store: str, place: str, told: Callable[[str], None] | None = None) -> Trading:
+    """A client of this store in this database; of an administrator if there is no store."""
+    recalled = recalling(store=store, place=place)
+    return Trading("core", connect_to(core), Caller("worker"), recalled, told)
+
+
 @contextlib.asynccontextmanager
 async def core_at(
     directory: Path, limits: Limits = SMALL, uuid: bytes = UUID_A
@@ -80,3 +87,12 @@ async def served(directory: Path, limits: Limits = SMALL) -> AsyncIterator[tuple
             yield core, trading
         finally:
             await trading.close()
+
+
+async def greeted(connect: Connect, binding: Binding) -> Streams:
+    """A bare connection on which the core has said welcome."""
+    reader, writer = await connect()
+    hello = wire.Hello(wire.PROTOCOL, binding.store, "p", None, 0, binding.place, ())
+    writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
+    assert (await wire.receive(reader)).kind == Kind.WELCOME
+    return reader, writer

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -140,3 +140,11 @@ def batches(count: int) -> Sequence[tuple[Operation, ...]]:
             )
         )
     return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")

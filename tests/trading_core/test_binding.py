@@ -2,7 +2,6 @@
 
 import asyncio
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -11,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.trading_core.disks import Watched
-from tests.trading_core.questions import client, core_at, credit, recalling
-from tests.trading_core.scenes import UUID_A, hear, running
+from tests.trading_core.questions import client, core_at, credit, of
+from tests.trading_core.scenes import ANN, UUID_A, ask, hear, running
 from tests.trading_core.scenes import credit as credit_of
 from tests.trading_core.scenes import debit as debit_of
 from tests.trading_core.scenes import refund as refund_of
@@ -21,20 +20,16 @@ from tidegate.core.answers import Done, Rejected
 from tidegate.core.flow import Verb
 from tidegate.core.refusals import Reason
 from tidegate.core.transfer import Party
-from tidegate.core.wire import Binding, Hello, Kind, Outcome, Refused
+from tidegate.core.wire import Binding, Hello, Kind, Outcome, Refused, Status
 from tidegate.systems.trading import Caller, Recollection, Trading
+from tidegate.systems.trading import Declined as WasDeclined
 from tidegate.systems.trading import Refused as WeAreRefused
 from tidegate.trading_core import snapshot, wal
-from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.pipe import connect_to
+from tidegate.trading_core.requests import Declined, Rebound
 
 HERE = Binding("store", "here")
-
-
-def of(core: Core, store: str, place: str, told: Callable[[str], None] | None = None) -> Trading:
-    recalled = recalling(store=store, place=place)
-    return Trading("core", connect_to(core), Caller("worker"), recalled, told)
 
 
 def test_the_first_store_that_comes_is_bound_before_it_is_welcomed(tmp_path: Path) -> None:
@@ -105,6 +100,19 @@ def test_the_same_store_elsewhere_is_refused_until_somebody_confirms_a_restore(
             await operator.close()
         async with core_at(tmp_path) as core:
             assert core.book.binding == Binding("store", "there")
+
+    asyncio.run(scene())
+
+
+def test_a_session_of_the_old_database_reads_nothing_after_a_rebind(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            await core.submit(Kind.BIND, wire.pack(HERE))
+            moved = wire.Rebinding("store", Binding("store", "there"))
+            await core.submit(Kind.REBIND, wire.pack(moved), Binding())
+            for kind in (Kind.QUERY, Kind.BALANCES, Kind.TOTALS):
+                with pytest.raises(Rebound, match="greet it again"):
+                    core.submit(kind, b"", HERE)
 
     asyncio.run(scene())
 
@@ -271,3 +279,106 @@ def test_the_core_refuses_an_owner_or_asset_that_does_not_exist_for_ever(
             assert core.book.balance(to) == 0
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        (wire.account(1, 5, 0), "INVALID_OWNER"),
+        (wire.account(1, 5, 2**63), "INVALID_OWNER"),
+        (wire.account(1, 0, 4), "INVALID_ASSET"),
+        (wire.account(1, 777, 4), "INVALID_ASSET"),
+    ],
+)
+def test_a_status_opens_no_account_of_an_owner_or_asset_that_does_not_exist(
+    tmp_path: Path, to: bytes, message: str
+) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            before = core.place
+            for status in (Status.ACTIVE, Status.FROZEN, Status.DISABLED):
+                with pytest.raises(Declined, match=message):
+                    await core.submit(Kind.SET_STATUS, wire.STATUS.pack(to, status))
+            assert (core.place, core.book.accounts) == (before, {})
+            [given] = await hear(core, credit_of(1, 5, to))
+            assert given.outcome.name == message
+            # A refused operation has a number for the account now. It is not open for that.
+            with pytest.raises(Declined, match=message):
+                await core.submit(Kind.SET_STATUS, wire.STATUS.pack(to, Status.ACTIVE))
+
+    asyncio.run(scene())
+
+
+def test_a_refused_status_leaves_the_rest_of_its_batch_alone(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            first = ask(core, credit_of(1, 5))
+            strange = wire.STATUS.pack(wire.account(1, 777, 4), Status.ACTIVE)
+            refused = core.submit(Kind.SET_STATUS, strange)
+            second = ask(core, credit_of(2, 6))
+            assert (await first)[wire.STAMP.size] == (await second)[wire.STAMP.size] == Outcome.DONE
+            with pytest.raises(Declined):
+                await refused
+            assert core.book.balance(ANN) == 11
+
+    asyncio.run(scene())
+
+
+def test_the_client_is_told_why_a_status_was_refused_and_stays_connected(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            trading = of(core, "store", "here")
+            await trading.totals()
+            link = trading._link
+            with pytest.raises(WasDeclined, match="INVALID_ASSET: asset 777 does not exist"):
+                await trading.set_status(4, "SPOT", 777, Status.ACTIVE)
+            with pytest.raises(WasDeclined, match="INVALID_OWNER: owner 0 does not exist"):
+                await trading.set_status(0, "SPOT", 7, Status.ACTIVE)
+            await trading.set_status(4, "SPOT", 7, Status.FROZEN)
+            assert trading._link is link
+            assert core.book.status(wire.account(1, 7, 4)) == Status.FROZEN
+            assert trading.refusal is None
+            await trading.close()
+
+    asyncio.run(scene())
+
+
+def test_a_status_of_an_asset_that_was_added_meanwhile_is_taken(tmp_path: Path) -> None:
+    async def scene() -> None:
+        known = {7}
+
+        async def recalled() -> Recollection:
+            return Recollection("store", "here", frozenset(known))
+
+        async with core_at(tmp_path) as core:
+            core.book.assets = frozenset()
+            trading = Trading("core", connect_to(core), Caller("worker"), recalled)
+            await trading.totals()
+            known.add(8)
+            await trading.set_status(4, "SPOT", 8, Status.FROZEN)
+            assert core.book.status(wire.account(1, 8, 4)) == Status.FROZEN
+            await trading.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("strange", [wire.account(1, 777, 4), wire.account(1, 5, 0)])
+def test_a_log_in_which_a_status_opened_a_strange_account_still_replays(
+    tmp_path: Path, strange: bytes
+) -> None:
+    """As an earlier version took it. What it decided holds, and the account can be closed."""
+
+    async def before() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            record = wire.STATUS.pack(strange, Status.ACTIVE)
+            await core.log.append(1, wal.pack_section(wal.Section.STATUS, 1, record))
+
+    async def after() -> None:
+        async with running(RealDisk(tmp_path)) as core:
+            assert core.book.status(strange) == Status.ACTIVE
+            await core.submit(Kind.SET_STATUS, wire.STATUS.pack(strange, Status.DISABLED))
+            [given] = await hear(core, credit_of(1, 5, strange))
+            assert given.outcome == Outcome.ACCOUNT_DISABLED
+
+    asyncio.run(before())
+    asyncio.run(after())

@@ -1,17 +1,15 @@
 """The core without sockets: group commit, the full queue, the failing disk, whom it serves."""
 
 import asyncio
-import contextlib
 import errno
 import struct
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from tests.trading_core.disks import Watched
+from tests.trading_core.disks import SlowDisk, Watched
 from tests.trading_core.scenes import (
     ANN,
     BOB,
@@ -30,11 +28,12 @@ from tests.trading_core.scenes import (
     refund,
     running,
     tid,
+    until,
 )
 from tidegate.core import wire
 from tidegate.core.wire import PROTOCOL, Hello, Kind, Malformed, Mark, Outcome, Refused
 from tidegate.trading_core.core import Busy, Core, Limits, Stopped
-from tidegate.trading_core.disk import File, Locked, RealDisk
+from tidegate.trading_core.disk import Locked, RealDisk
 
 
 def test_what_arrives_meanwhile_is_one_batch_and_one_sync(tmp_path: Path) -> None:
@@ -77,55 +76,6 @@ def test_nothing_new_needs_no_sync(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-class SlowDisk(Watched):
-    """A disk that syncs only when it is let."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(RealDisk(directory))
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.waiting = 0
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Sync nothing meanwhile; whatever happens, go on afterwards."""
-        self.gate.clear()
-        try:
-            yield
-        finally:
-            self.gate.set()
-
-    def create(self, name: str) -> File:
-        return SlowFile(self, super().create(name))
-
-
-class SlowFile:
-    def __init__(self, disk: SlowDisk, file: File) -> None:
-        self._disk, self._file = disk, file
-
-    def append(self, chunk: bytes | memoryview) -> None:
-        self._file.append(chunk)
-
-    async def extend(self, body: memoryview) -> None:
-        await self._file.extend(body)
-
-    async def fdatasync(self) -> None:
-        self._disk.waiting += 1
-        await self._disk.gate.wait()
-        await self._file.fdatasync()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came true")
-
-
 def test_nobody_sees_and_nobody_is_told_what_is_not_durable(tmp_path: Path) -> None:
     async def scene() -> None:
         disk = SlowDisk(tmp_path)
@@ -134,7 +84,7 @@ def test_nobody_sees_and_nobody_is_told_what_is_not_durable(tmp_path: Path) -> N
             before, waiting = digest(core.book), disk.waiting
             with disk.held():
                 original = ask(core, debit(2, 30))
-                await _until(lambda: disk.waiting > waiting)
+                await until(lambda: disk.waiting > waiting)
                 duplicate = ask(core, debit(2, 30))
                 await asyncio.sleep(0.02)
                 assert not original.done()
@@ -154,7 +104,7 @@ def test_a_full_queue_says_busy_and_the_same_key_executes_later(tmp_path: Path) 
             waiting = disk.waiting
             with disk.held():
                 under_way = ask(core, credit(1, 1))
-                await _until(lambda: disk.waiting > waiting)
+                await until(lambda: disk.waiting > waiting)
                 queued = ask(core, credit(2, 1), credit(3, 1))
                 with pytest.raises(Busy):
                     ask(core, credit(4, 1), credit(5, 1))

@@ -43,7 +43,10 @@ def new_identity(where: Where, printing: Printing) -> None:
 
 
 def confirm_store(where: Where, served: Served, printing: Printing) -> None:
-    """Tell the trading core that this database is the restored one, and the old one is gone."""
+    """Tell the trading core that this database is the restored one, and the old one is gone.
+
+    Workers of the old database that are still connected are cut off, and can do nothing more.
+    """
     database, schema = store_of(where)
     try:
         wanted, bound = asyncio.run(_rebound(database, schema, _core(where, served), served))

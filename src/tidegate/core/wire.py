@@ -43,7 +43,11 @@ MAX_U128 = 2**128 - 1
 
 
 class Kind(IntEnum):
-    """What a frame is. A request and its reply stand side by side."""
+    """What a frame is. A request and its reply stand side by side.
+
+    REFUSED with the number of a request declines that request: it was not executed, and the session
+    goes on. With number 0 it ends the session.
+    """
 
     HELLO, WELCOME, REFUSED = 1, 2, 3
     ASK, ANSWERS = 10, 11
@@ -99,7 +103,7 @@ class Outcome(IntEnum):
 
 
 class Refused(IntEnum):
-    """Why a core will not serve a client."""
+    """Why a core will not serve a client, or not carry out a request."""
 
     PROTOCOL = 1
     OTHER_CORE = 2  # Another uuid: an empty or a foreign data directory.
@@ -112,6 +116,9 @@ class Refused(IntEnum):
     MALFORMED = 9
     OTHER_STORE = 10  # It serves another store, and no second one.
     MOVED = 11  # The store is in another database than before: a restore, or a copy.
+    REBOUND = 12  # An operator has bound the core anew since the client greeted it.
+    NOT_ALLOWED = 13  # A request that needs a session with a store, or one without.
+    INVALID_ACCOUNT = 14  # A status for an account whose owner or asset does not exist.
 
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -146,7 +153,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """Whoever speaks an earlier protocol leaves out what comes last, and is refused by name."""
 
     protocol: int
-    store: Name  # Empty: an administrator, who is bound to nothing.
+    store: Name  # Empty: an administrator, who may read and rebind, and moves no money.
     process: Name
     mark: Mark | None  # The newest that the client's database remembers.
     epoch: U64 = 0  # The highest that the client has seen.

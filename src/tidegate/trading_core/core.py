@@ -7,13 +7,14 @@ memory and nobody is answered, not even a duplicate, before the disk has it.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from tidegate.core import wire
 from tidegate.core.ids import Horizon
 from tidegate.core.wire import (
     STAMP,
+    Binding,
     Hello,
     Kind,
     Mark,
@@ -32,10 +33,21 @@ from tidegate.trading_core.judge import (
     retire,
     set_status,
 )
+from tidegate.trading_core.reads import read
 from tidegate.trading_core.recovery import Recovered
-from tidegate.trading_core.requests import READS, Request, check
+from tidegate.trading_core.requests import (
+    READS,
+    Declined,
+    Rebound,
+    Request,
+    admit,
+    check,
+    invalid_account,
+)
 from tidegate.trading_core.snapshot import State
 from tidegate.trading_core.wal import Place, Section
+
+Reply: TypeAlias = bytes | Declined | Rebound
 
 
 class Limits(NamedTuple):
@@ -83,6 +95,7 @@ class Core:
         self._queued_operations = self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._advanced = asyncio.Event()
+        self._binding_changed = asyncio.Event()
         self._stopping = False
         self.stopped = asyncio.Event()  # No more answers will come.
 
@@ -155,11 +168,15 @@ class Core:
 
     async def meet(self, hello: Hello) -> Refusal | None:
         """Be told by a client that may be served what is new. All of it is durable afterwards."""
-        if hello.store and not self.book.binding.store:
-            await self.submit(Kind.BIND, wire.pack(wire.Binding(hello.store, hello.place)))
-        if not self.book.assets.issuperset(hello.assets):
-            await self.submit(Kind.ASSETS, wire.pack_assets(hello.assets))
-        return self.refuses(hello)  # Once more: another store may have been first.
+        session = Binding(hello.store, hello.place)
+        if session.store and not self.book.binding.store:
+            await self.submit(Kind.BIND, wire.pack(session))
+        refusal = self.refuses(hello)  # Once more: another store may have been first.
+        # An administrator's list of assets is not taken: only a store knows which exist.
+        if refusal is None and session.store and not self.book.assets.issuperset(hello.assets):
+            await self.submit(Kind.ASSETS, wire.pack_assets(hello.assets), session)
+            refusal = self.refuses(hello)
+        return refusal
 
     def _disowns(self, known: Mark) -> Refusal | None:
         if known.position > self.place.position:
@@ -185,15 +202,22 @@ class Core:
     def welcome(self) -> Welcome:
         return Welcome(self.mark, (self.book.floor >> VERSION_BITS).to_bytes(16))
 
-    def submit(self, kind: Kind, body: bytes) -> asyncio.Future[bytes]:
-        """Queue a request; its reply comes when it is durable. Raises Busy or Stopped."""
+    def submit(
+        self, kind: Kind, body: bytes, session: Binding | None = None
+    ) -> asyncio.Future[bytes]:
+        """Queue a request; its reply comes when it is durable. Raises Busy or Stopped.
+
+        A session passes what it greeted with. Then this or the reply may raise Rebound or Declined.
+        """
         if self._stopping:
             raise Stopped("the core has stopped")
         check(kind, body)
+        if session is not None:
+            admit(kind, session, self.book.binding)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if kind in READS:
             # Memory holds only what is durable, so that a read need not wait.
-            reply.set_result(self._read(kind, body))
+            reply.set_result(self.stamp() + read(self.book, kind, body))
             return reply
         operations = len(body) // wire.OPERATION.size
         if (
@@ -202,7 +226,7 @@ class Core:
             or len(self._queue) >= self.limits.queue_requests
         ):
             raise Busy
-        self._queue.append(Request(kind, body, reply))
+        self._queue.append(Request(kind, body, reply, session))
         self._queued_operations += operations
         self._queued_bytes += len(body)
         self._wake.set()
@@ -247,6 +271,7 @@ class Core:
         return group
 
     async def _commit(self, group: list[Request]) -> None:
+        bound = self.book.binding
         try:
             draft, payload, replies = self._judge(group)
             if payload:
@@ -255,6 +280,8 @@ class Core:
                 self.marks.add(self.place)
                 self._next_advance()
             self._answer(group, replies, snapshots=False)
+            if self.book.binding != bound:
+                self._end_old_sessions()
             if self._snapshot_due(group):
                 await self._rotate()
             self._answer(group, replies, snapshots=True)
@@ -262,42 +289,58 @@ class Core:
             for request in group:
                 _fail(request)
 
-    def _answer(self, group: list[Request], replies: list[bytes], *, snapshots: bool) -> None:
+    def _answer(self, group: list[Request], replies: list[Reply], *, snapshots: bool) -> None:
         stamp = self.stamp()
         for request, reply in zip(group, replies, strict=True):
-            if snapshots == (request.kind == Kind.SNAPSHOT) and not request.reply.done():
+            if not isinstance(reply, bytes):
+                _fail(request, reply)
+            elif snapshots == (request.kind == Kind.SNAPSHOT) and not request.reply.done():
                 request.reply.set_result(stamp + reply)
 
-    def _judge(self, group: list[Request]) -> tuple[Draft, bytes, list[bytes]]:
+    def _judge(self, group: list[Request]) -> tuple[Draft, bytes, list[Reply]]:
         draft = Draft(self.book)
         sections: list[bytes] = []
-        replies: list[bytes] = []
-        for kind, body, _ in group:
-            before, reply = draft.position, b""
-            match kind:
-                case Kind.ASK:
-                    reply, records = judge(draft, body)
-                    section = Section.OPERATIONS
-                case Kind.SET_STATUS:
-                    records = set_status(draft, body)
-                    section = Section.STATUS
-                case Kind.RETIRE:
-                    records = retire(draft, body, self._latest_floor())
-                    section = Section.FLOOR
-                    reply = (draft.floor >> VERSION_BITS).to_bytes(16)
-                case Kind.BIND:
-                    records, section = bind(draft, body), Section.BINDING
-                case Kind.REBIND:
-                    records, section = rebind(draft, body), Section.BINDING
-                    reply = wire.pack(draft.binding)
-                case Kind.ASSETS:
-                    records, section = add_assets(draft, body), Section.ASSETS
-                case _:
-                    records = b""
+        replies: list[Reply] = []
+        for request in group:
+            before = draft.position
+            try:
+                section, records, reply = self._decide(draft, request)
+            except (Declined, Rebound) as refused:
+                assert draft.position == before
+                replies.append(refused)
+                continue
             if records:
                 sections.append(wal.pack_section(section, draft.position - before, records))
             replies.append(reply)
         return draft, b"".join(sections), replies
+
+    def _decide(self, draft: Draft, request: Request) -> tuple[Section, bytes, bytes]:
+        """The section and the records for the log, and the reply."""
+        kind, body, _, session = request
+        if session is not None:
+            # Once more: a request before this one may have bound the core anew.
+            admit(kind, session, draft.binding)
+        match kind:
+            case Kind.ASK:
+                answers, records = judge(draft, body)
+                return Section.OPERATIONS, records, answers
+            case Kind.SET_STATUS:
+                records, strange = set_status(draft, body)
+                if strange:
+                    raise invalid_account(strange, body[: wire.ACCOUNT.size])
+                return Section.STATUS, records, b""
+            case Kind.RETIRE:
+                records = retire(draft, body, self._latest_floor())
+                return Section.FLOOR, records, (draft.floor >> VERSION_BITS).to_bytes(16)
+            case Kind.BIND:
+                return Section.BINDING, bind(draft, body), b""
+            case Kind.REBIND:
+                records = rebind(draft, body)
+                return Section.BINDING, records, wire.pack(draft.binding)
+            case Kind.ASSETS:
+                return Section.ASSETS, add_assets(draft, body), b""
+            case _:
+                return Section.OPERATIONS, b"", b""
 
     def _latest_floor(self) -> int:
         """Asked when a floor comes, and never on replay: what was taken once stays."""
@@ -308,7 +351,7 @@ class Core:
         return fresh > 0 and (
             fresh >= self.limits.snapshot_records
             or self.log.size >= self.limits.snapshot_bytes
-            or any(request.kind == Kind.SNAPSHOT for request in group)
+            or any(r.kind == Kind.SNAPSHOT and not r.reply.done() for r in group)
         )
 
     async def _rotate(self) -> None:
@@ -318,24 +361,6 @@ class Core:
         # Set before the snapshot: if that fails, `run` closes this log, not the old one again.
         self.log = fresh
         await recovery.write_snapshot(self.disk, state)
-
-    def _read(self, kind: Kind, body: bytes) -> bytes:
-        book = self.book
-        match kind:
-            case Kind.QUERY:
-                keys = wire.rows(wire.KEY, body)
-                found = (book.answer(int.from_bytes(k) << VERSION_BITS | v) for k, v in keys)
-                rows = [wire.ANSWER.pack(*answer) for answer in found]
-            case Kind.BALANCES:
-                size = wire.ACCOUNT.size
-                accounts = (body[i : i + size] for i in range(0, len(body), size))
-                rows = [
-                    wire.BALANCE.pack(book.status(a), book.balance(a).to_bytes(16))
-                    for a in accounts
-                ]
-            case _:
-                rows = [group + total.to_bytes(32) for group, total in sorted(book.totals.items())]
-        return self.stamp() + b"".join(rows)
 
     async def advance(self) -> None:
         """Return when something more has become durable."""
@@ -347,13 +372,22 @@ class Core:
         advanced, self._advanced = self._advanced, asyncio.Event()
         advanced.set()
 
+    async def rebound(self, session: Binding) -> None:
+        """Return when a session that greeted so may no longer be served."""
+        while not session.store or session == self.book.binding:
+            await self._binding_changed.wait()
+
+    def _end_old_sessions(self) -> None:
+        changed, self._binding_changed = self._binding_changed, asyncio.Event()
+        changed.set()
+
 
 def _no(code: Refused, message: str) -> Refusal:
     return Refusal(code, f"{code.name}: {message}")
 
 
-def _fail(request: Request) -> None:
+def _fail(request: Request, fault: Exception | None = None) -> None:
     if not request.reply.done():
-        request.reply.set_exception(Stopped("the core has stopped"))
+        request.reply.set_exception(fault or Stopped("the core has stopped"))
         # Looked at here, because nobody else may be left to do so.
         request.reply.exception()

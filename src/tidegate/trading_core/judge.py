@@ -135,7 +135,7 @@ def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[in
 
 
 def _strange(draft: Draft, account: bytes) -> int:
-    """Why an account may not come into being. One that is open was looked at when it was opened."""
+    """Why an account may not be opened. One that is open was looked at when it was opened."""
     if draft.status(account) != ABSENT:
         return 0
     _, asset_id, owner = ACCOUNT.unpack(account)
@@ -207,13 +207,18 @@ def refund(
     return DONE, amount
 
 
-def set_status(draft: Draft, body: bytes) -> bytes:
-    """An administrator's word on an account. Said twice, it is recorded once."""
+def set_status(draft: Draft, body: bytes) -> tuple[bytes, int]:
+    """Open or close an account; return the record, and why it is refused, if so.
+
+    Said twice, it is recorded once.
+    """
     account, status = STATUS.unpack(body)
+    if strange := _strange(draft, account):
+        return b"", strange
     if draft.status(account) == status:
-        return b""
+        return b"", 0
     draft.note_status(account, status)
-    return body
+    return body, 0
 
 
 def retire(draft: Draft, body: bytes, latest: int) -> bytes:

@@ -10,27 +10,38 @@ from collections.abc import Coroutine
 from typing import NamedTuple
 
 from tidegate.core import wire
-from tidegate.core.wire import ByteReader, ByteWriter, Kind, Malformed, Refusal, Refused
+from tidegate.core.wire import (
+    Binding,
+    ByteReader,
+    ByteWriter,
+    Frame,
+    Kind,
+    Malformed,
+    Refusal,
+    Refused,
+)
 from tidegate.trading_core.core import Busy, Core, Stopped
 from tidegate.trading_core.events import EventsGone, events
-from tidegate.trading_core.requests import REPLIES
+from tidegate.trading_core.requests import REPLIES, Declined, Rebound
 
 
-class Reply(NamedTuple):
+class PendingReply(NamedTuple):
     request: int
     kind: Kind
-    body: asyncio.Future[bytes] | None  # None: there was no room for the request.
+    body: asyncio.Future[bytes] | bytes
 
 
 async def converse(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
     """Serve one client until it leaves, misbehaves, or the core stops."""
     try:
         async with asyncio.timeout(core.limits.hello_s):
-            welcome = await _greet(core, reader, writer)
-        if welcome:
-            await _serve(core, reader, writer)
+            session = await _greet(core, reader, writer)
+        if session is not None:
+            await _serve(core, session, (reader, writer))
     except Malformed as broken:
         _refuse(writer, Refusal(Refused.MALFORMED, f"MALFORMED: {broken}"))
+    except Rebound as rebound:
+        _refuse(writer, Refusal(Refused.REBOUND, f"REBOUND: {rebound}"))
     except EventsGone as gone:
         _refuse(writer, Refusal(Refused.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
     except (*wire.LOST, TimeoutError, Stopped):
@@ -57,7 +68,8 @@ def _refuse(writer: ByteWriter, refusal: Refusal) -> None:
     writer.write(wire.frame(Kind.REFUSED, 0, wire.pack(refusal)))
 
 
-async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> bool:
+async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> Binding | None:
+    """For whom the client greets, if it is welcome."""
     first = await wire.receive(reader)
     if first.kind != Kind.HELLO:
         raise Malformed("the first frame must be a HELLO")
@@ -67,51 +79,69 @@ async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> bool:
         try:
             refusal = await core.meet(hello)
         except Busy:
-            return False
+            return None
     if refusal is not None:
         _refuse(writer, refusal)
-        return False
+        return None
     writer.write(wire.frame(Kind.WELCOME, first.request, wire.pack(core.welcome())))
     await writer.drain()
-    return True
+    return Binding(hello.store, hello.place)
 
 
-async def _serve(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
-    replies: asyncio.Queue[Reply] = asyncio.Queue(core.limits.requests_in_flight)
+async def _serve(core: Core, session: Binding, streams: wire.Streams) -> None:
+    replies: asyncio.Queue[PendingReply] = asyncio.Queue(core.limits.requests_in_flight)
     await _first(
-        _read(core, (reader, writer), replies), _write(replies, writer), _farewell(core, replies)
+        _read(core, session, streams, replies),
+        _write(replies, streams[1]),
+        _farewell(core, replies),
+        _rebound(core, session),
     )
 
 
-async def _read(core: Core, streams: wire.Streams, replies: asyncio.Queue[Reply]) -> None:
+async def _read(
+    core: Core, session: Binding, streams: wire.Streams, replies: asyncio.Queue[PendingReply]
+) -> None:
     while True:
-        kind, request, body = await wire.receive(streams[0])
-        if kind == Kind.EVENTS:
-            await _stream(core, request, body, streams)
+        frame = await wire.receive(streams[0])
+        if frame.kind == Kind.EVENTS:
+            await _stream(core, frame.request, frame.body, streams)
             return
-        await replies.put(_submit(core, kind, request, body))
+        await replies.put(_submit(core, session, frame))
 
 
-async def _farewell(core: Core, replies: asyncio.Queue[Reply]) -> None:
+async def _rebound(core: Core, session: Binding) -> None:
+    """End the session, also one that is idle or follows events, when the core is bound anew."""
+    await core.rebound(session)
+    raise Rebound
+
+
+async def _farewell(core: Core, replies: asyncio.Queue[PendingReply]) -> None:
     """When the core stops, what it has answered still goes out."""
     await core.stopped.wait()
     async with asyncio.timeout(core.limits.farewell_s):
         await replies.join()
 
 
-def _submit(core: Core, kind: int, request: int, body: bytes) -> Reply:
-    if kind not in REPLIES:
-        raise Malformed(f"there is no request of kind {kind}")
+def _submit(core: Core, session: Binding, frame: Frame) -> PendingReply:
+    if frame.kind not in REPLIES:
+        raise Malformed(f"there is no request of kind {frame.kind}")
+    kind = Kind(frame.kind)
     try:
-        return Reply(request, REPLIES[Kind(kind)], core.submit(Kind(kind), body))
+        return PendingReply(frame.request, REPLIES[kind], core.submit(kind, frame.body, session))
     except Busy:
-        return Reply(request, Kind.BUSY, None)
+        return PendingReply(frame.request, Kind.BUSY, b"")
+    except Declined as declined:
+        return PendingReply(frame.request, Kind.REFUSED, wire.pack(declined.refusal))
 
 
-async def _write(replies: asyncio.Queue[Reply], writer: ByteWriter) -> None:
+async def _write(replies: asyncio.Queue[PendingReply], writer: ByteWriter) -> None:
     while True:
         request, kind, body = await replies.get()
-        writer.write(wire.frame(kind, request, b"" if body is None else await body))
+        try:
+            content = body if isinstance(body, bytes) else await body
+        except Declined as declined:
+            kind, content = Kind.REFUSED, wire.pack(declined.refusal)
+        writer.write(wire.frame(kind, request, content))
         await writer.drain()
         replies.task_done()
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from tidegate.core import wire
 from tidegate.core.answers import Answer, Rejected
 from tidegate.core.transfer import Question
-from tidegate.core.wire import Kind, Mark, Outcome
+from tidegate.core.wire import Binding, Kind, Mark, Outcome
 from tidegate.systems.trading import Trading
 from tidegate.systems.trading import client as trading
 from tidegate.trading_core import core as cores
 from tidegate.trading_core import judge, recovery, snapshot, wal
 from tidegate.trading_core.book import Book, Draft, answer_of
-from tidegate.trading_core.core import Core
+from tidegate.trading_core.core import Core, Reply
 from tidegate.trading_core.disk import Disk, File
 from tidegate.trading_core.requests import Request
 from tidegate.trading_core.snapshot import State
@@ -117,12 +117,14 @@ def answers_duplicates_before_the_sync(patch: Patch) -> None:
     drafts: dict[Core, Draft] = {}
     honest_judge, honest_submit = Core._judge, Core.submit
 
-    def judged(self: Core, group: list[Request]) -> tuple[Draft, bytes, list[bytes]]:
+    def judged(self: Core, group: list[Request]) -> tuple[Draft, bytes, list[Reply]]:
         found = honest_judge(self, group)
         drafts[self] = found[0]
         return found
 
-    def submit(self: Core, kind: Kind, body: bytes) -> asyncio.Future[bytes]:
+    def submit(
+        self: Core, kind: Kind, body: bytes, session: Binding | None = None
+    ) -> asyncio.Future[bytes]:
         draft = drafts.get(self)
         if kind == Kind.ASK and draft is not None:
             keys = [int.from_bytes(row[0]) for row in wire.rows(wire.OPERATION, body)]
@@ -130,7 +132,7 @@ def answers_duplicates_before_the_sync(patch: Patch) -> None:
                 reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 reply.set_result(self.stamp() + judge.judge(draft, body)[0])
                 return reply
-        return honest_submit(self, kind, body)
+        return honest_submit(self, kind, body, session)
 
     patch.setattr(Core, "_judge", judged)
     patch.setattr(Core, "submit", submit)

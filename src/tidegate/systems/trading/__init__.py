@@ -10,12 +10,13 @@ from tidegate.systems.trading.client import (
     newest,
     recall,
 )
-from tidegate.systems.trading.connection import Connect, Link, dial, worker_name
+from tidegate.systems.trading.connection import Connect, Declined, Link, dial, worker_name
 
 __all__ = [
     "Balance",
     "Caller",
     "Connect",
+    "Declined",
     "Link",
     "Recollection",
     "Refused",

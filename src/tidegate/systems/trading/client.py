@@ -32,6 +32,7 @@ REASONS: dict[int, str] = {o: str(Reason[o.name]) for o in Outcome if o.name in 
 DOUBTS: dict[int, str] = {o: str(Doubt[o.name]) for o in Outcome if o.name in Doubt.__members__}
 DOUBTS[Outcome.MALFORMED] = Outcome.MALFORMED.name
 ALARMS: dict[int, Alarm] = {Outcome.BUSY: Alarm.NONE, Outcome.UNDO_UNFOUNDED: Alarm.HALT}
+LATER = frozenset({wire.Refused.CROWDED, wire.Refused.REBOUND})  # Greet again: nobody is called.
 MALFORMED = Unknown(Outcome.MALFORMED.name, Alarm.PAGE)
 
 
@@ -181,6 +182,9 @@ class Trading:
         return Totals(wire.unpack_stamp(found.body).position, sums)
 
     async def set_status(self, owner: int, book: str, asset_id: int, status: Status) -> None:
+        """Raises Declined, and opens no account, if the owner or the asset does not exist."""
+        if asset_id not in self._assets:
+            await self._tell_assets()
         account = wire.account(wire.Book[book], asset_id, owner)
         await self._call(Kind.SET_STATUS, wire.STATUS.pack(account, status))
 
@@ -311,7 +315,7 @@ class Trading:
         kind, _, body = await wire.receive(reader)
         if kind == Kind.REFUSED:
             refusal = wire.unpack_refusal(body)
-            if refusal.code == wire.Refused.CROWDED:
+            if refusal.code in LATER:
                 raise Unreachable(refusal.message)
             raise self._refused(refusal.message)
         if kind != Kind.WELCOME:

@@ -41,6 +41,13 @@ def dial(address: str) -> Connect:
     return connect
 
 
+class Declined(Unreachable):
+    """The core does not carry out this request, and has recorded nothing. It serves us otherwise.
+
+    To whoever asks about money this is no answer, as any other Unreachable.
+    """
+
+
 class Link:
     """One connection that has been welcomed. When it fails, all that waits on it is unknown."""
 
@@ -79,13 +86,20 @@ class Link:
         try:
             while True:
                 found = await wire.receive(self._reader)
+                declined = None
                 if found.kind == Kind.REFUSED:
-                    self.fail(wire.unpack_refusal(found.body).message)
-                    return
+                    declined = wire.unpack_refusal(found.body).message
+                    if not found.request:
+                        self.fail(declined)
+                        return
                 # A reply that nobody waits for any more came late, and is nobody's answer.
                 reply = self._pending.get(found.request)
-                if reply is not None and not reply.done():
+                if reply is None or reply.done():
+                    continue
+                if declined is None:
                     reply.set_result(found)
+                else:
+                    reply.set_exception(Declined(declined))
         except LOST as lost:
             self.fail(f"the connection to the trading core was lost: {lost}")
 

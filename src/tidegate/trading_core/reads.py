@@ -1,0 +1,23 @@
+"""What is read of a book: stored answers, balances and totals. All of it is durable."""
+
+from tidegate.core import wire
+from tidegate.core.wire import Kind
+from tidegate.trading_core.book import VERSION_BITS, Book
+
+
+def read(book: Book, kind: Kind, body: bytes) -> bytes:
+    """The rows of the reply."""
+    match kind:
+        case Kind.QUERY:
+            keys = wire.rows(wire.KEY, body)
+            found = (book.answer(int.from_bytes(k) << VERSION_BITS | v) for k, v in keys)
+            rows = [wire.ANSWER.pack(*answer) for answer in found]
+        case Kind.BALANCES:
+            size = wire.ACCOUNT.size
+            accounts = (body[i : i + size] for i in range(0, len(body), size))
+            rows = [
+                wire.BALANCE.pack(book.status(a), book.balance(a).to_bytes(16)) for a in accounts
+            ]
+        case _:
+            rows = [group + total.to_bytes(32) for group, total in sorted(book.totals.items())]
+    return b"".join(rows)

@@ -1,0 +1,119 @@
+"""A session without a store reads and rebinds. It moves no money and opens no account."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.trading_core.questions import core_at, credit, greeted, of
+from tests.trading_core.scenes import credit as credit_of
+from tidegate.core import wire
+from tidegate.core.answers import Done, Unreachable
+from tidegate.core.wire import Binding, Kind, Status
+from tidegate.systems.trading import Caller, Recollection, Trading
+from tidegate.trading_core.pipe import connect_to
+
+HERE, THERE = Binding("store", "here"), Binding("store", "there")
+
+
+@pytest.mark.parametrize("act", ["ask", "retire", "set_status", "tell_assets"])
+def test_a_session_without_a_store_changes_nothing_and_is_told_so(tmp_path: Path, act: str) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            worker, operator = of(core, "store", "here"), of(core, "", "")
+            await worker.ask([credit(1, 5)])
+            before = core.place
+            acts: dict[str, Callable[[], Awaitable[object]]] = {
+                "ask": lambda: operator.ask([credit(2, 5)]),
+                "retire": lambda: operator.retire(UUID(int=9)),
+                "set_status": lambda: operator.set_status(1, "SPOT", 7, Status.FROZEN),
+                "tell_assets": lambda: operator._call(Kind.ASSETS, wire.pack_assets([777])),
+            }
+            await operator.totals()
+            with pytest.raises(Unreachable, match=r"NOT_ALLOWED: .* without a store"):
+                await acts[act]()
+            assert core.place == before
+            assert operator.refusal is None
+            await worker.close()
+            await operator.close()
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_is_declined_ends_neither_the_session_nor_what_waits_beside_it(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            reader, writer = await greeted(connect_to(core), Binding())
+            body = wire.pack_operations([credit_of(9, 5)])
+            writer.write(wire.frame(Kind.TOTALS, 1) + wire.frame(Kind.ASK, 2, body))
+            writer.write(wire.frame(Kind.TOTALS, 3))
+            replies = [await wire.receive(reader) for _ in range(3)]
+            assert [(r.kind, r.request) for r in replies] == [
+                (Kind.SUMMED, 1),
+                (Kind.REFUSED, 2),
+                (Kind.SUMMED, 3),
+            ]
+
+    asyncio.run(scene())
+
+
+def test_an_administrator_reads_follows_and_takes_snapshots(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            worker, operator = of(core, "store", "here"), of(core, "", "")
+            await worker.ask([credit(1, 5)])
+            assert (await operator.balance(1, "SPOT", 7)).amount == 5
+            assert (await operator.totals()).sums == {("SPOT", 7): 5}
+            assert isinstance((await operator.query([(UUID(int=1), 0)]))[0], Done)
+            _, [event] = await anext(operator.follow(1))
+            assert event.delta == 5
+            await operator.snapshot()
+            await worker.close()
+            await operator.close()
+
+    asyncio.run(scene())
+
+
+def test_the_assets_of_a_greeting_without_a_store_are_not_taken(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            before = core.book.assets
+
+            async def nobody() -> Recollection:
+                return Recollection(assets=frozenset({777}))
+
+            operator = Trading("core", connect_to(core), Caller("us"), nobody)
+            await operator.totals()
+            assert core.book.assets == before
+            await operator.close()
+
+    asyncio.run(scene())
+
+
+def test_a_session_of_a_store_cannot_rebind_the_core(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            worker = of(core, "store", "here")
+            with pytest.raises(Unreachable, match="NOT_ALLOWED"):
+                await worker.rebind("store", THERE)
+            assert core.book.binding == HERE
+            await worker.close()
+
+    asyncio.run(scene())
+
+
+def test_a_core_is_not_rebound_to_nobody(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with core_at(tmp_path) as core:
+            worker, operator = of(core, "store", "here"), of(core, "", "")
+            await worker.totals()
+            with pytest.raises(Unreachable, match="names no store"):
+                await operator.rebind("store", Binding())
+            assert core.book.binding == HERE
+            await worker.close()
+
+    asyncio.run(scene())
