@@ -47,6 +47,7 @@ EVERYTHING = [
     "store_one: 0015_inbox_bounds",
     "store_one: 0016_inbox_flows",
     "store_one: 0017_kept_plans",
+    "store_one: 0018_older_records",
     "economy: 0001_begin",
     "economy: 0002_doors",
     "economy: 0003_ids",

@@ -235,8 +235,7 @@ class Delivery(Source, Generic[Tx]):
         known: dict[int, Known] = {}
         pairs = zip(asked, look.known, strict=True) if any(look.known) else ()
         for (pending, key), found in pairs:
-            # Under the key of an older version there may be another kind of caller's request.
-            if found and (key == pending.key or pending.matches(found.fingerprint)):
+            if found and (key == pending.key or _is_of_older_version(found, pending)):
                 known.setdefault(id(pending), found)
         open_ = []
         for pending in batch:
@@ -325,6 +324,17 @@ class Delivery(Source, Generic[Tx]):
             else:
                 transfer = known.transfer or _expected(each, known.id)
                 reply(each, Receipt(transfer, duplicate=known.id != each.id))
+
+
+def _is_of_older_version(found: Known, pending: PendingRequest) -> bool:
+    """Whether an older version made this request's transfer under its key without a key space.
+
+    Another kind of caller may have used the same text. Their transfers are of other flows. SQL
+    wrote fingerprints of its own, so that the same request may differ in its fingerprint only.
+    """
+    request, made = pending.request, found.transfer
+    same = made is not None and (made.flow, made.cid) == (request.flow, request.cid)
+    return same or pending.matches(found.fingerprint)
 
 
 def _expected(pending: PendingRequest, id_: UUID) -> Transfer:

@@ -1,0 +1,130 @@
+"""Databases as older versions left them, and what those versions wrote into them."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.conftest import SCHEMA
+from tests.store.scenario import superuser
+from tidegate.core.transfer import Party
+from tidegate.flows import FLOWS
+from tidegate.store import migrate as module
+from tidegate.store.migrate import Migration, migrate, migrations
+
+# The last migrations of the version before the key spaces, and the last ones before fees.
+BEFORE_SPACES = {"shared": 1, "store": 6, "economy": 2}
+BEFORE_FEES = {"shared": 1, "store": 8, "economy": 2}
+ENDS = {
+    "deposit": "COMPLETED",
+    "external_withdrawal": "COMPLETED",
+    "internal_transfer": "COMMITTED",
+    "member_transfer": "COMPLETED",
+    "pool_transfer": "COMPLETED",
+}
+USDT = 3
+
+
+def migrate_until(database: str, last: Mapping[str, int]) -> None:
+    """Apply the migrations up to these numbers. The flows are installed as they are now."""
+
+    def until_then(folder: str) -> list[Migration]:
+        return [m for m in migrations(folder) if m.number <= last[folder]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "migrations", until_then)
+        migrate(database, SCHEMA, FLOWS.values())
+
+
+def old_fingerprint(flow: str, parties: Mapping[str, Party], asset_id: int, amount: int) -> bytes:
+    """As the version before the key spaces computed it."""
+    body: tuple[object, ...] = (flow, sorted(parties.items()), asset_id, str(amount), [])
+    return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
+
+
+class OldProcess:
+    """Writes what that version wrote: a bare key, its fingerprint, a transfer at its end.
+
+    It names only columns that its schema had, so it can write after an upgrade as well.
+    """
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+
+    def transfer(
+        self,
+        flow: str,
+        cid: str | None,
+        parties: Mapping[str, Party],
+        amount: int,
+        asset_id: int = USDT,
+    ) -> UUID:
+        id_ = UUID(int=(int(time.time() * 1000) << 80) | (uuid4().int & (1 << 80) - 1))
+        owner = parties["source"].owner
+        print_ = old_fingerprint(flow, parties, asset_id, amount)
+        with superuser(self.database) as sql, sql.transaction():
+            sql.execute(
+                "INSERT INTO cids (owner, cid, fingerprint, transfer_id) VALUES (%s, %s, %s, %s)",
+                (owner, str(id_) if cid is None else cid, print_, id_),
+            )
+            sql.execute(
+                "INSERT INTO transfers (id, owner, flow, state, due_at, version, attempts, retries,"
+                " paged, parties, asset_id, amount, cid, head_hash, created_at, updated_at)"
+                " VALUES (%s, %s, %s, %s, now(), 1, 0, 0, false, %s, %s, %s, %s, %s, now(), now())",
+                (
+                    id_,
+                    owner,
+                    flow,
+                    ENDS[flow],
+                    Jsonb({r: [p.system, p.book, p.owner] for r, p in parties.items()}),
+                    asset_id,
+                    amount,
+                    cid,
+                    bytes(32),
+                ),
+            )
+        return id_
+
+    def archive(self, id_: UUID) -> None:
+        """Move the transfer to the archive, as `tidegate archive` does. Its key stays."""
+        columns = (
+            "id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,"
+            " asset_id, amount, cid, head_hash, deadline_at, expires_at, created_at, updated_at"
+        )
+        with superuser(self.database) as sql, sql.transaction():
+            sql.execute(
+                f"INSERT INTO archived_transfers ({columns})"
+                f" SELECT {columns} FROM transfers WHERE id = %s",
+                (id_,),
+            )
+            sql.execute("DELETE FROM transfers WHERE id = %s", (id_,))
+
+
+def deposited(owner: int, book: str) -> dict[str, Party]:
+    return {
+        "source": Party("ledger", "OUTSIDE", owner),
+        "target": Party("ledger", book, owner),
+        "suspense": Party("ledger", "SUSPENSE", owner),
+    }
+
+
+def withdrawn(owner: int, book: str) -> dict[str, Party]:
+    return {"source": Party("ledger", book, owner), "target": Party("ledger", "OUTSIDE", owner)}
+
+
+def into_spot(owner: int) -> dict[str, Party]:
+    return {"source": Party("ledger", "FUNDING", owner), "target": Party("core", "SPOT", owner)}
+
+
+def between_members(guild: int, one: int, other: int) -> dict[str, Party]:
+    """A payment that the library makes at once."""
+    payer = f"member:{one}"
+    return {
+        "allowance": Party("allowance", payer, guild),
+        "source": Party("ledger", payer, guild),
+        "target": Party("ledger", f"member:{other}", guild),
+    }

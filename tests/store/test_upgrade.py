@@ -1,0 +1,303 @@
+"""An upgrade with rows: what an older version wrote reads back equal, verifies, and goes on."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.cluster import cluster_url, create_database, leave_database
+from tests.conftest import SCHEMA
+from tests.running import eventually
+from tests.store.chain import broken
+from tests.store.older import BEFORE_FEES, BEFORE_SPACES, migrate_until, withdrawn
+from tests.store.scenario import (
+    USDT,
+    WAIT_S,
+    Remote,
+    Setting,
+    balances,
+    deposit,
+    from_remote,
+    moved,
+    rows,
+    running,
+    started,
+    superuser,
+    to_remote,
+    to_savings,
+)
+from tidegate.core.answers import Answer, Done, Rejected, Unknown
+from tidegate.core.request import Request
+from tidegate.core.transfer import Question, Transfer
+from tidegate.engine.audit import Audit
+from tidegate.engine.births import Receipt
+from tidegate.engine.verdicts import broken_chain
+from tidegate.flows import FLOWS
+from tidegate.store.archive import Ages, archive
+from tidegate.store.auditing import moment
+from tidegate.store.migrate import migrate, migrations
+from tidegate.store.postgres import PostgresStore
+
+OWNER = 1
+YEAR_S = 365 * 24 * 3600
+REFUSED, LATE, OPEN = 13, 17, (40, 41, 42)  # Amounts by which the system outside answers.
+KEPT = (
+    *("transfers", "history", "cids", "attempts", "ledger_accounts", "ledger_operations"),
+    *("daily_totals", "archived_transfers", "archived_history"),
+)
+ENDS = {"d": "COMPLETED", "s": "COMMITTED", "f": "FAILED", "r": "COMMITTED", "b": "ROLLED_BACK"}
+ENDS |= {"i": "COMMITTED", "l": "COMMITTED", "w": "COMPLETED"}
+
+
+class Outside:
+    """Refuses one amount, answers one late, and leaves some open."""
+
+    def __init__(self) -> None:
+        self.late: set[UUID] = set()
+
+    def __call__(self, question: Question) -> Answer:
+        if question.amount == REFUSED:
+            return Rejected("ACCOUNT_FROZEN", {"z": "last", "a": "«first»"})
+        late = question.amount == LATE and question.transfer_id not in self.late
+        if late or question.amount in OPEN:
+            self.late.add(question.transfer_id)
+            return Unknown("timeout")
+        return Done({"block": "0x1f"})
+
+
+def requests(mark: str) -> dict[str, Request]:
+    """By cid: ended in every way, with refused operations of the ledger and one that is undone."""
+    wanted = {
+        "d": deposit(OWNER, 1_000),
+        "s": to_savings(OWNER, 10),
+        "f": to_savings(OWNER, 50_000),
+        "r": to_remote(OWNER, 20),
+        "b": to_remote(OWNER, REFUSED),
+        "i": from_remote(OWNER, 30),
+        "l": to_remote(OWNER, LATE),
+        "w": Request(OWNER, "external_withdrawal", withdrawn(OWNER, "FUNDING"), USDT, 50),
+    }
+    return {f"{name}-{mark}": replace(r, cid=f"{name}-{mark}") for name, r in wanted.items()}
+
+
+def open_requests() -> dict[str, Request]:
+    """They wait for the system outside: two for its credit, one for its debit."""
+    one, other, third = OPEN
+    wanted = [to_remote(OWNER, one), to_remote(OWNER, other), from_remote(OWNER, third)]
+    return {f"open-{r.amount}": replace(r, cid=f"open-{r.amount}") for r in wanted}
+
+
+async def _lived(database: str) -> dict[str, Transfer]:
+    """What became of all requests. The first ones are archived."""
+    made: dict[str, Transfer] = {}
+    for mark in ("archived", "kept"):
+        async with running(Setting(database, Remote(Outside()))) as engine:
+            for cid, request in requests(mark).items():
+                made[cid] = await moved(engine, request)
+            if mark == "kept":
+                for cid, request in open_requests().items():
+                    made[cid] = await started(engine, request)
+                await asyncio.to_thread(eventually, lambda: _tried(database), WAIT_S)
+            else:
+                await asyncio.to_thread(_archive, database)
+    return made
+
+
+def _tried(database: str) -> bool:
+    """Each open transfer has an attempt."""
+    statement = "SELECT count(DISTINCT a.transfer_id) FROM attempts AS a JOIN transfers ON id = "
+    [(count,)] = rows(database, statement + "a.transfer_id WHERE lane IS NOT NULL")
+    return bool(count == len(OPEN))
+
+
+def _archive(database: str) -> None:
+    assert sum(b.transfers for b in archive(database, SCHEMA, Ages(0, YEAR_S))) == len(ENDS)
+
+
+def _columns(database: str, table: str) -> list[str]:
+    found = rows(
+        database,
+        "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
+        " AND NOT attisdropped ORDER BY attname",
+        table,
+    )
+    return [name for (name,) in found]
+
+
+def _copy(source: str, target: str, table: str) -> None:
+    """The rows of a table with the columns that the older schema has."""
+    columns = sql.SQL(", ").join(map(sql.Identifier, _columns(target, table)))
+    name = sql.Identifier(table)
+    out = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT BINARY)").format(columns, name)
+    into = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(name, columns)
+    with (
+        superuser(source) as reading,
+        superuser(target) as writing,
+        reading.cursor().copy(out) as copied,
+        writing.cursor().copy(into) as written,
+    ):
+        for block in copied:
+            written.write(block)
+
+
+class Upgraded:
+    """A database at an older schema, with rows, and how to look at them."""
+
+    def __init__(self, database: str, made: Mapping[str, Transfer]) -> None:
+        self.database, self.made = database, made
+        self._columns = {table: _columns(database, table) for table in KEPT}
+
+    def contents(self) -> dict[str, list[Any]]:
+        """All rows, in the columns of the older schema."""
+        found = {}
+        for table, columns in self._columns.items():
+            names = sql.SQL(", ").join(map(sql.Identifier, columns))
+            read = sql.SQL("SELECT row_to_json(r)::text FROM (SELECT {} FROM {}) AS r ORDER BY 1")
+            with superuser(self.database) as connection:
+                statement = read.format(names, sql.Identifier(table))
+                found[table] = connection.execute(statement).fetchall()
+        return found
+
+    def migrate(self, tell: Callable[[str], None] = lambda _: None) -> list[str]:
+        return migrate(self.database, SCHEMA, FLOWS.values(), tell)
+
+
+@pytest.fixture(scope="module")
+def lived(template: str) -> Iterator[tuple[str, Mapping[str, Transfer]]]:
+    name = f"{template}_lived"
+    database = create_database(cluster_url(), name, template)
+    yield database, asyncio.run(_lived(database))
+    leave_database(cluster_url(), name)
+
+
+@pytest.fixture(params=[BEFORE_SPACES, BEFORE_FEES], ids=["store 6", "store 8"])
+def old(
+    bare: str, lived: tuple[str, Mapping[str, Transfer]], request: pytest.FixtureRequest
+) -> Upgraded:
+    """Genuine rows in an older schema, with the fingerprints that the older version computed."""
+    migrate_until(bare, request.param)
+    source, made = lived
+    for table in KEPT:
+        _copy(source, bare, table)
+    wanted = {**requests("archived"), **requests("kept"), **open_requests()}
+    with superuser(bare) as connection:
+        for cid, asked in wanted.items():
+            set_old = "UPDATE cids SET fingerprint = %s WHERE owner = %s AND cid = %s"
+            changed = connection.execute(set_old, (asked.older_fingerprint(), OWNER, cid))
+            assert changed.rowcount == 1
+    return Upgraded(bare, made)
+
+
+def test_rows_read_back_equal_after_an_upgrade(old: Upgraded) -> None:
+    before = old.contents()
+    assert all(before[table] for table in KEPT if table != "daily_totals"), "there is something"
+    ends = rows(old.database, "SELECT DISTINCT state FROM transfers WHERE lane IS NULL")
+    assert {state for (state,) in ends} == set(ENDS.values())
+    results = rows(old.database, "SELECT DISTINCT verb, result FROM ledger_operations")
+    assert {("debit", "done"), ("debit", "rejected"), ("refund", "done")} <= set(results)
+    old.migrate()
+    assert old.contents() == before
+    added = "SELECT DISTINCT fee, space FROM every_transfer"
+    assert rows(old.database, added) == [(0, None)]
+    assert rows(old.database, "SELECT DISTINCT entry FROM ledger_operations") == [(0,)]
+
+
+def test_what_an_older_version_wrote_verifies_and_goes_on(old: Upgraded) -> None:
+    old.migrate()
+    with superuser(old.database) as connection:
+        assert list(broken(connection)) == []
+
+    def answering(question: Question) -> Answer:
+        return Rejected("ACCOUNT_FROZEN") if question.amount == OPEN[1] else Done()
+
+    async def scene() -> None:
+        async with PostgresStore(old.database, SCHEMA) as store:
+            assert await _audited(store, old) == []
+        async with running(Setting(old.database, Remote(answering))) as engine:
+            for cid, request in (requests("archived") | requests("kept") | open_requests()).items():
+                said = await engine.transfer(request, WAIT_S)
+                assert isinstance(said, Receipt), (cid, said)
+                assert (said.transfer.id, said.duplicate) == (old.made[cid].id, True)
+                end = ENDS.get(cid.partition("-")[0], "COMMITTED")
+                assert said.transfer.state == ("ROLLED_BACK" if cid == "open-41" else end), cid
+            # A transfer of the new version, beside them.
+            await moved(engine, to_savings(OWNER, 1))
+        async with PostgresStore(old.database, SCHEMA) as store:
+            assert await _audited(store, old) == []
+
+    asyncio.run(scene())
+    with superuser(old.database) as connection:
+        assert list(broken(connection)) == []
+    held = balances(old.database, OWNER)
+    out = 2 * (10 + 20 - 30 + LATE + 50) + OPEN[0] - OPEN[2] + 1
+    assert (held["FUNDING"], held["SAVINGS"], held["OUTSIDE"]) == (2_000 - out, 21, -1_900)
+
+
+async def _audited(store: PostgresStore, old: Upgraded) -> list[str]:
+    """What a full audit finds, and every chain that does not verify, of open transfers too."""
+    audit = Audit(store, None, FLOWS, lambda _: None)
+    report = await audit.run()
+    found = [*report.violations, *(["halted"] if report.halted else [])]
+    assert audit.read["transfers"] >= len(old.made)
+    async with moment(store) as then:
+        ids = [id_ for id_, _ in await then.ids(UUID(int=0), 1_000)]
+        cases = await then.cases(ids)
+        assert len(cases) >= len(old.made)
+        return found + [problem for case in cases for problem in broken_chain(case)]
+
+
+class Interrupted(Exception):
+    """The migration stops here."""
+
+
+def test_an_upgrade_that_is_interrupted_after_any_migration_goes_on(old: Upgraded) -> None:
+    before, told = old.contents(), []
+
+    def stop(name: str) -> None:
+        told.append(name)
+        raise Interrupted
+
+    for _ in range(100):
+        try:
+            assert old.migrate(stop) == []
+        except Interrupted:
+            assert old.contents() == before
+            continue
+        break
+    assert len(told) == len(set(told)), "each was applied once"
+    applied = rows(old.database, "SELECT name FROM migrations ORDER BY number")
+    assert applied == [(migration.name,) for migration in migrations("store")]
+    assert old.contents() == before
+
+
+def test_an_upgrade_that_is_killed_inside_a_migration_goes_on(old: Upgraded) -> None:
+    """Fees need the ledger's operations, which somebody holds until the migration is dead."""
+    before = old.contents()
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+    name = conninfo_to_dict(old.database)["dbname"]
+    with (
+        ThreadPoolExecutor(1) as beside,
+        superuser(old.database) as holder,
+        holder.transaction(),
+    ):
+        holder.execute("LOCK TABLE ledger_operations IN SHARE MODE")
+        run = beside.submit(old.migrate)
+        eventually(lambda: bool(rows(old.database, waits, name)), WAIT_S)
+        [(pid,)] = rows(old.database, waits, name)
+        holder.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        with pytest.raises(psycopg.OperationalError):
+            run.result(WAIT_S)
+    [(last,)] = rows(old.database, "SELECT max(number) FROM migrations")
+    assert last == BEFORE_FEES["store"]
+    assert "fee" not in _columns(old.database, "transfers"), "nothing of it has happened"
+    assert old.contents() == before
+    assert f"{SCHEMA}: 0009_fees" in old.migrate()
+    assert old.migrate() == []
+    assert old.contents() == before
