@@ -5,14 +5,14 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.conftest import SCHEMA
-from tests.engine.rig import ASSET, OWNER, SPOT, WAIT_S, Rig
+from tests.engine.rig import ASSET, OWNER, SPOT, WAIT_S, Rig, rigged
 from tidegate.core.ports import InboxRequest, System
 from tidegate.core.request import Account, Asset, Request, Wish, internal_transfer
 from tidegate.engine.engine import Engine
@@ -27,6 +27,7 @@ ASSETS = {"USDT": Asset(ASSET, "USDT", 6)}
 FORMS: Mapping[str, Form] = forms_of(ACCOUNTS, ASSETS)
 TERMS = {"from": "SPOT", "to": "FUNDING"}
 UNIT = 10**6
+RICH = 1_000 * UNIT
 _numbers = itertools.count(1)
 
 
@@ -136,3 +137,13 @@ class Desk:
 
 
 DeskScene = Callable[[Desk], Awaitable[None]]
+PlayDesk: TypeAlias = Callable[[DeskScene], None]
+
+
+def player(kind: str, database: str) -> PlayDesk:
+    async def whole(scene: DeskScene) -> None:
+        async with rigged(kind, database) as rig:
+            await rig.endow(RICH)
+            await scene(Desk(rig, database))
+
+    return lambda scene: asyncio.run(whole(scene))

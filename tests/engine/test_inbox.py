@@ -2,21 +2,19 @@
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 from uuid import UUID
 
 import pytest
 
 from tests.conftest import SCHEMA
-from tests.engine.inboxes import FORMS, UNIT, Desk, DeskScene, wanted
+from tests.engine.inboxes import FORMS, RICH, UNIT, Desk, PlayDesk, player, wanted
 from tests.engine.proxy import proxied
-from tests.engine.rig import OWNER, Outside, Rig, rigged
+from tests.engine.rig import OWNER, Outside, Rig
 from tests.engine.venue import Venue
 from tidegate.core.answers import Alarm
-from tidegate.core.ids import HORIZON_S, first_id
+from tidegate.core.ids import HORIZON_S
 from tidegate.core.ports import InboxRequest
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Checked, Request
@@ -30,27 +28,15 @@ from tidegate.systems.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 
-RICH = 1_000 * UNIT
-PlayDesk: TypeAlias = Callable[[DeskScene], None]
-
-
-def _player(kind: str, database: str) -> PlayDesk:
-    async def whole(scene: DeskScene) -> None:
-        async with rigged(kind, database) as rig:
-            await rig.endow(RICH)
-            await scene(Desk(rig, database))
-
-    return lambda scene: asyncio.run(whole(scene))
-
 
 @pytest.fixture(params=["twin", "postgres"])
 def play(request: pytest.FixtureRequest, database: str) -> PlayDesk:
-    return _player(request.param, database)
+    return player(request.param, database)
 
 
 @pytest.fixture
 def play_postgres(database: str) -> PlayDesk:
-    return _player("postgres", database)
+    return player("postgres", database)
 
 
 async def _transfers(desk: Desk, *ids: UUID) -> list[Transfer]:
@@ -276,40 +262,6 @@ def test_a_halt_between_claim_and_commit_leaves_the_request(play_postgres: PlayD
         async with desk.engine(2):
             [found] = await desk.decided(id_)
         assert found.outcome == "created"
-
-    play_postgres(scene)
-
-
-def test_a_request_that_expires_between_claim_and_commit_is_refused(play: PlayDesk) -> None:
-    async def scene(desk: Desk) -> None:
-        id_ = desk.ask(UNIT, expires_in_s=0.5)
-        engine = desk.engine()
-        [asked] = await desk.rig.store.inbox.claim(engine.means.tables, 10)
-        request = engine.inbox._judge(asked)
-        assert isinstance(request, Request), "it had not expired when it was claimed"
-        await asyncio.sleep(0.6)
-        await engine.inbox._write([(asked, request)])
-        found = desk.look(id_)
-        assert (found.outcome, found.refusal) == ("refused", "EXPIRED")
-        assert await desk.rig.store.find([id_]) == []
-
-    play(scene)
-
-
-def test_a_request_below_the_floor_is_refused_and_pages_nobody(play_postgres: PlayDesk) -> None:
-    async def scene(desk: Desk) -> None:
-        assert isinstance(desk.rig.store, PostgresStore)
-        id_ = desk.ask(UNIT, "order-1")
-        await PostgresFloors(desk.rig.store).raise_to(
-            first_id(int(time.time() * 1000) + 86_400_000)
-        )
-        async with desk.engine() as engine:
-            [found] = await desk.decided(id_)
-            assert (found.outcome, found.refusal) == ("refused", "TOO_LATE")
-            # Refused for ever under this key, so that nobody is told to try it again.
-            assert await engine.submit(wanted(UNIT, "order-1")) is Refusal.KEY_REFUSED
-        assert await desk.rig.funding() == RICH
-        assert desk.rig.alerts == []
 
     play_postgres(scene)
 

@@ -20,7 +20,7 @@ BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE, *MEMBERS)
 POOL_S = 20.0  # Within which a pool transfer passes its checks or expires.
 TRANSFERS = 20
 MORE = 6  # Where some are refused.
-SIEGE_S = (75.0, 110.0)  # Longer than the patience of any question.
+SIEGE_S = (105.0, 140.0)  # Longer than any question takes to page somebody.
 LONG_SIEGE_S = (900.0, 1_800.0)
 AMOUNTS = (1, 10, 100, 400, 900, 2_500)
 

@@ -48,6 +48,7 @@ from tidegate.systems.ledger.judge import Balance
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 SAFETY_S = 8.0
+LEASES_S = 20.0  # A claim may be lost, and so may the one after it.
 LIVENESS_S = 60.0
 BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
 # Some owners' guilds have rules of their own.
@@ -216,7 +217,10 @@ class Scenario:
         ask = self.world.flows[life.transfer.flow].ask(life.transfer.state)
         if ask is None or ask.patience.page_after_s is None or life.transfer.lane != CORE:
             return False
-        return self.world.loop.now_s - life.since_s > ask.patience.page_after_s
+        late_s = ask.patience.page_after_s + ask.patience.cap_s + LEASES_S
+        # Whoever is started finds what was leased to the dead a lease later.
+        old = any(self.world.loop.now_s - n.began_s > LEASES_S for n in self.world.living())
+        return old and self.world.loop.now_s - life.since_s > late_s
 
     async def _thaw(self) -> None:
         """Until it is done: whoever is to do it may be starting just now."""

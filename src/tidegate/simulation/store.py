@@ -182,6 +182,14 @@ class NodeStore(MemoryStore):
         await self.reach("release")
         await super().release(transfers)
 
+    def _begin(self) -> Twin:
+        """A statement of its own: if the worker dies in it, the server lets go of its rows."""
+        for ended in [tx for tx in self.node.open if tx.ended]:
+            del self.node.open[ended]
+        tx = super()._begin()
+        self.node.open[tx] = None
+        return tx
+
     async def note_outage(self, lane: str, worker: str, attempts: int, reason: str) -> None:
         await self.reach("outage")
         await super().note_outage(lane, worker, attempts, reason)
