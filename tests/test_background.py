@@ -95,6 +95,65 @@ def test_a_round_that_reaches_nobody_is_put_off_and_its_age_tells(fault: Excepti
     played(scene)
 
 
+LATE_S = 0.2
+
+
+@pytest.mark.parametrize("fault", [StoreUnavailable("gone"), Unreachable("no word")])
+def test_a_task_that_is_put_off_for_too_long_is_told_once_and_when_it_is_over(
+    fault: Exception,
+) -> None:
+    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+        work = Rounds(None, *[fault] * 10_000)
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        chore = Chore("leadership", work, 0.001, Code.LEADER_UNKNOWN, late_s=LATE_S)
+        background.start(chore)
+        await until(lambda: bool(alerts))
+        assert clock() - began_s >= LATE_S
+        await asyncio.sleep(2 * LATE_S)
+        [alert] = alerts
+        assert (alert.alarm, alert.code) == (Alarm.CRITICAL, Code.LEADER_UNKNOWN)
+        assert alert.cause == (
+            f"leadership has not succeeded for over 0.2 s: {type(fault).__name__}: {fault}"
+        )
+        work.faults.clear()
+        await until(lambda: len(alerts) == 2)
+        assert (alerts[1].code, alerts[1].cleared) == (Code.LEADER_UNKNOWN, True)
+
+    played(scene)
+
+
+def test_a_round_that_does_not_end_is_told() -> None:
+    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+        async def endless() -> None:
+            await asyncio.Event().wait()
+
+        background.start(Chore("watch", endless, 0.001, late_s=LATE_S))
+        await until(lambda: bool(alerts))
+        [alert] = alerts
+        assert (alert.alarm, alert.code) == (Alarm.CRITICAL, Code.BACKGROUND_FAILED)
+        assert alert.cause == (
+            "watch has not succeeded for over 0.2 s: its round has not ended yet"
+        )
+
+    played(scene)
+
+
+def test_a_task_that_succeeds_now_and_then_is_not_late() -> None:
+    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+        late_s = 5 * LATE_S
+        work = Rounds(*[StoreUnavailable("gone"), None] * 1_000)
+        background.start(Chore("watch", work, LATE_S / 10, late_s=late_s))
+        await asyncio.sleep(1.5 * late_s)
+        assert alerts == []
+        await background.stop("watch")
+        background.start(Chore("watch", Rounds(), LATE_S / 10))
+        await asyncio.sleep(1.5 * late_s)
+        assert alerts == [], "what was stopped is not late, and what was started again neither"
+
+    played(scene)
+
+
 def test_a_task_that_never_succeeded_is_as_old_as_its_start() -> None:
     async def scene(background: Background, alerts: list[Alert], time: Time) -> None:
         background.start(Chore("keys", Rounds(*[OSError("no")] * 10_000), 0.001))
@@ -136,5 +195,8 @@ def test_a_stop_ends_the_round_under_way_and_tells_nobody() -> None:
         await background.stop("slow")
         assert ended.is_set()
         assert (list(background.ages()), alerts) == (["other"], [])
+        await background.stop()
+        await background.stop("slow")
+        assert background.ages() == {}
 
     played(scene)

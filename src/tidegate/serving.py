@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -54,7 +54,10 @@ DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
 TOKEN_S = 900.0
 LEAD_EVERY_S = 2.0
+LEAD_RETRY_S = 5.0  # At most, between two tries to find out who leads.
+LEADERLESS_S = 60.0  # For so long it may be unknown whether any process leads.
 WATCH_EVERY_S = 5.0
+WATCH_LATE_S = 300.0  # For so long the alert rules may be unable to look.
 FLUSH_S = 5.0  # For the alerts that wait when the process ends.
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
@@ -124,10 +127,7 @@ async def serve_api(settings: Settings) -> None:
             chore = Chore("deny list", deny, DENY_EVERY_S, Code.DENY_LIST_UNREADABLE)
             background.start(chore._replace(longest_s=DENY_EVERY_S))
         lead = Leadership(settings.database or "", settings.schema)
-        background.start(Chore("leadership", lead.look, LEAD_EVERY_S))
-        judge = partial(audit.run_next, settings.full_audit_s)
-        background.start(Chore("watch", _led(lead, watch.look), WATCH_EVERY_S))
-        background.start(Chore("audit", _led(lead, judge), settings.audit_s))
+        await _start_led(background, lead, watch, audit, settings)
         await _serve(Api(service), settings.host, settings.port, gate.engine.died)
         await background.stop()
         await lead.close()
@@ -205,12 +205,31 @@ async def _serve(api: Api, host: str, port: int, died: "asyncio.Future[BaseExcep
         raise SystemExit(1)
 
 
+async def _start_led(
+    background: Background, lead: Leadership, watch: Watch, audit: Audit, settings: Settings
+) -> None:
+    """Start what one process does for all."""
+    with suppress(StoreUnavailable):
+        await lead.look()  # Before the others' first rounds, which need to know who leads.
+    leading = Chore("leadership", lead.look, LEAD_EVERY_S, Code.LEADER_UNKNOWN)
+    background.start(leading._replace(longest_s=LEAD_RETRY_S, late_s=LEADERLESS_S))
+    watching = Chore("watch", _led(lead, watch.look), WATCH_EVERY_S, first_s=WATCH_EVERY_S)
+    background.start(watching._replace(longest_s=WATCH_EVERY_S, late_s=WATCH_LATE_S))
+    judge = partial(audit.run_next, settings.full_audit_s)
+    background.start(Chore("audit", _led(lead, judge), settings.audit_s, first_s=settings.audit_s))
+
+
 def _led(lead: Leadership, work: Work) -> Work:
-    """Of all processes only the one that leads does it, so that a cause is told once."""
+    """Of all processes only the one that leads does it, so that a cause is told once.
+
+    For the others it is done if another leads. If nobody knows that, it is not done.
+    """
 
     async def round_() -> None:
         if lead.held:
             await work()
+        elif not lead.known:
+            raise StoreUnavailable("no process is known to lead")
 
     return round_
 

@@ -1,16 +1,22 @@
 """The full audit in slices: what is old is judged again too, a bounded part at a time."""
 
+import asyncio
 from uuid import UUID
 
 import pytest
 
 from tests.engine.audited import BASE, Play, World
+from tidegate.core.request import Request
+from tidegate.core.transfer import Party
 from tidegate.engine import slices
-from tidegate.engine.audit import Audit
-from tidegate.engine.slices import MAX_OWNERS, MAX_PAGES, PAGE, slice_of
+from tidegate.engine.audit import Audit, Scope
+from tidegate.engine.births import Receipt
+from tidegate.engine.gate import LEDGER, Crossing
+from tidegate.engine.slices import MAX_OWNERS, MAX_PAGES, PAGE, Slice, slice_of
 from tidegate.flows import FLOWS
 from tidegate.store import sweeping
 from tidegate.store.sweeping import LAST_ID, LAST_OWNER, Sweep
+from tidegate.systems.ledger import FUNDING
 
 DAY_S = 86_400.0
 CHANGE = (
@@ -84,6 +90,89 @@ def test_an_old_transfer_that_was_spoilt_is_found(
         found = await swept(world)
         assert any(violation in each for each in found), found
 
+    play_audited(scene)
+
+
+@pytest.mark.slow
+def test_an_owner_whose_accounts_are_all_gone_is_found(play_audited: Play) -> None:
+    """Together they held nothing, so that every sum agrees without them."""
+
+    async def scene(world: World) -> None:
+        await idle(world)
+        for owner in (BASE - 1, BASE + 9):
+            await world.gate.deposit(Crossing("FUNDING", "USDT", "7", "d"), owner)
+            await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", owner)
+        found = await swept(world)
+        assert sorted(found) == [
+            f"account {book} of {owner}, asset 3: it does not follow from its operations"
+            for book in ("FUNDING", "OUTSIDE")
+            for owner in (BASE - 1, BASE + 9)
+        ]
+
+    play_audited(scene)
+
+
+PAYER, MEMBERS = 9_000, range(1_001, 1_061)
+
+
+async def shared_out(world: World) -> Audit:
+    """One pays many, so that the accounts of these do not follow from their own transfers."""
+    whom = (PAYER, *MEMBERS)
+    deposits = (world.gate.deposit(Crossing("FUNDING", "USDT", "1", "d"), owner) for owner in whom)
+    await asyncio.gather(*deposits)
+    source = Party(LEDGER, FUNDING, PAYER)
+    for member in MEMBERS:
+        parties = {"source": source, "target": Party(LEDGER, FUNDING, member)}
+        request = Request(PAYER, "internal_transfer", parties, 3, 5)
+        said = await world.gate.engine.transfer(request, 20)
+        assert isinstance(said, Receipt)
+        assert said.transfer.state == "COMMITTED"
+    audit = Audit(
+        world.gate.store, world.core, FLOWS, world.alerts.append, Scope(owners_alone=False)
+    )
+    assert (await audit.run(full=False)).ok
+    await world.corrupt("UPDATE transfers SET created_at = created_at - interval '1 hour'")
+    assert (await audit.run(full=False)).ok
+    return audit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoilt", [MEMBERS[0], MEMBERS[30], MEMBERS[-1]])
+def test_an_error_behind_many_false_suspects_is_found(
+    play_audited: Play, monkeypatch: pytest.MonkeyPatch, spoilt: int
+) -> None:
+    async def scene(world: World) -> None:
+        audit = await shared_out(world)
+        await world.corrupt(CHANGE, 1, spoilt, "FUNDING")
+        await world.corrupt(CHANGE, -1, spoilt, "OUTSIDE")
+        found = await swept(world, audit)
+        assert sorted(found) == [
+            f"account {book} of {spoilt}, asset 3: it does not follow from its operations"
+            for book in ("FUNDING", "OUTSIDE")
+        ]
+        await audit.close()
+
+    monkeypatch.setattr("tidegate.engine.audit.slice_of", all_members)
+    play_audited(scene)
+
+
+def all_members(sweep: Sweep, _: float) -> Slice | None:
+    """Every member at once, without the payer."""
+    return None if sweep.over else Slice(sweep, 1, len(MEMBERS))
+
+
+@pytest.mark.slow
+def test_many_false_suspects_are_no_violation_and_the_sweep_ends(
+    play_audited: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        audit = await shared_out(world)
+        assert await swept(world, audit) == []
+        over = await sweeping.current(world.gate.store, DAY_S)
+        assert over.owners == len(MEMBERS) + 1, "each of them once"
+        await audit.close()
+
+    monkeypatch.setattr("tidegate.engine.audit.slice_of", all_members)
     play_audited(scene)
 
 

@@ -1,7 +1,9 @@
 """Two people give a stuck question its answer; the system and the flow have the last word."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
@@ -11,6 +13,7 @@ from tidegate.core.answers import Answer, Rejected, Unknown
 from tidegate.core.flow import Verb
 from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Question, Transfer
+from tidegate.engine.engine import Engine
 from tidegate.engine.gate import Gate
 from tidegate.engine.resolve import confirm, propose
 from tidegate.store import reading, resolutions
@@ -154,6 +157,73 @@ def play_disabled(
                 await scene(rig, gate, await made(engine, request("out", 300)))
 
     asyncio.run(whole())
+
+
+@asynccontextmanager
+async def elsewhere(rig: Rig) -> AsyncIterator[Gate]:
+    """Another process on the same store, which knows the flow and does not have the venue."""
+    assert isinstance(rig.store, PostgresStore)
+    async with Engine(replace(rig.parts(2), outside=[])) as engine:
+        yield Gate(engine, rig.store, Ledger(), None, dict(await rig.store.assets()))
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_a_process_without_the_system_says_so_and_leaves_the_resolution_open(
+    database: str, way: str
+) -> None:
+    async def scene(rig: Rig, gate: Gate, transfer: Transfer) -> None:
+        [now] = await gate.store.find([transfer.id])
+        assert now.lane == "venue"
+        proposal = Proposal(now.id, now.version, "rejected", "settled by hand", EVIDENCE, "olga")
+        async with elsewhere(rig) as other:
+            id_ = await propose(other, now, proposal)
+            assert isinstance(id_, int)
+            found = await resolutions.find(gate.store, id_)
+            assert found is not None
+            said = await confirm(other, found, "otto")
+            assert said == "this process does not have the system venue: confirm at one that does"
+            assert await resolutions.find(gate.store, id_) == found, "nobody has confirmed it"
+        assert await confirm(gate, found, "otto") == "rejected: settled by hand"
+        [ended] = await rig.ended([transfer])
+        assert ended.state == ("ROLLED_BACK" if way == "in" else "FAILED")
+
+    play(database, way, silent, scene)
+
+
+def test_a_no_needs_every_system_of_the_transfer(database: str) -> None:
+    """Whether the source can take its money back is known only where the source is."""
+
+    async def scene(rig: Rig, gate: Gate, transfer: Transfer) -> None:
+        async def halts(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            await rig.store.halt("the ledger is not to be asked", "test")
+            return execute()
+
+        rig.outside.twist = halts
+        for _ in range(200):
+            [now] = await gate.store.find([transfer.id])
+            if now.lane == "ledger":
+                break
+            await asyncio.sleep(0.02)
+        assert now.state == "TARGET_PENDING"
+        proposal = Proposal(now.id, now.version, "rejected", "settled by hand", EVIDENCE, "olga")
+        async with elsewhere(rig) as other:
+            id_ = await propose(other, now, proposal)
+            assert isinstance(id_, int)
+            found = await resolutions.find(gate.store, id_)
+            assert found is not None
+            assert "does not have the system venue" in await confirm(other, found, "otto")
+
+    play(database, "out", silent, scene)
+
+
+def test_a_yes_needs_no_system_and_is_taken_anywhere(database: str) -> None:
+    async def scene(rig: Rig, gate: Gate, transfer: Transfer) -> None:
+        async with elsewhere(rig) as other:
+            assert await resolved(other, transfer, "done") == "done"
+        [ended] = await rig.ended([transfer])
+        assert ended.state == "COMMITTED"
+
+    play(database, "in", does_and_is_silent, scene)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Code(StrEnum):
     CLOCK_SET_BACK = "clock_set_back"
     DENY_LIST_UNREADABLE = "deny_list_unreadable"
     BACKGROUND_FAILED = "background_failed"
+    LEADER_UNKNOWN = "leader_unknown"
     DATABASE_UNUSABLE = "database_unusable"
 
 

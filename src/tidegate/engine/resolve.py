@@ -31,8 +31,8 @@ async def propose(gate: Gate, transfer: Transfer, proposal: Proposal) -> int | R
 async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
     """Carry it out by a second person's word; say what came of it."""
     proposal = resolution.proposal
-    if not await _is_known(gate, proposal):
-        return "this process does not know the flow: confirm at one that does"
+    if (absent := await _absent(gate, proposal)) is not None:
+        return f"this process does not {absent}: confirm at one that does"
     second = await resolutions.confirm(gate.store, resolution.id, confirmed_by)
     if second is None:
         return "this was proposed by you, or is closed already"
@@ -56,9 +56,19 @@ async def confirm(gate: Gate, resolution: Resolution, confirmed_by: str) -> str:
     return "an engine is asking the same question: confirm once more"
 
 
-async def _is_known(gate: Gate, proposal: Proposal) -> bool:
-    transfer = await reading.one(gate.store, proposal.transfer_id)
-    return transfer is not None and transfer.flow in gate.engine.means.flows
+async def _absent(gate: Gate, proposal: Proposal) -> str | None:
+    """What it takes to carry this out, and this process lacks; None if it lacks nothing."""
+    transfer, means = await reading.one(gate.store, proposal.transfer_id), gate.engine.means
+    assert transfer is not None, "what was proposed is about a transfer that was there"
+    if transfer.flow not in means.flows:
+        return f"know the flow {transfer.flow}"
+    if proposal.kind == "done":
+        return None
+    # The system that was asked is told to refuse; and whether a «no» leads to an undo depends on
+    # whether the other system can undo, which is known only where that system is.
+    systems = {party.system for party in transfer.parties.values()}
+    missing = sorted(systems - means.outside.keys() - means.local.keys())
+    return f"have the system {missing[0]}" if missing else None
 
 
 def _is_open(gate: Gate, transfer: Transfer, proposal: Proposal) -> bool:

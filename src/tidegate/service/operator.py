@@ -225,14 +225,21 @@ async def retry_now(call: Call) -> Reply:
     transfer = await _found(call)
     if transfer.lane is None:
         raise Refused(Refusal.INVALID_REQUEST, "this transfer has ended")
-    await call.service.gate.store.release([transfer])
-    call.service.gate.engine.lanes[transfer.lane].wake()
+    gate = call.service.gate
+    await gate.store.release([transfer])
+    # If only another process has the system, its next scan finds what was released.
+    if transfer.lane in gate.engine.lanes:
+        gate.engine.lanes[transfer.lane].wake()
     return reply(shown(call, transfer), 202)
 
 
 async def propose(call: Call) -> Reply:
     """One person says what became of a stuck question; nothing happens until another agrees."""
     body, transfer = call.body(ResolveBody), await _found(call)
+    gate = call.service.gate
+    if transfer.flow not in gate.engine.means.flows:
+        detail = f"this process does not know the flow {transfer.flow}: propose at one that does"
+        raise Refused(Refusal.INVALID_REQUEST, detail)
     proposal = Proposal(
         transfer.id,
         body.version,
@@ -241,7 +248,7 @@ async def propose(call: Call) -> Reply:
         body.evidence,
         call.identity.subject,
     )
-    said = await resolve.propose(call.service.gate, transfer, proposal)
+    said = await resolve.propose(gate, transfer, proposal)
     if isinstance(said, Refusal):
         raise Refused(said, "name the open version, an answer, a reason and evidence")
     return reply({"resolution": said, "req_id": ulid_of(transfer.id)}, 201)

@@ -151,8 +151,10 @@ class Moment:
         return [Account(*row) for row in rows]
 
     async def suspects(self, owners: Sequence[int]) -> Sequence[int]:
-        """Those of some owners whose accounts do not follow from their own transfers."""
-        rows = await self._rows("owner_accounts", owners=numbers(owners), limit=MAX_FOUND)
+        """Those of some owners whose accounts do not follow from their own transfers. All of them:
+        others may have paid them, and which one is wrong is not known yet.
+        """
+        rows = await self._rows("owner_accounts", owners=numbers(owners))
         return [row[0] for row in rows]
 
     async def elsewhere(self, legs: Sequence[Leg], read: Sequence[str]) -> Held:
