@@ -112,6 +112,39 @@ def test_mon_002_a_refund_that_failed_three_times_is_critical(
     assert Thresholds().refund_failures == 3
 
 
+def test_of_many_failing_refunds_none_is_called_over_while_it_fails(
+    play_postgres: Play, database: str
+) -> None:
+    """Some are told, the others wait their turn; which ones must not change with the retries."""
+
+    async def scene(rig: Rig) -> None:
+        watch, told = watching(rig, Thresholds(refund_failures=1))
+        await rig.set_status(Status.DISABLED)  # The target of the way out.
+
+        async def no_refunds(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+            refunds = questions[0].verb == "refund"
+            return [Rejected("NOT_TODAY")] * len(questions) if refunds else execute()
+
+        rig.outside.twist = no_refunds
+        async with rig.engine() as engine:
+            for _ in range(30):
+                await made(engine, request("out", 5))
+            await _until(lambda: _failures(rig, 30))
+        with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
+            for later in ("row_number() OVER (ORDER BY id)", "-row_number() OVER (ORDER BY id)"):
+                connection.execute(
+                    "UPDATE transfers AS t SET due_at = now() + s.later * interval '1 second'"
+                    f" FROM (SELECT id, {later} AS later FROM transfers) AS s"
+                    " WHERE s.id = t.id AND t.lane IS NOT NULL"
+                )
+                connection.commit()
+                await watch.look()
+        assert {alert.code for alert in told} == {Code.REFUND_FAILING}
+        assert [alert for alert in told if alert.cleared] == []
+
+    play_postgres(scene)
+
+
 async def _failures(rig: Rig, count: int) -> bool:
     assert isinstance(rig.store, PostgresStore)
     [(found,)] = await rig.store.run("SELECT count(*) FROM attempts", {})

@@ -165,7 +165,8 @@ SELECT (t.parties -> q.role ->> 2)::bigint, t.asset_id, sum(q.units * t.amount)
  GROUP BY 1, 2;
 
 -- watch: all that the alert rules look at, in one snapshot. What is open is found by the index of
--- the due, what is new by the index of the times of creation.
+-- the due, what is new by the index of the times of creation. Limits have an order, so that the
+-- next look finds the same ones: what it does not find is told to be over.
 WITH open AS MATERIALIZED (
     SELECT id, flow, state, lane, version, retries, updated_at, created_at
       FROM transfers
@@ -205,6 +206,7 @@ SELECT 'stuck', o.lane, (array_agg(o.id ORDER BY o.updated_at))[1], o.state, cou
                                        AND h.from_state <> o.state), -1)
        ) AS f
  WHERE f.failures >= %(refund_failures)s
+ ORDER BY o.id
  LIMIT %(limit)s)
  UNION ALL
 -- What waits for a system that is unreachable: its own row says nothing of that. By the number of
@@ -238,6 +240,7 @@ SELECT 'old', '', NULL, '', count(*), 0, NULL, NULL, NULL, NULL
    AND i.requested_at < now() - %(old_s)s * interval '1 second'
    AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)  -- Then they are meant to wait.
  GROUP BY i.flow
+ ORDER BY i.flow
  LIMIT %(limit)s)
  UNION ALL
 SELECT 'unaudited', '', NULL, '', 0, 0, NULL,
@@ -249,6 +252,7 @@ SELECT 'unaudited', '', NULL, '', 0, 0, NULL,
  WHERE b.flow = 'internal_transfer'
  GROUP BY b.owner
 HAVING count(*) > %(births)s
+ ORDER BY b.owner
  LIMIT %(limit)s);
 
 -- alone: nobody pulls or releases the brake until this transaction ends; who reads it goes on.
