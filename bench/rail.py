@@ -91,7 +91,7 @@ async def open_core(spec: Spec) -> AsyncIterator[Core]:
         yield Core(trading)
 
 
-BINDING = "TIDEGATE_BENCH_BINDING"  # Of the environment: the store and its place.
+BINDING = "BENCH_BINDING"  # Of the environment: the store and its place.
 
 
 @asynccontextmanager
