@@ -59,3 +59,19 @@ def test_money_that_the_core_credited_to_another_book_is_noticed(
         await world.found("is about something else than its transfer", full=full)
 
     play_audited(scene)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_accounts_that_are_gone_are_noticed_although_every_sum_agrees(
+    play_audited: Play, full: bool
+) -> None:
+    """A deposit adds to one book what it takes from another: without both, all sums agree."""
+
+    async def scene(world: World) -> None:
+        await world.gate.deposit(Crossing("FUNDING", "USDT", "50", "d"), BASE)
+        assert (await world.audit.run(full=full)).ok
+        await world.gate.deposit(Crossing("FUNDING", "USDT", "5", "e"), BASE + 1)
+        await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", BASE + 1)
+        await world.found("it does not follow from its operations", full=full)
+
+    play_audited(scene)
