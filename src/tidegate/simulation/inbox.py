@@ -106,6 +106,7 @@ class Programs:
 
     def __init__(self, world: "World") -> None:
         self.world = world
+        self.expiring = EXPIRING  # How often a request expires soon.
 
     async def ask(self, wish: Request) -> UUID | str | None:
         """The id that it has become, why it was refused, or nothing if its key is another's."""
@@ -140,7 +141,7 @@ class Programs:
     def _expiry_us(self, now_us: int) -> int | None:
         """Some expire soon: before they are claimed, or between their claim and the commit."""
         dice = self.world.dice
-        if dice.random() >= EXPIRING:
+        if dice.random() >= self.expiring:
             return None
         self.world.meddling["inbox expiry"] += 1
         return now_us + round(dice.random() * EXPIRES_S * 1_000_000)

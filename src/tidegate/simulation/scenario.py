@@ -348,4 +348,5 @@ def by_plan(world: World, plan: Fate) -> Scenario:
     """Nothing fails but what is planned, nobody meddles, and all wishes are made at once."""
     scene = Scenario(world, Mood())
     scene.plan, scene.spread_s = plan, 0.0
+    scene.clients.programs.expiring = 0.0
     return scene
