@@ -101,6 +101,8 @@ def test_an_owner_whose_accounts_are_all_gone_is_found(play_audited: Play) -> No
         await idle(world)
         for owner in (BASE - 1, BASE + 9):
             await world.gate.deposit(Crossing("FUNDING", "USDT", "7", "d"), owner)
+        assert (await world.audit.run(full=False)).ok, "from now on their deposits are old"
+        for owner in (BASE - 1, BASE + 9):
             await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", owner)
         found = await swept(world)
         assert sorted(found) == [
