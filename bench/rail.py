@@ -96,7 +96,7 @@ BINDING = "BENCH_BINDING"  # Of the environment: the store and its place.
 
 @asynccontextmanager
 async def open_trading(address: str) -> AsyncIterator[Trading]:
-    """A client that greets the core as the store of this run, or without it as nobody."""
+    """A client that greets the core as the store of this run; without a binding, as no store."""
     store, _, place = os.environ.get(BINDING, "").partition(" ")
 
     async def recalled() -> Recollection:

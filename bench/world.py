@@ -237,7 +237,7 @@ def bound(address: str, database: str) -> Iterator[None]:
 async def _rebind(address: str, binding: Binding) -> None:
     async with open_trading(address) as trading:
         found = await trading.rebind(binding.store, binding)
-        assert found in (binding, Binding()), found  # One that served nobody serves who comes.
+        assert found in (binding, Binding()), found  # An unbound core binds at the greeting.
 
 
 def _count(connection: psycopg.Connection, *filled: str) -> None:

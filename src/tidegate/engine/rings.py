@@ -50,13 +50,13 @@ class Apart:
             waiting.extendleft(reversed(passed))
         return chosen
 
-    def expecting(self) -> "Expected":
+    def expecting(self) -> "ExpectedOwners":
         """For as long as somebody is asked about a batch, whose owners are to be named."""
-        return Expected(self)
+        return ExpectedOwners(self)
 
-    def locking(self, owners: Iterable[int | None]) -> "Locked":
+    def locking(self, owners: Iterable[int | None]) -> "LockedOwners":
         """For as long as a transaction takes."""
-        return Locked(self, owners)
+        return LockedOwners(self, owners)
 
     def has_waited(self, owner: int | None) -> bool:
         return owner in self._passed_over
@@ -79,7 +79,7 @@ class Apart:
             self._freed()
 
 
-class Expected:
+class ExpectedOwners:
     """Owners of a batch about which a system is asked. They are kept apart for a moment, and no
     longer: the answer may be late, and they want to go on. One who was passed over is not kept
     apart again before his turn: whoever is always asked about would never come to it.
@@ -109,7 +109,7 @@ class Expected:
             self._apart.free(self._owners)
 
 
-class Locked:
+class LockedOwners:
     """Owners whose accounts a transaction locks."""
 
     __slots__ = ("_apart", "_owners")
