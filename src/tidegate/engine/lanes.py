@@ -82,25 +82,32 @@ class Lane(Generic[Tx]):
         if self.closed:
             await self._probe()
             return
-        with self.means.apart.expecting() as expect:
-            batch = await self._batch(expect)
-            if batch:
-                await self._step(batch)
-        if not batch:
-            until_scan_s = self._next_scan_s - self.means.clock()
-            await self._rest(min(max(until_scan_s, 0.0), self.scan_s))
-
-    async def _batch(self, expect: Expect) -> list[Transfer]:
-        """From the ring, and from the table at least once per scan interval."""
         now_s = self.means.clock()
-        # A clock that was set back must not put the next scan off for as long.
-        if not self._hinted and 0 < self._next_scan_s - now_s <= 2 * self.scan_s:
+        if not len(self.ring) and not self._scans(now_s):
+            await self._rest(min(max(self._next_scan_s - now_s, 0.0), self.scan_s))
+            return
+        with self.means.apart.expecting() as expect:
+            if batch := await self._batch(now_s, expect):
+                await self._step(batch)
+
+    def _scans(self, now_s: float) -> bool:
+        """Whether the table is to be looked at. A clock that was set back must not put it off."""
+        return self._hinted or not 0 < self._next_scan_s - now_s <= 2 * self.scan_s
+
+    async def _batch(self, now_s: float, expect: Expect) -> list[Transfer]:
+        """From the ring, and from the table at least once per scan interval."""
+        if not self._scans(now_s):
             return await self._popped(now_s, expect)
-        # Before the look: a hint that comes meanwhile may be about what the look did not see.
-        self._hinted, self._next_scan_s = False, 0.0
-        claimed = list(await self.means.store.claim(self.name, MAX_BATCH, self.means.tables))
-        if len(claimed) < MAX_BATCH:
-            self._next_scan_s = self.means.clock() + self.scan_s
+        # Before the look: a hint that comes meanwhile may be about what the look did not see. The
+        # other loop of this lane must not make the same look at the same time.
+        self._hinted, self._next_scan_s = False, now_s + self.scan_s
+        more = True
+        try:
+            claimed = list(await self.means.store.claim(self.name, MAX_BATCH, self.means.tables))
+            more = len(claimed) == MAX_BATCH
+        finally:
+            if more:  # Or it is not known, because the claim failed.
+                self._next_scan_s = 0.0
         return claimed or await self._popped(self.means.clock(), expect)
 
     async def _popped(self, now_s: float, expect: Expect) -> list[Transfer]:
@@ -136,6 +143,7 @@ class Lane(Generic[Tx]):
         self.failures = 0
         self.ring.open = True
         self._next_scan_s = 0.0
+        self._work.ring()
 
     def _close(self, reason: str) -> None:
         """No claims and no attempts until one probe is answered; one page for the whole lane."""
@@ -164,7 +172,7 @@ class Lane(Generic[Tx]):
     async def _probe(self) -> None:
         """One row at a time, until the system says anything; then all that is due goes on."""
         if self._probing:
-            await self._rest(PROBE_FIRST_S)
+            await self._rest(PROBE_CAP_S)  # Ended when the lane opens.
             return
         self._probing = True
         try:

@@ -50,6 +50,7 @@ from tidegate.systems.ledger.memory import ACCOUNTS
 SAFETY_S = 8.0
 LEASES_S = 20.0  # A claim may be lost, and so may the one after it.
 LIVENESS_S = 60.0
+SIEGE_SCAN_S = 5.0  # A siege lasts minutes: a scan each second would take most of the time.
 BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
 # Some owners' guilds have rules of their own.
 GUILDS = {3: Rules(limit=0), 4: Rules(limit=0, cooldown_s=2, every_transfer=True)}
@@ -339,6 +340,8 @@ def by_dice(world: World) -> Scenario:
     count = TRANSFERS + (MORE if world.terms.daily else 0)
     scene.wishes = wishes(dice, mood, count)  # Now: what is thrown below shall not depend on when.
     scene.nodes = dice.choice((1, 2, 2, 3))
+    if mood.siege.lasts:
+        world.terms = world.terms._replace(scan_s=SIEGE_SCAN_S)
     if mood.retiring:
         scene.retire()
     return scene

@@ -188,9 +188,9 @@ class MemoryStore:
         due = [
             (row.due_s, key)
             for key, row in rows.items()
-            if row.transfer.lane == lane
-            and row.transfer.flow in ours
-            and row.due_s <= now
+            if row.due_s <= now
+            and row.transfer.kind.lane == lane
+            and row.transfer.kind.flow in ours
             and (TRANSFERS, key) not in self.tables.holders
         ]
         claimed = []
