@@ -320,9 +320,9 @@ def ring_ignores_the_brake(patch: Patch) -> None:
 def never_scans(patch: Patch) -> None:
     """Only what was handed over is asked about: what a dead worker held is forgotten."""
 
-    async def batch(self: Lane[Any], expect: Expect) -> list[Transfer]:
-        self._next_scan_s = self.means.clock() + self.scan_s
-        return await self._popped(self.means.clock(), expect)
+    async def batch(self: Lane[Any], now_s: float, expect: Expect) -> list[Transfer]:
+        self._hinted, self._next_scan_s = False, now_s + self.scan_s
+        return await self._popped(now_s, expect)
 
     patch.setattr(Lane, "_batch", batch)
 
