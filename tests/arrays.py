@@ -5,14 +5,25 @@ from psycopg.adapt import Dumper
 
 from tidegate.core.sql import Binary, EncodedText
 
-UUIDS = 2950  # PostgreSQL's number of the type.
+# PostgreSQL's numbers of the types.
+BYTES, BIGINTS, INTEGERS, TEXTS, UUIDS = 17, 20, 23, 25, 2950
 
 
 class AsText(Dumper):
     def dump(self, obj: Binary) -> bytes:
-        mark = "" if int.from_bytes(obj[8:12], "big") == UUIDS else "\\\\x"
-        texts = ["NULL" if each is None else f'"{mark}{each.hex()}"' for each in elements(obj)]
+        type_ = int.from_bytes(obj[8:12], "big")
+        texts = ["NULL" if each is None else as_text(type_, each) for each in elements(obj)]
         return ("{" + ",".join(texts) + "}").encode()
+
+
+def as_text(type_: int, element: bytes) -> str:
+    if type_ in (BIGINTS, INTEGERS):
+        return str(int.from_bytes(element, "big", signed=True))
+    if type_ == TEXTS:
+        escaped = element.decode().replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    assert type_ in (BYTES, UUIDS), f"a type without a text: {type_}"
+    return f'"{element.hex()}"' if type_ == UUIDS else f'"\\\\x{element.hex()}"'
 
 
 class AsItIs(Dumper):

@@ -6,14 +6,21 @@ import pytest
 
 import tidegate.core.sql
 from tidegate.core.sql import (
+    FEW,
     EncodedText,
+    amounts,
+    bigints,
     blobs,
     encoded,
+    integers,
     load,
     names,
+    numbered,
     numbers,
     parse,
+    shared,
     sparse,
+    strings,
     texts,
     uuids,
 )
@@ -104,3 +111,49 @@ def test_names_are_texts_of_which_no_more_are_kept_than_there_is_room_for(
 
 def test_what_is_kept_for_later_batches_is_encoded_once() -> None:
     assert encoded({"states": names(["é"])}) == {"states": EncodedText('{"é"}'.encode())}
+
+
+def test_numbers_and_texts_are_written_as_the_database_sends_them() -> None:
+    def whole(*numbers: int) -> bytes:
+        return b"".join(number.to_bytes(4, "big", signed=True) for number in numbers)
+
+    assert integers([1, -2]) == whole(1, 0, 23, 2, 1) + whole(4, 1) + whole(4, -2)
+    assert bigints([258]) == whole(1, 0, 20, 1, 1) + whole(8, 0, 258)
+    assert strings(["ab", ""]) == whole(1, 0, 25, 2, 1) + whole(2) + b"ab" + whole(0)
+    accented = whole(1, 1, 25, 2, 1) + whole(2) + "é".encode() + whole(-1)
+    assert strings(["é", None]) == accented
+    assert integers([]) == whole(0, 0, 23)
+    assert bigints([]) == whole(0, 0, 20)
+    assert strings([]) == strings([None, None]) == whole(0, 0, 25)
+
+
+def test_amounts_beyond_64_bits_go_as_text_beside_the_others() -> None:
+    assert amounts([1, 2**63 - 1]) == (bigints([1, 2**63 - 1]), "{}")
+    small, large = amounts([5, 2**63, -(2**63) - 1])
+    assert large == f"{{NULL,{2**63},{-(2**63) - 1}}}"
+    assert small[4:8] == b"\0\0\0\1", "it has NULLs"
+    assert small.endswith(b"\0\0\0\x08" + (5).to_bytes(8, "big") + b"\xff" * 8)
+
+
+def test_what_is_kept_of_integers_and_lengths_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidegate.core.sql, "MAX_NAMES", 0)
+    assert integers([987_654]) == integers([987_654])
+    assert strings(["x" * 12_345])[20:24] == (12_345).to_bytes(4, "big")
+    assert 987_654 not in tidegate.core.sql._INTEGERS
+    assert 12_345 not in tidegate.core.sql._LENGTHS
+
+
+def test_rows_name_what_they_have_in_common_by_its_place() -> None:
+    which, marks = numbered(["a", "b", "a"])
+    assert (which, marks) == ([1, 2, 1], ["a", "b"])
+    made: list[object] = []
+
+    def columns(marks: object) -> dict[str, object]:
+        made.append(marks)
+        return {"marks": marks}
+
+    assert shared(columns, ["a"]) == shared(columns, ["a"]) == {"marks": ("a",)}
+    assert made == [("a",)], "few of them are kept"
+    many = list(range(FEW + 1))
+    assert shared(columns, many) == shared(columns, many) == {"marks": many}
+    assert len(made) == 3, "many are not"

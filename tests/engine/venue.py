@@ -8,7 +8,7 @@ from tidegate.core.answers import Answer
 from tidegate.core.ports import Account
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger import Status
-from tidegate.systems.ledger.judge import Balance, Judgement, Operation
+from tidegate.systems.ledger.judge import Balance, Judgement, Operation, account_of
 
 
 class Venue:
@@ -26,7 +26,7 @@ class Venue:
         ids = dict.fromkeys(q.transfer_id for q in questions)
         known = [operation for id_ in ids for operation in self.operations[id_]]
         judgement = Judgement(self.accounts, known)
-        answers = [judgement.judge(question) for question in questions]
+        answers = [judgement.judge(question, account_of(question)) for question in questions]
         for operation in judgement.written:
             self.operations[operation.transfer_id].append(operation)
             if operation.moved:

@@ -7,7 +7,19 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from tests.cluster import cluster_url
-from tidegate.core.sql import Binary, blobs, names, numbers, sparse, texts, uuids
+from tidegate.core.sql import (
+    Binary,
+    amounts,
+    bigints,
+    blobs,
+    integers,
+    names,
+    numbers,
+    sparse,
+    strings,
+    texts,
+    uuids,
+)
 
 ROWS = 20
 
@@ -64,3 +76,33 @@ def test_flags_and_delays_come_back_as_they_were(flags: list[bool], delays: list
             (numbers(flags), numbers(delays), sparse(flags)),
         ).fetchone()
     assert row == (flags, delays, [flag or None for flag in flags] if any(flags) else [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.none() | KEEPABLE, max_size=ROWS),
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=ROWS),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=ROWS),
+    st.lists(st.integers(-(10**38), 10**38) | st.integers(-9, 9), max_size=ROWS),
+)
+def test_binary_arrays_come_back_as_they_were(
+    words: list[str | None], places: list[int], owners: list[int], sums: list[int]
+) -> None:
+    small, large = amounts(sums)
+    with psycopg.connect(cluster_url()) as session:
+        session.adapters.register_dumper(Binary, AsItIs)
+        rows = session.execute(
+            "SELECT n, w, i, b, coalesce(s, l) FROM unnest(%s::integer[], %b::text[],"
+            " %b::integer[], %b::bigint[], %b::bigint[], %s::numeric(39,0)[])"
+            " AS r (n, w, i, b, s, l)",
+            (
+                numbers(range(ROWS)),
+                strings(words),
+                integers(places),
+                bigints(owners),
+                small,
+                large,
+            ),
+        ).fetchall()
+    padded = [[*column, *[None] * ROWS][:ROWS] for column in (words, places, owners, sums)]
+    assert rows == list(zip(range(ROWS), *padded, strict=True))

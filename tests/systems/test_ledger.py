@@ -193,7 +193,7 @@ class Judged:
             Account(8, FUNDING, 3): Balance(100, 0, Status.ACTIVE),
         }
         self.judgement = Judgement(accounts, known)
-        assert isinstance(self.judgement.judge(asked), Done)
+        assert isinstance(self.judgement.judge(asked, account_of(asked)), Done)
 
 
 def test_an_undo_of_another_amount_or_account_pages() -> None:
@@ -204,12 +204,15 @@ def test_an_undo_of_another_amount_or_account_pages() -> None:
     for change in (*changes, {"party": Party("ledger", FUNDING, 8)}):
         judged = Judged(asked)
         undo = replace(asked, verb=Verb.REFUND, version=1, undoes=0, expect_done=True, **change)
-        assert judged.judgement.judge(undo) == Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
+        assert judged.judgement.judge(undo, account_of(undo)) == Unknown(
+            Doubt.KEY_REUSED, Alarm.PAGE
+        )
         assert len(judged.judgement.written) == 1
 
 
 def test_a_verb_that_the_ledger_has_no_word_for_is_unknown_and_pages() -> None:
     asked = Question(Judged.ID, 0, Verb.DEBIT, Party("ledger", FUNDING, OWNER), 3, 10)
-    answer = Judged(asked).judgement.judge(replace(asked, verb=Verb.CHECK, version=1))
+    check = replace(asked, verb=Verb.CHECK, version=1)
+    answer = Judged(asked).judgement.judge(check, account_of(check))
     assert isinstance(answer, Unknown)
     assert answer.alarm is Alarm.PAGE

@@ -1,14 +1,17 @@
 """Statements by name, out of the .sql files of the package, and batches as their arrays.
 
 A batch goes to the database as one array per column, written here as PostgreSQL reads it. A
-general client library looks at every element to find out what it is; we know. Ids and hashes go as
-bytes, which are half as long as their text and need no reading.
+general client library looks at every element to find out what it is; we know. Columns with a value
+per row go in PostgreSQL's binary form, which the server need not parse. What many rows have in
+common is sent once, as short arrays of text, and each row names its place in them.
 """
 
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
+from typing import Any, TypeAlias
 from uuid import UUID
 
 MAX_NAMES = 10_000
@@ -65,7 +68,87 @@ def encoded(columns: Mapping[str, str]) -> dict[str, object]:
     return {name: EncodedText(text.encode()) for name, text in columns.items()}
 
 
-_UUID, _BYTEA = 2950, 17  # PostgreSQL's numbers of these types.
+# PostgreSQL's numbers of these types.
+_UUID, _BYTEA, _INT4, _INT8, _TEXT = 2950, 17, 23, 20, 25
+_MIN_INT8, _MAX_INT8 = -(2**63), 2**63 - 1
+_NULL = b"\xff\xff\xff\xff"
+
+
+def integers(values: Iterable[int]) -> Binary:
+    """Small numbers, such as places and versions: the same few, again and again."""
+    column = list(values)
+    return Binary(_head(_INT4, len(column)) + b"".join([_INTEGERS[v] for v in column]))
+
+
+class _Integers(dict[int, bytes]):
+    def __missing__(self, value: int) -> bytes:
+        packed = struct.pack(">ii", 4, value)
+        if len(self) < MAX_NAMES:
+            self[value] = packed
+        return packed
+
+
+_INTEGERS = _Integers()
+
+
+def bigints(values: Iterable[int]) -> Binary:
+    column = list(values)
+    if not column:
+        return Binary(_head(_INT8, 0))
+    length = b"\0\0\0\x08"
+    packed = length.join([v.to_bytes(8, "big", signed=True) for v in column])
+    return Binary(_head(_INT8, len(column)) + length + packed)
+
+
+def amounts(values: Sequence[int]) -> tuple[Binary, str]:
+    """Amounts in two columns: those that fit 64 bits, and as text those that do not.
+
+    Where one column has a value, the other has NULL.
+    """
+    if not values or (min(values) >= _MIN_INT8 and max(values) <= _MAX_INT8):
+        return bigints(values), "{}"
+    fits = [_MIN_INT8 <= v <= _MAX_INT8 for v in values]
+    packed = [
+        struct.pack(">iq", 8, v) if small else _NULL for v, small in zip(values, fits, strict=True)
+    ]
+    small = Binary(_head(_INT8, len(values), nulls=True) + b"".join(packed))
+    return small, _column(
+        ["NULL" if small else str(v) for v, small in zip(values, fits, strict=True)]
+    )
+
+
+def strings(values: Iterable[str | None]) -> Binary:
+    """Texts in binary form. One that PostgreSQL cannot hold is refused by the server."""
+    column = list(values)
+    empty = column.count(None)
+    if empty == len(column):
+        return Binary(_head(_TEXT, 0))
+    if not empty:
+        # The lengths as characters: then one call encodes the whole column.
+        joined = "".join(column)  # type: ignore[arg-type]
+        if joined.isascii():
+            sized = [_LENGTHS[len(v)] + v for v in column]  # type: ignore[arg-type, operator]
+            return Binary(_head(_TEXT, len(column)) + "".join(sized).encode("latin-1"))
+    raw = [None if v is None else v.encode() for v in column]
+    each = [_NULL if v is None else struct.pack(">i", len(v)) + v for v in raw]
+    return Binary(_head(_TEXT, len(column), nulls=empty > 0) + b"".join(each))
+
+
+class _Lengths(dict[int, str]):
+    def __missing__(self, length: int) -> str:
+        packed = struct.pack(">i", length).decode("latin-1")
+        if len(self) < MAX_NAMES:
+            self[length] = packed
+        return packed
+
+
+_LENGTHS = _Lengths()
+
+
+def _head(oid: int, count: int, *, nulls: bool = False) -> bytes:
+    if not count:
+        return struct.pack(">iiI", 0, 0, oid)
+    return struct.pack(">iiIii", 1, int(nulls), oid, count, 1)
 
 
 def uuids(values: Iterable[UUID | None]) -> Binary:
@@ -80,16 +163,13 @@ def _array(oid: int, elements: Sequence[bytes | None]) -> Binary:
     """A column without a value is sent empty, as in text."""
     empty = elements.count(None)
     if empty == len(elements):
-        return Binary(struct.pack(">iiI", 0, 0, oid))
-    head = struct.pack(">iiIii", 1, int(empty > 0), oid, len(elements), 1)
+        return Binary(_head(oid, 0))
+    head = _head(oid, len(elements), nulls=empty > 0)
     lengths = set() if empty else set(map(len, elements))  # type: ignore[arg-type]
     if len(lengths) == 1:
         length = struct.pack(">i", *lengths)
         return Binary(head + length + length.join(elements))  # type: ignore[arg-type]
-    sized = [
-        b"\xff\xff\xff\xff" if each is None else struct.pack(">i", len(each)) + each
-        for each in elements
-    ]
+    sized = [_NULL if each is None else struct.pack(">i", len(each)) + each for each in elements]
     return Binary(head + b"".join(sized))
 
 
@@ -106,6 +186,28 @@ def texts(values: Iterable[str | None]) -> str:
 def names(values: Iterable[str | None]) -> str:
     """Texts of which there are few: states, verbs, systems, reasons. Each is quoted once."""
     return _column([_NAMES[v] for v in values])
+
+
+Columns: TypeAlias = dict[str, object]
+
+FEW = 8  # Marks of a batch. The columns of more of them are not kept: they would be too many.
+
+
+def numbered(marks: Iterable[Hashable]) -> tuple[list[int], list[Any]]:
+    """Of each row the number of its mark, from one on, and the marks in their order."""
+    found: dict[Hashable, int] = {}
+    which = [found.setdefault(mark, len(found) + 1) for mark in marks]
+    return which, list(found)
+
+
+def shared(columns: Callable[..., Columns], marks: Sequence[Any]) -> Columns:
+    """The columns of the marks of a batch. Most batches have few marks, and the same ones."""
+    return _kept(columns, tuple(marks)) if len(marks) <= FEW else columns(marks)
+
+
+@lru_cache(1024)
+def _kept(columns: Callable[..., Columns], marks: tuple[Any, ...]) -> Columns:
+    return columns(marks)
 
 
 def _column(elements: list[str]) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tidegate.core.flow import Flow
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request, cast_refusal, kind_born, own_refusal
-from tidegate.core.transfer import Kind, details_of, seats_of
+from tidegate.core.transfer import Kind, details_of
 
 MAX_KEPT = 4_096
 
@@ -28,13 +28,18 @@ class Origins:
         self._kept: dict[tuple[object, ...], Origin] = {}
 
     def of(self, request: Request) -> Origin:
+        owner = request.owner
+        # Parties in the order in which they came: sorted, they would be the same origin again.
         mark = (
             request.flow,
-            seats_of(request.parties, request.owner),
             request.asset_id,
             request.fee,
             details_of(request.detail),
             request.space,
+            *[
+                (role, who.system, who.book, None if who.owner == owner else who.owner)
+                for role, who in request.parties.items()
+            ],
         )
         found = self._kept.get(mark)
         if found is None:

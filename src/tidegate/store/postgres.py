@@ -30,7 +30,7 @@ from tidegate.core.ports import (
     nothing,
 )
 from tidegate.core.request import Asset
-from tidegate.core.sql import load, numbers, texts, uuids
+from tidegate.core.sql import bigints, integers, load, numbers, strings, texts, uuids
 from tidegate.core.transfer import Moves, Transfer
 from tidegate.store.faults import as_fault, commit_fault
 from tidegate.store.flow_checks import differing
@@ -218,7 +218,7 @@ class PostgresStore:
         self, tx: PostgresTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
         ids, versions = [t.id for t in transfers], [t.kind.version for t in transfers]
-        sent = tx.send(STATEMENTS["lock"], {"ids": uuids(ids), "versions": numbers(versions)})
+        sent = tx.send(STATEMENTS["lock"], {"ids": uuids(ids), "versions": integers(versions)})
         await behind()
         moved = {row[0] for row in await tx.rows(sent)}
         return [t for t in transfers if t.id not in moved] if moved else transfers
@@ -256,7 +256,8 @@ class PostgresStore:
         return bool(aborted)
 
     async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
-        values = {"owners": numbers(o for o, _ in keys), "cids": texts(c for _, c in keys)}
+        owners, cids = zip(*keys, strict=True) if keys else ((), ())
+        values = {"owners": bigints(owners), "cids": strings(cids)}
         rows = await self._fetch("look", values)
         known: list[Known | None] = [None] * len(keys)
         for _, place, fingerprint, id_, refusal, *row in rows:

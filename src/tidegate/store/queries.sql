@@ -153,6 +153,7 @@ WITH moved AS (
            updated_at = CASE WHEN m.new_version = m.version THEN t.updated_at ELSE now() END
       FROM (
                SELECT r.*,
+                      (%(delays)s::float8[])[r.kind] AS delay_s,
                       (%(versions)s::integer[])[r.kind] AS version,
                       (%(states)s::text[])[r.kind] AS state,
                       (%(lanes)s::text[])[r.kind] AS lane,
@@ -164,9 +165,9 @@ WITH moved AS (
                       (%(errors)s::text[])[r.kind] AS error,
                       (%(deadlines)s::float8[])[r.kind] AS deadline_s
                  FROM unnest(
-                          %(ids)s::uuid[], %(kinds)s::integer[], %(delays)s::float8[],
-                          %(hashes)s::bytea[], %(parties)s::text[]
-                      ) AS r (id, kind, delay_s, hash, parties)
+                          %(ids)s::uuid[], %(kinds)s::integer[], %(hashes)s::bytea[],
+                          %(parties)s::text[]
+                      ) AS r (id, kind, hash, parties)
            ) AS m
      WHERE t.id = m.id
        AND t.version = m.version
@@ -187,13 +188,14 @@ SELECT k.owner, k.cid, k.fingerprint, k.id
 -- create: transfers whose keys are reserved, with the answers that they got on the way.
 WITH born AS (
     SELECT b.*,
+           (%(delays)s::float8[])[b.kind] AS delay_s,
            (%(deadlines)s::float8[])[b.kind] AS deadline_s
       FROM unnest(
-               %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[], %(delays)s::float8[],
-               %(parties)s::text[], %(amounts)s::numeric[], %(parents)s::uuid[],
+               %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[], %(parties)s::text[],
+               %(amounts)s::bigint[], %(large_amounts)s::numeric[], %(parents)s::uuid[],
                %(hashes)s::bytea[], %(traces)s::text[], %(cids)s::text[],
                %(lives)s::float8[], %(expiries)s::bigint[]
-           ) AS b (id, kind, owner, delay_s, parties, amount, parent, hash, trace, cid,
+           ) AS b (id, kind, owner, parties, amount, large_amount, parent, hash, trace, cid,
                    lives_s, expires_us)
 ),
 lasting AS (
@@ -225,7 +227,7 @@ SELECT id,
        coalesce((%(pageds)s::boolean[])[kind], false),
        parties::jsonb,
        (%(assets)s::integer[])[kind],
-       amount,
+       coalesce(amount, large_amount),
        coalesce((%(fees)s::numeric[])[kind], 0),
        (%(undoes)s::integer[])[kind],
        parent,

@@ -1,14 +1,30 @@
 """Between values and columns: batches as arrays on the way in, rows as transfers on the way out."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tidegate.core.ports import Key, Tables
-from tidegate.core.sql import blobs, encoded, names, numbers, sparse, texts, uuids
+from tidegate.core.sql import (
+    Columns,
+    amounts,
+    bigints,
+    blobs,
+    encoded,
+    integers,
+    names,
+    numbered,
+    numbers,
+    shared,
+    sparse,
+    strings,
+    texts,
+    uuids,
+)
 from tidegate.core.transfer import (
     Expiry,
     Form,
@@ -16,6 +32,7 @@ from tidegate.core.transfer import (
     Line,
     Moves,
     Party,
+    Seat,
     Step,
     Transfer,
     details_of,
@@ -28,9 +45,6 @@ from tidegate.core.transfer import (
 ATTEMPTS_KEPT = 20
 PROBES_KEPT = 100  # Of an unreachable lane: the times of the newest.
 NEVER = Expiry()
-FEW = 8  # Kinds of a batch: what more of them say is not kept, it would be too much.
-
-Columns: TypeAlias = dict[str, object]
 
 # In the order of the fields of Transfer.
 TRANSFER_COLUMNS = """t.id, t.owner, t.flow, t.state, t.lane, t.parties::text, t.asset_id, t.amount,
@@ -97,21 +111,12 @@ def text(mapping: object) -> str | None:
     return _encode(mapping).decode() if mapping else None
 
 
-def _numbered(marks: Iterable[Hashable]) -> tuple[list[int], list[Any]]:
-    """Of each row the number of its mark, and the marks in their order.
-
-    A batch differs in little but ids and amounts: all else is said once, and pointed at.
-    """
-    found: dict[Hashable, int] = {}
-    which = [found.setdefault(mark, len(found) + 1) for mark in marks]
-    return which, list(found)
-
-
 class _Written(NamedTuple):
     """What the columns of a kind say. Kinds that differ in their parties only say the same."""
 
     start: int
     deadline_s: float | None
+    delay_s: float
     flow: str
     asset_id: int
     fee: int
@@ -127,31 +132,24 @@ class _Written(NamedTuple):
     error: str | None
 
 
-_said_of = attrgetter(*_Written._fields[2:])
+_said_of = attrgetter(*_Written._fields[3:])
 
 
-def entry_columns(moves: Moves, chains: Sequence[Sequence[bytes]]) -> dict[str, object]:
+def entry_columns(moves: Moves, chains: Sequence[Sequence[bytes]]) -> Columns:
+    """One row per answer. The steps of a batch are few, and each has its lines."""
     steps, evidences = moves.steps, moves.evidences
-    marks = [(step.after.flow, line) for step in steps for line in step.lines]
-    which, lines = _numbered(marks)
+    each = list(dict.fromkeys(steps))
+    which, lines = numbered((step.after.flow, line) for step in each for line in step.lines)
+    following = iter(which)
+    places = {step: list(islice(following, len(step.lines))) for step in each}
     pairs = zip(moves.transfers, steps, strict=True)
     return {
         "history_ids": uuids([t.id for t, step in pairs for _ in step.lines]),
-        "history_kinds": numbers(which),
-        "evidences": texts([text(kept) for row in evidences for kept in row]),
+        "history_kinds": integers([place for step in steps for place in places[step]]),
+        "evidences": strings([text(kept) for row in evidences for kept in row]),
         "history_hashes": blobs([hashed for hashes in chains for hashed in hashes]),
-        **_shared(_line_columns, lines),
+        **shared(_line_columns, lines),
     }
-
-
-@lru_cache(1024)
-def _kept(columns: Callable[..., Columns], said: tuple[Any, ...]) -> Columns:
-    """Most batches have few kinds and few lines, and the next one has the same."""
-    return columns(said)
-
-
-def _shared(columns: Callable[..., Columns], said: Sequence[Any]) -> Columns:
-    return _kept(columns, tuple(said)) if len(said) <= FEW else columns(said)
 
 
 def _line_columns(lines: Sequence[tuple[str, Line]]) -> Columns:
@@ -181,6 +179,7 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
         "errors": names(k.error for k in kinds),
         "deadlines": numbers(k.deadline_s for k in kinds),
         "versions": numbers(k.start for k in kinds),
+        "delays": sparse(k.delay_s for k in kinds),
         # Of those that are created:
         "flows": names(k.flow for k in kinds),
         "assets": numbers(k.asset_id for k in kinds),
@@ -193,32 +192,56 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
 
 def state_columns(
     moves: Moves, rows: Sequence[Transfer], leased: Sequence[bool], lease_s: float
-) -> dict[str, object]:
+) -> Columns:
     """The columns that a creation and a move share."""
-    by_object, marks = _numbered(zip(moves.steps, [row.kind for row in rows], strict=True))
-    contents = [_Written(s.start, s.deadline_s, *_said_of(k)) for s, k in marks]
-    merged, kinds = _numbered(contents)
-    which = by_object if len(kinds) == len(marks) else [merged[n - 1] for n in by_object]
-    delays = [
-        lease_s if held else step.delay_s for step, held in zip(moves.steps, leased, strict=True)
+    kinds_written = [row.kind for row in rows]
+    by_object, marks = numbered(zip(moves.steps, kinds_written, leased, strict=True))
+    contents = [
+        _Written(step.start, step.deadline_s, lease_s if held else step.delay_s, *_said_of(kind))
+        for step, kind, held in marks
     ]
+    merged, kinds = numbered(contents)
+    which = by_object if len(kinds) == len(marks) else [merged[n - 1] for n in by_object]
     return {
         "ids": uuids([t.id for t in rows]),
-        "kinds": numbers(which),
-        "delays": sparse(delays),
+        "kinds": integers(which),
         "hashes": blobs([t.head_hash for t in rows]),
-        **_shared(_kind_columns, kinds),
+        **shared(_kind_columns, kinds),
     }
 
 
-def party_columns(moves: Moves) -> dict[str, object]:
+def party_columns(moves: Moves) -> Columns:
     """Parties change rarely; where they do not, nothing is written."""
-    changed = [step.before and step.before.seats != step.after.seats for step in moves.steps]
-    parties = [text(moves.now(r).parties) if other else None for r, other in enumerate(changed)]
-    return {"parties": texts(parties)}
+    changed = {
+        step
+        for step in set(moves.steps)
+        if step.before is not None and step.before.seats != step.after.seats
+    }
+    if not changed:
+        return {"parties": strings(())}
+    parties = [
+        _party_text(step.after.seats, t.owner) if step in changed else None
+        for t, step in zip(moves.transfers, moves.steps, strict=True)
+    ]
+    return {"parties": strings(parties)}
 
 
-def attempt_columns(moves: Moves) -> dict[str, object]:
+def _party_text(seats: tuple[Seat, ...], owner: int) -> str:
+    form, times = _party_form(seats)
+    return form % ((owner,) * times)
+
+
+@lru_cache(4096)
+def _party_form(seats: tuple[Seat, ...]) -> tuple[str, int]:
+    """The parties as JSON, with a place for the transfer's own owner wherever it stands."""
+    words = []
+    for seat in seats:
+        role_, system_, book_ = (_encode(w).decode().replace("%", "%%") for w in seat[:3])
+        words.append(f"{role_}:[{system_},{book_},{'%d' if seat.owner is None else seat.owner}]")
+    return "{" + ",".join(words) + "}", sum(seat.owner is None for seat in seats)
+
+
+def attempt_columns(moves: Moves) -> Columns:
     kept = [(t.id, s) for t, s in zip(moves.transfers, moves.steps, strict=True) if s.attempt]
     return {
         "attempt_ids": uuids([id_ for id_, _ in kept]),
@@ -229,29 +252,31 @@ def attempt_columns(moves: Moves) -> dict[str, object]:
     }
 
 
-def creation_columns(moves: Moves) -> dict[str, object]:
+def creation_columns(moves: Moves) -> Columns:
     created = moves.transfers
-    expiries = [expiry or NEVER for expiry in moves.expiries or [NEVER] * len(created)]
+    expiries = [expiry or NEVER for expiry in moves.expiries] if any(moves.expiries) else ()
+    small, large = amounts([t.amount for t in created])
     return {
-        "owners": numbers([t.owner for t in created]),
-        "parties": texts([_encode(t.parties).decode() for t in created]),
-        "amounts": numbers([t.amount for t in created]),
+        "owners": bigints([t.owner for t in created]),
+        "parties": strings([_party_text(t.kind.seats, t.owner) for t in created]),
+        "amounts": small,
+        "large_amounts": large,
         "parents": uuids([t.parent for t in created]),
-        "traces": texts([t.trace for t in created]),
-        "cids": texts([t.cid for t in created]),
+        "traces": strings([t.trace for t in created]),
+        "cids": strings([t.cid for t in created]),
         "lives": numbers([expiry.after_s for expiry in expiries]),
         "expiries": numbers([expiry.at_us for expiry in expiries]),
     }
 
 
-def key_columns(keys: Sequence[Key]) -> dict[str, object]:
+def key_columns(keys: Sequence[Key]) -> Columns:
     return {
-        "owners": numbers(key.owner for key in keys),
-        "keys": texts(key.text for key in keys),
+        "owners": bigints([key.owner for key in keys]),
+        "keys": strings([key.text for key in keys]),
         "fingerprints": blobs(key.fingerprint for key in keys),
         "ids": uuids(key.transfer_id for key in keys),
     }
 
 
-def table_columns(flows: Tables) -> dict[str, object]:
+def table_columns(flows: Tables) -> Columns:
     return {"flows": texts(flows), "checksums": texts(flows.values())}

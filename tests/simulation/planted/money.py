@@ -57,10 +57,10 @@ def ledger_keeps_the_fee(patch: Patch) -> None:
     """The target gets the amount less the fee, and nobody gets the fee."""
     move = Judgement._write_move
 
-    def without(self: Judgement, question: Question, entry: int = 0) -> Operation:
+    def without(self: Judgement, question: Question, account: Account, entry: int = 0) -> Operation:
         if entry:
             question = replace(question, amount=0)
-        return move(self, question, entry)
+        return move(self, question, account, entry)
 
     patch.setattr(Judgement, "_write_move", without)
 

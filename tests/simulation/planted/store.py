@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.core.answers import Answer, Evidence, Rejected
 from tidegate.core.ids import NO_FLOOR, Horizon
-from tidegate.core.ports import Behind, Key, Look, Tables, nothing
+from tidegate.core.ports import Account, Behind, Key, Look, Tables, nothing
 from tidegate.core.transfer import (
     GENESIS,
     Form,
@@ -182,7 +182,7 @@ async def _ask_then_lock(
     found = {account: balance for account, balance in accounts.items() if balance is not None}
     judgement = Judgement(found, ledger._known(tx, questions))
     await tx.pause()
-    answers = [judgement.judge(question) for question in questions]
+    answers = [judgement.judge(question, account_of(question)) for question in questions]
     await self._apply(tx, judgement.written)
     return answers
 
@@ -230,10 +230,9 @@ def ledger_batch_sees_no_balance_before_it(patch: Patch) -> None:
     """Each question is judged by the balance before its batch: together they overdraw."""
     honest = Judgement._move
 
-    def move(self: Judgement, question: Question) -> Answer:
-        account = judge.account_of(question)
+    def move(self: Judgement, question: Question, account: Account) -> Answer:
         before = self.accounts[account]
-        answer = honest(self, question)
+        answer = honest(self, question, account)
         self.accounts[account] = before
         return answer
 

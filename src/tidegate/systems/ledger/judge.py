@@ -94,12 +94,13 @@ class Judgement:
         }
         self.written: list[Operation] = []
 
-    def judge(self, question: Question) -> Answer:
+    def judge(self, question: Question, account: Account) -> Answer:
+        """What becomes of a question about an account, which is `account_of` the question."""
         key = question.transfer_id, question.version
         known = self.operations.get(key)
         if known is not None:
-            fee = self.fees.get(key)
-            return answer_of(known, fee) if _matches(known, fee, question) else KEY_REUSED
+            paid = self.fees.get(key)
+            return answer_of(known, paid) if _matches(known, paid, question) else KEY_REUSED
         if question.void:
             return self._refuse(question, Reason.UNDONE)
         if question.verb not in EFFECTS:
@@ -107,17 +108,19 @@ class Judgement:
         if question.verb in UNDOES:
             return self._undo(question)
         if question.fee:
-            refusal = self._refusal(net_part(question)) or self._refusal(fee_part(question))
+            fee = fee_part(question)
+            refusal = self._refusal(net_part(question), account)
+            refusal = refusal or self._refusal(fee, account_of(fee))
         else:
-            refusal = self._refusal(question)
+            refusal = self._refusal(question, account)
         if refusal:
             return self._refuse(question, refusal)
-        return self._move(question)
+        return self._move(question, account)
 
-    def _refusal(self, question: Question) -> Reason | None:
+    def _refusal(self, question: Question, account: Account) -> Reason | None:
         """Why a debit, a hold or a credit is refused, the checks in their fixed order."""
         credit = question.verb is Verb.CREDIT
-        balance = self.accounts.get(account_of(question))
+        balance = self.accounts.get(account)
         if not has_owner(question):
             return Reason.INVALID_OWNER
         if question.asset_id in self.strange:
@@ -152,19 +155,19 @@ class Judgement:
             return self._stand(question)
         closing = self.closings.get(undone)
         if closing is None:
-            return self._move(question)
+            return self._move(question, account_of(question))
         if closing.verb != question.verb:
             return Unknown(Doubt.ALREADY_CLOSED, Alarm.HALT)
         return self._stand(question)
 
-    def _move(self, question: Question) -> Answer:
+    def _move(self, question: Question, account: Account) -> Answer:
         if question.fee:
-            fee = self._write_move(fee_part(question), FEES_ENTRY)
-            return answer_of(self._write_move(net_part(question)), fee)
-        return answer_of(self._write_move(question))
+            part = fee_part(question)
+            fee = self._write_move(part, account_of(part), FEES_ENTRY)
+            return answer_of(self._write_move(net_part(question), account), fee)
+        return answer_of(self._write_move(question, account))
 
-    def _write_move(self, question: Question, entry: int = 0) -> Operation:
-        account = account_of(question)
+    def _write_move(self, question: Question, account: Account, entry: int = 0) -> Operation:
         balance = self.accounts[account]
         to_available, to_held = EFFECTS[question.verb]
         delta, held_delta = to_available * question.amount, to_held * question.amount

@@ -3,9 +3,11 @@
 -- is not there cannot be locked.
 SELECT k.place, a.available, a.held, a.status
   FROM ledger_accounts AS a
-  JOIN unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
-       WITH ORDINALITY AS k (owner, book, asset_id, place)
-    ON a.owner = k.owner AND a.book = k.book AND a.asset_id = k.asset_id
+  JOIN unnest(%(owners)s::bigint[], %(kinds)s::integer[])
+       WITH ORDINALITY AS k (owner, kind, place)
+    ON a.owner = k.owner
+   AND a.book = (%(books)s::text[])[k.kind]
+   AND a.asset_id = (%(assets)s::integer[])[k.kind]
  ORDER BY a.owner, a.book, a.asset_id
    FOR NO KEY UPDATE OF a;
 
@@ -13,9 +15,10 @@ SELECT k.place, a.available, a.held, a.status
 -- an asset that does not exist is not opened, and the asset is returned. An account that is there
 -- was looked at in this way when it was opened.
 WITH wanted AS (
-    SELECT *
-      FROM unnest(%(owners)s::bigint[], %(books)s::text[], %(assets)s::integer[])
-        AS k (owner, book, asset_id)
+    SELECT k.owner,
+           (%(books)s::text[])[k.kind] AS book,
+           (%(assets)s::integer[])[k.kind] AS asset_id
+      FROM unnest(%(owners)s::bigint[], %(kinds)s::integer[]) AS k (owner, kind)
 ),
 opened AS (
     INSERT INTO ledger_accounts (owner, book, asset_id)
@@ -43,21 +46,31 @@ SELECT o.transfer_id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, 
   FROM ledger_operations AS o
  WHERE o.transfer_id = ANY(%(ids)s::uuid[]);
 
--- apply: balances move only by what the insert of the operations returns.
+-- apply: balances move only by what the insert of the operations returns. A change is the amount,
+-- with the sign of its kind, or nothing. Amounts beyond 64 bits are in a column of their own.
 WITH applied AS (
     INSERT INTO ledger_operations (transfer_id, version, owner, book, asset_id, verb, amount,
                                    undoes, result, reason, delta, held_delta, balance_after,
                                    entry)
-    SELECT o.id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result,
-           o.reason, o.delta, o.held_delta, o.balance_after, coalesce(o.entry, 0)
+    SELECT o.id,
+           (%(versions)s::integer[])[o.kind],
+           o.owner,
+           (%(books)s::text[])[o.kind],
+           (%(assets)s::integer[])[o.kind],
+           (%(verbs)s::text[])[o.kind],
+           coalesce(o.amount, o.large_amount),
+           (%(undoes)s::integer[])[o.kind],
+           (%(results)s::text[])[o.kind],
+           (%(reasons)s::text[])[o.kind],
+           coalesce(o.amount, o.large_amount) * (%(signs)s::integer[])[o.kind],
+           coalesce(o.amount, o.large_amount) * (%(held_signs)s::integer[])[o.kind],
+           coalesce(o.balance_after, o.large_balance),
+           (%(entries)s::smallint[])[o.kind]
       FROM unnest(
-               %(ids)s::uuid[], %(versions)s::integer[], %(owners)s::bigint[], %(books)s::text[],
-               %(assets)s::integer[], %(verbs)s::text[], %(amounts)s::numeric[],
-               %(undoes)s::integer[], %(results)s::text[], %(reasons)s::text[],
-               %(deltas)s::numeric[], %(held_deltas)s::numeric[], %(balances)s::numeric[],
-               %(entries)s::smallint[])
-        AS o (id, version, owner, book, asset_id, verb, amount, undoes, result, reason, delta,
-              held_delta, balance_after, entry)
+               %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[],
+               %(amounts)s::bigint[], %(large_amounts)s::numeric[],
+               %(balances)s::bigint[], %(large_balances)s::numeric[])
+        AS o (id, kind, owner, amount, large_amount, balance_after, large_balance)
     RETURNING owner, book, asset_id, delta, held_delta
 ),
 change AS MATERIALIZED (

@@ -56,7 +56,7 @@ class MemoryLedger:
         judgement = Judgement(_found(tx, named), _known(tx, questions), strange)
         if any(q.verb in UNDOES for q in questions):
             await tx.pause()
-        answers = [judgement.judge(question) for question in questions]
+        answers = [judgement.judge(question, account_of(question)) for question in questions]
         if judgement.written:
             await self._apply(tx, judgement.written)
         return answers

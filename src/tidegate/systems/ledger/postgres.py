@@ -1,12 +1,24 @@
 """The ledger on PostgreSQL: three statements for a batch, whatever its size."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
 from tidegate.core.ports import Account, SqlTransaction
-from tidegate.core.sql import load, names, numbers, sparse, uuids
+from tidegate.core.sql import (
+    Columns,
+    amounts,
+    bigints,
+    encoded,
+    integers,
+    load,
+    names,
+    numbered,
+    numbers,
+    shared,
+    uuids,
+)
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
     FEES_ENTRY,
@@ -65,8 +77,11 @@ class Ledger:
 
     async def ask(self, tx: LockingTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         known = await self._look(tx, questions)
+        accounts = [account_of(q) for q in questions]
         asked = parts(questions)
-        named = {account_of(q) for q in asked}
+        named = set(accounts)
+        if len(asked) > len(questions):
+            named.update(account_of(q) for q in asked)
         strange, opening = frozenset[int](), None
         # Not there when they were to be locked, or not foreseen. What is opened is locked by a
         # statement of its own: another session may have been first.
@@ -83,7 +98,7 @@ class Ledger:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})
             known += [_operation(row) for row in rows]
         judgement = Judgement(tx.locked, known, strange)
-        answers = [judgement.judge(question) for question in questions]
+        answers = list(map(judgement.judge, questions, accounts))
         if judgement.written:
             await tx.post(STATEMENTS["apply"], _operation_columns(judgement.written))
         return answers
@@ -102,7 +117,7 @@ class Ledger:
     def _send_look(self, tx: LockingTransaction, questions: Sequence[Question]) -> Any:
         values = {
             "ids": uuids([q.transfer_id for q in questions]),
-            "versions": numbers([q.version for q in questions]),
+            "versions": integers([q.version for q in questions]),
         }
         return tx.send(STATEMENTS["look"], values)
 
@@ -129,30 +144,81 @@ class Ledger:
         return {Account(*row[:3]): Balance(*row[3:]) for row in rows}
 
 
-def _account_columns(accounts: Sequence[Account]) -> dict[str, object]:
-    owners, books, assets = zip(*accounts, strict=True) if accounts else ((), (), ())
-    return {"owners": numbers(owners), "books": names(books), "assets": numbers(assets)}
-
-
-def _operation_columns(operations: Sequence[Operation]) -> dict[str, object]:
-    ids, versions, accounts, verbs, amounts, undoes, results, reasons, *more = zip(
-        *operations, strict=True
-    )
-    deltas, held_deltas, balances, entries = more
+def _account_columns(accounts: Sequence[Account]) -> Columns:
+    """The books and assets of a batch are few: each account names its own by its place."""
+    which, kinds = numbered((book, asset_id) for _, book, asset_id in accounts)
     return {
-        "ids": uuids(ids),
-        "versions": numbers(versions),
-        **_account_columns(accounts),
-        "verbs": names(verbs),
-        "amounts": numbers(amounts),
-        "undoes": numbers(undoes),
-        "results": names(results),
-        "reasons": names(reasons),
-        "deltas": numbers(deltas),
-        "held_deltas": numbers(held_deltas),
-        "balances": numbers(balances),
-        "entries": sparse(entries),
+        "owners": bigints([account.owner for account in accounts]),
+        "kinds": integers(which),
+        **shared(_book_columns, kinds),
     }
+
+
+def _book_columns(kinds: Sequence[tuple[str, int]]) -> Columns:
+    return encoded({"books": names(b for b, _ in kinds), "assets": numbers(a for _, a in kinds)})
+
+
+class _Common(NamedTuple):
+    """What many operations of a batch have in common."""
+
+    version: int
+    book: str
+    asset_id: int
+    verb: str
+    undoes: int | None
+    result: str
+    reason: str
+    sign: int  # Of the change of the available, which is the amount or nothing.
+    held_sign: int
+    entry: int
+
+
+def _common(o: Operation) -> tuple[object, ...]:
+    _, book, asset_id = o.account
+    return (
+        *(o.version, book, asset_id, o.verb, o.undoes, o.result, o.reason),
+        *(_sign(o.delta, o.amount), _sign(o.held_delta, o.amount), o.entry),
+    )
+
+
+def _sign(delta: int, amount: int) -> int:
+    if delta == 0:
+        return 0
+    assert abs(delta) == amount, f"{delta} is no change by {amount}"
+    return 1 if delta > 0 else -1
+
+
+def _operation_columns(operations: Sequence[Operation]) -> Columns:
+    which, kinds = numbered(map(_common, operations))
+    small, large = amounts([o.amount for o in operations])
+    small_after, large_after = amounts([o.balance_after for o in operations])
+    return {
+        "ids": uuids([o.transfer_id for o in operations]),
+        "kinds": integers(which),
+        "owners": bigints([o.account.owner for o in operations]),
+        "amounts": small,
+        "large_amounts": large,
+        "balances": small_after,
+        "large_balances": large_after,
+        **shared(_common_columns, kinds),
+    }
+
+
+def _common_columns(kinds: Sequence[tuple[Any, ...]]) -> Columns:
+    several = [_Common(*kind) for kind in kinds]
+    columns = {
+        "versions": numbers(k.version for k in several),
+        "books": names(k.book for k in several),
+        "assets": numbers(k.asset_id for k in several),
+        "verbs": names(k.verb for k in several),
+        "undoes": numbers(k.undoes for k in several),
+        "results": names(k.result for k in several),
+        "reasons": names(k.reason for k in several),
+        "signs": numbers(k.sign for k in several),
+        "held_signs": numbers(k.held_sign for k in several),
+        "entries": numbers(k.entry for k in several),
+    }
+    return encoded(columns)
 
 
 def _operation(row: Sequence[Any]) -> Operation:
