@@ -27,6 +27,9 @@ def bounded(text: str) -> str:
 def bounded_evidence(evidence: Evidence) -> Evidence:
     if not evidence:
         return NO_EVIDENCE
+    if len(evidence) == 1:
+        [(name, value)] = evidence.items()
+        return {bounded(name): bounded(value)}
     kept = list(evidence.items())[:MAX_EVIDENCE]
     return {bounded(name): bounded(value) for name, value in kept}
 

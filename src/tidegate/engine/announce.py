@@ -11,11 +11,13 @@ from tidegate.engine.context import Means
 
 
 async def announce(means: Means[Tx], moves: Moves, rows: Sequence[Transfer]) -> None:
-    for place, row in enumerate(rows):
-        step = moves.steps[place]
-        if step.after.lane is None:
+    steps = set(moves.steps)
+    ends = {step for step in steps if step.after.lane is None}
+    loud = {s for s in steps if s.alarm is not Alarm.NONE or (s.before and s.before.paged)}
+    for place, (row, step) in enumerate(zip(rows, moves.steps, strict=True)):
+        if step in ends:
             means.ended(row)
-        if step.alarm is Alarm.NONE and not (step.before and step.before.paged):
+        if step not in loud:
             continue
         move = moves.move(place)
         before = move.before

@@ -230,13 +230,13 @@ class Delivery(Source, Generic[Tx]):
 
     async def _look(self, batch: Sequence[PendingRequest]) -> tuple[int, list[PendingRequest]]:
         """The time, and which requests are not known. The others are answered."""
-        asked = [(pending, key) for pending in batch for key in pending.keys]
-        look = await self._means.store.look([key for _, key in asked])
+        look = await self._means.store.look([key for pending in batch for key in pending.keys])
         known: dict[int, Known] = {}
-        pairs = zip(asked, look.known, strict=True) if any(look.known) else ()
-        for (pending, key), found in pairs:
-            if found and (key == pending.key or _is_of_older_version(found, pending)):
-                known.setdefault(id(pending), found)
+        if any(look.known):
+            asked = [(pending, key) for pending in batch for key in pending.keys]
+            for (pending, key), found in zip(asked, look.known, strict=True):
+                if found and (key == pending.key or _is_of_older_version(found, pending)):
+                    known.setdefault(id(pending), found)
         open_ = []
         for pending in batch:
             if found := known.get(id(pending)):
@@ -259,7 +259,10 @@ class Delivery(Source, Generic[Tx]):
     async def written(self, result: Written) -> None:
         for row in result.rows:
             pending = self._requests[row.id]
-            self._tell(pending, Known(pending.fingerprint, row.id, row))
+            if pending.followers:
+                self._tell(pending, Known(pending.fingerprint, row.id, row))
+            else:
+                reply(pending, Receipt(row))
         if result.refused:
             await self._refused(result)
 

@@ -11,7 +11,7 @@ from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.bell import Bell
 from tidegate.engine.context import Means
 from tidegate.engine.step import step
-from tidegate.engine.write import owner_locked, pause_s
+from tidegate.engine.write import owners_locked, pause_s
 
 MAX_BATCH = 1024
 PROBE_FIRST_S = 0.5
@@ -114,7 +114,7 @@ class Lane(Generic[Tx]):
         batch = self.ring.pop(MAX_BATCH, now_s)
         if not batch:
             return []
-        expect(map(self._owner, batch))
+        expect(owners_locked(self.means, batch))
         asked = list(await self.means.store.askable(batch, self.means.tables))
         if len(asked) < len(batch):
             kept = {transfer.id for transfer in asked}
@@ -135,9 +135,6 @@ class Lane(Generic[Tx]):
         # That the client raised something is no sign of life: the outage is not over yet.
         if self.unanswered and self.well:
             await self._answered()
-
-    def _owner(self, transfer: Transfer) -> int | None:
-        return owner_locked(self.means, transfer)
 
     def _open(self) -> None:
         self.failures = 0

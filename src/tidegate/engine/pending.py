@@ -48,7 +48,10 @@ class PendingRequest:
     key: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key = self.request.owner, self.request.key or ""
+        request = self.request
+        # Most are in the space without a prefix: their key is what the caller wrote.
+        text = request.key if request.space else request.cid
+        self.key = request.owner, text or ""
 
     def name(self, id_: UUID) -> None:
         """Give it its id, which is also its key if the caller gave none."""
@@ -77,8 +80,7 @@ def gathered(batch: Sequence[PendingRequest]) -> list[PendingRequest]:
     first: dict[tuple[int, str], PendingRequest] = {}
     alone = []
     # One that may be created goes before one that may not.
-    creatable = [pending for pending in batch if pending.veto is None]
-    for pending in (*creatable, *(pending for pending in batch if pending.veto is not None)):
+    for pending in sorted(batch, key=lambda pending: pending.veto is not None):
         if pending.request.cid is None:
             alone.append(pending)
         elif (leader := first.setdefault(pending.key, pending)) is not pending:

@@ -1,6 +1,7 @@
 """Local systems answer inside the transaction that records their answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
@@ -46,7 +47,9 @@ async def settle(means: Means[Tx], tx: Tx, moves: Moves, groups: dict[str, Group
             places, questions = groups[name]
             answers = await _ask_locally(means.local[name], tx, questions)
             answered(means, moves, places, answers, terms)
-        asked = sorted(place for group in groups.values() for place in group.places)
+        # In the order of the batch, as the places of one group are already.
+        several = [group.places for group in groups.values()]
+        asked = several[0] if len(several) == 1 else sorted(chain.from_iterable(several))
         groups = groups_of(means, moves, asked)
 
 

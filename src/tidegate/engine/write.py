@@ -29,7 +29,7 @@ from tidegate.core.ports import (
 )
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Moves, Transfer
+from tidegate.core.transfer import Kind, Moves, Transfer
 from tidegate.engine.announce import announce
 from tidegate.engine.context import Means
 from tidegate.engine.rings import Slots
@@ -201,7 +201,7 @@ def _accounts(means: Means[Tx], work: Work, row: int) -> frozenset[Account]:
     transfer = work.batch[row]
     if work.creations and transfer.lane not in means.local:
         return frozenset()
-    if owner_locked(means, transfer) is None:
+    if not _is_near(means, transfer.kind):
         return frozenset()
     parties = (party for party in transfer.parties.values() if party.system in means.local)
     return frozenset(Account(p.owner, p.book, transfer.asset_id) for p in parties)
@@ -269,15 +269,19 @@ async def _write_once(means: Means[Tx], work: Work, *, brief: bool = False) -> W
 
 def _owners_locked(means: Means[Tx], work: Work) -> Iterable[int | None]:
     """Requests of callers were marked by their queue when it chose them."""
-    marked = work.creations and work.creations[0].asked is None
-    return () if marked else (owner_locked(means, transfer) for transfer in work.batch)
+    marked = work.creations and not _of_inbox(work)
+    return () if marked else owners_locked(means, work.batch)
 
 
-def owner_locked(means: Means[Tx], transfer: Transfer) -> int | None:
-    """The owner, if a system of our own is asked now, or by the answer that is expected."""
-    kind, local = transfer.kind, means.local
-    near = kind.lane is None or kind.lane in local or means.rules.foreseen(kind) in local
-    return transfer.owner if near else None
+def owners_locked(means: Means[Tx], transfers: Sequence[Transfer]) -> list[int]:
+    """The owners for whom a system of our own is asked now, or by the answer that is expected."""
+    near = {kind for kind in {t.kind for t in transfers} if _is_near(means, kind)}
+    return [t.owner for t in transfers if t.kind in near]
+
+
+def _is_near(means: Means[Tx], kind: Kind) -> bool:
+    local = means.local
+    return kind.lane is None or kind.lane in local or means.rules.foreseen(kind) in local
 
 
 async def _transact(
@@ -289,7 +293,7 @@ async def _transact(
     async with store.transaction() as tx:
         if brief:
             await tx.wait_briefly()
-        asked = {c.asked.id: c.asked for c in work.creations if c.asked is not None}
+        asked = {c.asked.id: c.asked for c in _of_inbox(work) if c.asked is not None}
         if asked:
             undecided = frozenset(await store.inbox.take(tx, list(asked)))
             work = work.only([t.id in undecided for t in work.batch])
@@ -323,12 +327,19 @@ async def _transact(
     return Written(work, rows, refused), moves
 
 
+def _of_inbox(work: Work) -> Sequence[Creation]:
+    """Its creations, if the inbox asked for them. A batch has one source."""
+    return work.creations if work.creations and work.creations[0].asked is not None else ()
+
+
 async def _admit(means: Means[Tx], tx: Tx, work: Work) -> tuple[Work, list[tuple[UUID, Refusal]]]:
     """Which transfers may be created. Their keys are reserved before any account is locked: two
     batches with a key in common meet there, holding nothing that others wait for.
     """
-    at_us = (await tx.begun()).at_us if work.creations[0].asked is not None else 0
-    work, refused = _without(work, [_refused(creation, at_us) for creation in work.creations])
+    refused: list[tuple[UUID, Refusal]] = []
+    if creations := _of_inbox(work):
+        at_us = (await tx.begun()).at_us
+        work, refused = _without(work, [_refused(creation, at_us) for creation in creations])
     if means.admission is not None and work.creations:
         verdicts = await means.admission.admit(tx, [c.request for c in work.creations])
         work, more = _without(work, verdicts)
@@ -357,9 +368,11 @@ def _first_moves(means: Means[Tx], work: Work) -> Moves:
     batch, rules = work.batch, means.rules
     evidences: list[tuple[Evidence, ...]] = [()] * len(batch)
     if work.creations:
-        steps = [rules.created(transfer.kind) for transfer in batch]
-        return Moves(batch, steps, evidences, [c.request.expiry for c in work.creations])
-    moves = Moves(batch, [rules.stays(transfer.kind) for transfer in batch], evidences)
+        created = {kind: rules.created(kind) for kind in {t.kind for t in batch}}
+        expiries = [c.request.expiry for c in work.creations]
+        return Moves(batch, [created[t.kind] for t in batch], evidences, expiries)
+    stays = {kind: rules.stays(kind) for kind in {t.kind for t in batch}}
+    moves = Moves(batch, [stays[t.kind] for t in batch], evidences)
     if work.answers is not None:
         answered(means, moves, range(len(batch)), work.answers, means.terms(work.actor))
     return moves
