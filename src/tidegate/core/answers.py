@@ -24,6 +24,11 @@ def bounded(text: str) -> str:
     return _UNKEEPABLE.sub("\ufffd", text[:MAX_TEXT])
 
 
+def keepable(text: str) -> bool:
+    """Whether a database can hold it as text, and give it back the same."""
+    return (text.isascii() and text.isprintable()) or _UNKEEPABLE.search(text) is None
+
+
 def bounded_evidence(evidence: Evidence) -> Evidence:
     if not evidence:
         return NO_EVIDENCE

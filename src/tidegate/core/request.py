@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from tidegate.core.answers import keepable
 from tidegate.core.flow import FEES, Flow
 from tidegate.core.money import MAX_AMOUNT, parse_amount
 from tidegate.core.refusals import Refusal
@@ -31,6 +32,8 @@ MAX_KEY_CHARS = 128  # Of a key that we compose, such as a member's id and a cid
 MAX_OWNER = 2**63 - 1
 MAX_ASSET_ID = 2**31 - 1
 MAX_LIFE_S = 366 * 24 * 3600
+MAX_WORDS_CHARS = 65_536  # Of all that a request says in words: its details, terms and trace.
+MAX_BOOK_CHARS = 128
 FEES_BOOK = "FEES"  # An owner's fees stay among the owner's books, so that these sum to zero.
 
 # Key spaces: a key of one kind of caller never meets a key of another. Callers' own keys are plain
@@ -225,12 +228,27 @@ def own_refusal(request: Request) -> Refusal | None:
         return Refusal.INVALID_REQUEST
     if request.lives_s is not None and not 0 < request.lives_s <= MAX_LIFE_S:
         return Refusal.INVALID_REQUEST
+    words = _words(request)
+    if words and not (len(words) <= MAX_WORDS_CHARS and keepable(words)):
+        return Refusal.INVALID_REQUEST
     return None
+
+
+def _words(request: Request) -> str:
+    """One text that no database can hold would end the batch in which it is written."""
+    words = [request.trace or ""]
+    for named in (request.detail, request.terms):
+        if named:
+            words += [*named, *named.values()]
+    return "".join(words)
 
 
 def cast_refusal(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
     """The part that holds for all requests between the same seats."""
     if request.parties.keys() != flow.cast:
+        return Refusal.INVALID_PARTIES
+    books = [party.book for party in request.parties.values()]
+    if not all(len(book) <= MAX_BOOK_CHARS and keepable(book) for book in books):
         return Refusal.INVALID_PARTIES
     source, target = request.parties["source"], request.parties.get("target")
     if source == target:
