@@ -86,6 +86,9 @@ PROCRASTINATE = peer(
 )
 PGQUEUER = peer("pgqueuer", 256, "pgqueuer, the transfer as a job, 256 enqueued at once", "asyncpg")
 
+SQL_ALONE = "the same SQL in batches of 1 024, four sessions, without engine or client"
+CEILING = Case("ceiling", "ceiling", 4, SQL_ALONE)
+
 CASES: tuple[Case, ...] = (
     *(literal(driver, n) for driver in ("psycopg", "asyncpg") for n in (1, 16, 64, 256)),
     *(tidegate(n) for n in (1, 64, 256, 4096)),
@@ -97,7 +100,7 @@ CASES: tuple[Case, ...] = (
     *(over_http(n) for n in (1, 64, 256)),
     *(over_http(n, 100) for n in (1, 64, 256)),
     *(fastapi(n) for n in (64, 256)),
-    Case("ceiling", "ceiling", 4, "the same SQL in batches of 1 024, without engine or client"),
+    CEILING,
     Case("tpcb-8", "tpcb", 8, "pgbench TPC-B, 8 clients: one database, C", transfers=False),
     *(peer("dbos", n, f"DBOS, a workflow of two steps, {n} at once") for n in (4, 16, 64)),
     *(restate(n) for n in (64, 256)),

@@ -1,11 +1,13 @@
 """The ceiling: the engine's own statements, fed again without engine or client.
 
 To play a tape is to send the same text with the same values to a copy of the same database and
-core as it was recorded on, with nothing looked at, decided or gathered.
+core as it was recorded on, with nothing looked at, decided or gathered. Each session plays a tape
+of its own, whose owners are in no other tape, so that no session waits for another's accounts.
 """
 
 import asyncio
 import pickle
+import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from bench.driving import Outcome, Window
 from bench.rail import open_trading
 from bench.spec import STORE, Result, Spec
+from bench.traffic import Order
 from tidegate import Question
 from tidegate.core.answers import Done
 from tidegate.store.postgres import Bounds, PostgresStore
@@ -33,28 +36,63 @@ class Step(NamedTuple):
 
 Unit: TypeAlias = list[Step]
 
+# What must be zero after playing: transfers that did not end well, answers that are refusals, and
+# operations whose balance does not follow from the one before, or accounts that differ from theirs.
+FAULTS = """
+WITH chain AS (
+    SELECT o.owner, o.book, o.asset_id, o.delta, o.balance_after,
+           lag(o.balance_after) OVER by_time AS before,
+           lead(o.balance_after) OVER by_time IS NULL AS is_last
+      FROM ledger_operations AS o
+    WINDOW by_time AS (PARTITION BY o.owner, o.book, o.asset_id ORDER BY o.at, o.transfer_id)
+)
+SELECT (SELECT count(*) FROM transfers WHERE state <> 'COMMITTED'),
+       (SELECT count(*) FROM history WHERE answer <> 'done'),
+       (SELECT count(*) FROM ledger_operations WHERE result <> 'done'),
+       (SELECT count(*)
+          FROM chain AS c
+          JOIN ledger_accounts AS a USING (owner, book, asset_id)
+         WHERE c.before + c.delta <> c.balance_after
+            OR c.is_last AND c.balance_after <> a.available),
+       (SELECT count(*) FROM transfers)
+"""
 
-async def play(spec: Spec, tape: Sequence[Unit]) -> Result:
-    window, waiting = Window(spec), iter(tape)
-    bounds = Bounds(connections=spec.inflight)
+
+def share_of(owners: int, sessions: int, number: int) -> range:
+    """The owners whose transfers one session plays; nobody is in two shares."""
+    return range(1 + number, owners + 1, sessions)
+
+
+def within_share(orders: Sequence[Order], share: Sequence[int], dice: random.Random) -> list[Order]:
+    """The same orders by owners of one share. Who orders twice in a batch still orders twice."""
+    asked = list(dict.fromkeys(order.owner for order in orders))
+    given = dict(zip(asked, dice.sample(share, len(asked)), strict=True))
+    return [order._replace(owner=given[order.owner]) for order in orders]
+
+
+async def play(spec: Spec, tapes: Sequence[Sequence[Unit]]) -> Result:
+    """Every tape in its own order, all of them at the same time."""
+    window = Window(spec)
     async with (
-        PostgresStore(spec.database, STORE, bounds) as store,
+        PostgresStore(spec.database, STORE, Bounds(connections=len(tapes))) as store,
         open_trading(spec.core) as core,
     ):
 
-        async def loop() -> None:
-            while not window.over:
+        async def session(tape: Sequence[Unit]) -> None:
+            for unit in tape:
+                if window.over:
+                    return
                 started_s = time.perf_counter()
-                unit = next(waiting, None)
-                if unit is None:
-                    raise RuntimeError("the tape is too short for this machine: record more")
                 for step in unit:
                     await _feed(store, core, step)
                 window.note(started_s, Outcome(ended=BATCH))
+            if not window.over:
+                raise RuntimeError("the tape is too short for this machine: record more")
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(spec.inflight):
-                group.create_task(loop())
+            for tape in tapes:
+                group.create_task(session(tape))
+        await verify(store, window.made)
     return window.result()
 
 
@@ -73,10 +111,22 @@ async def _feed(store: PostgresStore, core: Trading, step: Step) -> None:
         await store.run(text, values)
 
 
+async def verify(store: PostgresStore, made: int) -> None:
+    """Every transfer has ended as COMMITTED, nothing was refused, and each balance follows."""
+    [(*faults, transfers)] = await store.run(FAULTS, {})
+    if any(faults) or transfers != made:
+        names = ("not committed", "refused answers", "refused operations", "wrong balances")
+        told = ", ".join(f"{name} {count}" for name, count in zip(names, faults, strict=True))
+        raise RuntimeError(f"{transfers} transfers of {made} played: {told}")
+
+
 async def run(spec: Spec) -> Result:
     return await play(spec, load(spec))
 
 
-def load(spec: Spec) -> list[Unit]:
-    tape: list[Unit] = pickle.loads(Path(spec.tape).read_bytes())
-    return tape
+def tape_of(spec: Spec, number: int) -> Path:
+    return Path(spec.tape) / str(number)
+
+
+def load(spec: Spec) -> list[list[Unit]]:
+    return [pickle.loads(tape_of(spec, number).read_bytes()) for number in range(spec.inflight)]

@@ -1,26 +1,36 @@
-"""What an engine says to its store and its core, recorded: the tape that the ceiling plays.
+"""What an engine says to its store and its core, recorded: the tapes that the ceiling plays.
 
 Batches of 1 024 transfers, each batch alone: its look for known cids, its two transactions, and
-its question to the core.
+its question to the core. Each tape is of an engine in a process of its own and of its own share of
+the owners. So the tapes may be played side by side, as long as each is played in its own order.
 """
 
 import asyncio
+import itertools
 import pickle
+import random
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.ceiling import BATCH, Statement, Step, Unit
+from bench.ceiling import BATCH, Statement, Step, Unit, share_of, tape_of, within_share
+from bench.fronts import ROOT
 from bench.in_process import WAIT_S, alarmed, request_of
 from bench.spec import STORE, Spec
-from bench.traffic import Traffic
-from tidegate import Question, Receipt, Setup, open_gate
+from bench.traffic import Order, Traffic
+from tidegate import Gate, Question, Receipt, Setup, open_gate
+from tidegate.app import collect_seldom
 from tidegate.store.pipe import Reply
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.trading import Trading
+
+PATIENCE_S = 120.0  # To start, to end the last batch, and to write the tape.
 
 
 class Recorder:
@@ -75,22 +85,36 @@ class Recorder:
         return unit
 
 
-async def record(spec: Spec, units: int) -> list[Unit]:
-    traffic, recorder = Traffic(spec), Recorder()
+async def record(spec: Spec, number: int, seconds: float) -> list[Unit]:
+    """Transfers of one share of the owners, batch after batch, for so many seconds."""
+    traffic, recorder, dice = Traffic(spec), Recorder(), random.Random(number)
+    share = share_of(spec.accounts, spec.inflight, number)
+    assert len(share) >= BATCH, "a batch may name as many owners as it has transfers"
     tape: list[Unit] = []
     # No scan and no poll shall speak between the batches.
     setup = Setup(spec.database, STORE, spec.core, scan_s=3600, alert=alarmed)
     async with open_gate(setup) as gate:
         recorder.listen()
-        for number in range(units + 1):
-            orders = (traffic.order(number * BATCH + place) for place in range(BATCH))
-            requests = [request_of(order) for order in orders]
-            receipts = await asyncio.gather(*(gate.engine.transfer(r, WAIT_S) for r in requests))
-            assert all(isinstance(r, Receipt) and r.transfer.lane is None for r in receipts)
-            unit = recorder.cut()
-            if number > 0:  # With the first comes the greeting of the core.
-                tape.append(_essential(unit))
+        ends_s = time.monotonic() + seconds
+        # None is left out, the first neither: balances that are recorded rest on those before.
+        for batch in itertools.count(number, spec.inflight):
+            await _transferred(gate, within_share(_batch(traffic, batch), share, dice))
+            tape.append(_essential(recorder.cut()))
+            if time.monotonic() >= ends_s:
+                break
     return tape
+
+
+def _batch(traffic: Traffic, number: int) -> list[Order]:
+    return [traffic.order(number * BATCH + index) for index in range(BATCH)]
+
+
+async def _transferred(gate: Gate, orders: Sequence[Order]) -> None:
+    asked = (gate.engine.transfer(request_of(order), WAIT_S) for order in orders)
+    for receipt in await asyncio.gather(*asked):
+        assert isinstance(receipt, Receipt), receipt
+        assert receipt.transfer.state == "COMMITTED", receipt
+        assert not receipt.duplicate, receipt
 
 
 def _essential(unit: Unit) -> Unit:
@@ -102,11 +126,28 @@ def _essential(unit: Unit) -> Unit:
     return shown
 
 
+def record_all(spec: Spec, seconds: float) -> None:
+    """Record the tape of every session, each in a process of its own, at the same time."""
+    Path(spec.tape).mkdir(exist_ok=True)
+    words = [sys.executable, "-m", "bench.recording", msgspec.json.encode(spec).decode()]
+    with ExitStack() as stack:
+        children = []
+        for number in range(spec.inflight):
+            child = subprocess.Popen([*words, str(number), str(seconds)], cwd=ROOT)
+            stack.callback(child.wait)
+            stack.callback(child.kill)  # Of one that has ended already, this does nothing.
+            children.append(child)
+        if any(child.wait(seconds + PATIENCE_S) for child in children):
+            raise RuntimeError("the tape could not be recorded; the reason is above")
+
+
 def main() -> None:
-    """Record: told by a spec and a number of batches, written to the spec's tape."""
+    """Record one tape: told by a spec, the number of the share, and for how long."""
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
-    tape = asyncio.run(record(spec, int(sys.argv[2])))
-    Path(spec.tape).write_bytes(pickle.dumps(tape))
+    number, seconds = int(sys.argv[2]), float(sys.argv[3])
+    collect_seldom()
+    tape = asyncio.run(record(spec, number, seconds))
+    tape_of(spec, number).write_bytes(pickle.dumps(tape))
 
 
 if __name__ == "__main__":
