@@ -7,7 +7,9 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -15,18 +17,20 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import plot, report
+from bench import machine, plot, report
 from bench.cases import CASES, CEILING, Case
+from bench.checksums import checksums
 from bench.fronts import ROOT
 from bench.peers import environments
 from bench.recording import record_all
-from bench.running import Extra, Failed, Run, Timing, run
+from bench.running import Extra, Failed, Run, Timing, base_of, run
 from bench.spec import Spec
 from bench.world import World
 
 ROUNDS, FULL, QUICK = 3, Timing(4.0, 2.0), Timing(1.0, 0.5)
 # A tape is recorded for so many times as long as it is played: to play costs less than to record.
 TAPE_TIMES = 5
+FAULTS = (Failed, RuntimeError, OSError, subprocess.SubprocessError)
 ROOM = Path(__file__).parent / ".run"
 
 
@@ -37,33 +41,68 @@ class Chosen(NamedTuple):
     out: Path
 
 
+class Measured(NamedTuple):
+    """What all rounds have left."""
+
+    runs: dict[str, list[Run]]
+    speeds: list[machine.Speed]
+
+
 def main() -> None:
     end_in_order()
     chosen = choose()
-    out = Console()
-    missing = prepared(chosen.cases, out)
+    out, yardstick, spent = Console(), checksums(), Spent()
+    with spent.on("installing peers"):
+        missing = prepared(chosen.cases, out)
     able = [case for case in chosen.cases if case.environment not in missing]
     lost = {c.name: missing[c.environment] for c in chosen.cases if c.environment in missing}
     with World(ROOM) as world:
         settings = world.settings()
         out.print(" ".join(f"{name}={value}" for name, value in sorted(settings.items())))
-        tape = recorded(world, chosen.timing) if any(c.kind == "ceiling" for c in able) else ""
-        runs = rounds(chosen._replace(cases=able), world, tape, lost)
+        with spent.on("bases"):
+            build_bases(able, world)
+        with spent.on("tape"):
+            tape = recorded(world, chosen.timing) if CEILING in able else ""
+        runs, speeds = rounds(chosen._replace(cases=able), world, tape, (lost, spent))
     cases = {c.name: report.summary(c, runs[c.name]) for c in able if runs.get(c.name)}
-    found, ranges = report.ratios(cases), report.spreads(cases)
+    by_round = report.ratio_rounds(cases)
     fresh = {
         "measured": measured(chosen),
+        "machine_speed": machine.summary(speeds),
+        "checksums": yardstick,
         "postgresql": settings,
-        "ratios": found,
-        "ratio_ranges": ranges,
+        "ratios": report.ratios(cases),
+        "ratio_ranges": report.ranges(by_round),
+        "ratio_rounds": by_round,
         "cases": cases,
         "missing": lost,
+        "spent_s": spent.rounded(),
     }
     whole = report.keep_scale(report.load(chosen.out), fresh)
     report.save(whole, chosen.out)
     chosen.out.with_suffix(".svg").write_text(plot.svg(whole["cases"]), encoding="utf-8")
     show(out, cases, lost, whole)
     out.print(f"written to {chosen.out} and {chosen.out.with_suffix('.svg').name}")
+
+
+class Spent:
+    """How long each part of the run took, so that what takes too long can be found."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._parts: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._parts[part] = self._parts.get(part, 0.0) + time.monotonic() - began_s
+
+    def rounded(self) -> dict[str, float]:
+        whole = {"whole run": time.monotonic() - self._began_s}
+        return {part: round(seconds, 1) for part, seconds in (whole | self._parts).items()}
 
 
 def end_in_order() -> None:
@@ -112,29 +151,41 @@ def prepared(cases: Sequence[Case], out: Console) -> dict[str, str]:
     return missing
 
 
-def rounds(chosen: Chosen, world: World, tape: str, lost: dict[str, str]) -> dict[str, list[Run]]:
+def build_bases(cases: Sequence[Case], world: World) -> None:
+    """Before the first round, so that no case's time is spent on it."""
+    for case in cases:
+        with suppress(*FAULTS):  # The case itself tells why, when it tries again.
+            base_of(case, world)
+
+
+def rounds(chosen: Chosen, world: World, tape: str, told: tuple[dict[str, str], Spent]) -> Measured:
     """Interleaved: every case once, then every case again."""
+    lost, spent = told
     runs: dict[str, list[Run]] = {case.name: [] for case in chosen.cases}
+    speeds: list[machine.Speed] = []
     place = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=place) as shown:
         task = shown.add_task("bench", total=len(chosen.cases) * chosen.rounds)
         for number in range(chosen.rounds):
+            with spent.on("machine's own speed"):
+                speeds.append(machine.speed(world.connection))
             for case in chosen.cases:
                 shown.update(task, description=f"round {number + 1}  {case.name:26}")
                 try:
-                    runs[case.name].append(run(case, world, chosen.timing, Extra(tape)))
-                except (Failed, RuntimeError, OSError, subprocess.SubprocessError) as fault:
+                    with spent.on(case.name):
+                        runs[case.name].append(run(case, world, chosen.timing, Extra(tape)))
+                except FAULTS as fault:
                     lost[case.name] = f"{type(fault).__name__}: {fault}"
                     place.print(f"[bold]{case.name} failed[/bold]: {fault}", highlight=False)
                 shown.advance(task)
-    return runs
+    return Measured(runs, speeds)
 
 
 def recorded(world: World, timing: Timing) -> str:
     """What the ceiling plays, recorded once on a stage of its own."""
     tape = world.directory / "tape"
-    with world.stage(world.base(CEILING.accounts)) as stage:
+    with world.stage(base_of(CEILING, world)) as stage:
         spec = Spec(
             kind=CEILING.kind,
             database=stage.database,
@@ -169,6 +220,8 @@ def show(out: Console, cases: report.Report, lost: dict[str, str], whole: report
     wide = out if out.is_terminal else Console(width=180)
     wide.print(report.table(cases, lost))
     wide.print(report.ratio_table(whole["ratios"], whole.get("ratio_ranges", {})))
+    wide.print(f"the machine's own speed: {machine.told(whole['machine_speed'])}")
+    wide.print(f"the whole run took {whole['spent_s']['whole run'] / 60:.1f} minutes")
     if not out.is_terminal:
         wide.print(json.dumps(whole["ratios"]))
 

@@ -68,8 +68,8 @@ def _fill(connection: psycopg.Connection, accounts: int, first: int, last: int) 
     connection.execute("DROP TABLE finished")
 
 
-def backlog(world: World, accounts: int, count: int) -> dict[str, object]:
-    """Transfers born while the core was away, and how long they take once it is back."""
+def backlog(world: World, accounts: int, count: int) -> float:
+    """Transfers born while the core was away, and how many seconds they take once it is back."""
     with world.stage(world.base(accounts)) as stage:
         before = books(stage)
         gone = f"unix:{stage.directory / 'nobody'}"
@@ -80,7 +80,7 @@ def backlog(world: World, accounts: int, count: int) -> dict[str, object]:
         after = books(stage)
     if after.money != before.money or after.open:
         raise NotConserved(f"backlog: {before} became {after}")
-    return {"transfers": count, "seconds": round(seconds, 2), "per_s": round(count / seconds)}
+    return round(seconds, 2)
 
 
 async def _born(database: str, core: str, accounts: int, count: int) -> None:

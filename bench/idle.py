@@ -10,8 +10,11 @@ from bench.gauges import cpu_s
 SETTLE_S, STOP_S = 5.0, 60.0
 
 
-def idle_cpu_percent(directory: Path, watched_s: float) -> float:
-    """Of one core, everything together: API, worker, trading core, PostgreSQL and their parent."""
+def idle_cpu_percents(directory: Path, watched_s: float, rounds: int) -> list[float]:
+    """Of one core, everything together: API, worker, trading core, PostgreSQL and their parent.
+
+    One figure for each of so many times that it is watched, one after the other.
+    """
     words = ["-m", "tidegate.cli", "up", "--bare", "--port", "0", "--data", str(directory)]
     with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -19,10 +22,14 @@ def idle_cpu_percent(directory: Path, watched_s: float) -> float:
             if not child.stdout.readline().startswith("ready"):
                 raise RuntimeError("`tidegate up` did not start; its message is above")
             time.sleep(SETTLE_S)
-            before_s, began_s = cpu_s(child.pid), time.monotonic()
-            time.sleep(watched_s)
-            used_s = cpu_s(child.pid) - before_s
-            return round(100 * used_s / (time.monotonic() - began_s), 3)
+            return [_percent(child.pid, watched_s) for _ in range(rounds)]
         finally:
             child.terminate()
             child.wait(STOP_S)
+
+
+def _percent(pid: int, watched_s: float) -> float:
+    before_s, began_s = cpu_s(pid), time.monotonic()
+    time.sleep(watched_s)
+    used_s = cpu_s(pid) - before_s
+    return round(100 * used_s / (time.monotonic() - began_s), 3)

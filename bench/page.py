@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import report
+from bench import checksums, machine, report
 
 PAGE = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
@@ -18,9 +18,26 @@ def markdown(found: report.Report) -> str:
     told = ", ".join(f"{name} {value}" for name, value in run.items())
     pinned = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
     cases = report.rows(found.get("cases", {}), found.get("missing", {}))
-    parts = [f"Measured: {told}. PostgreSQL: {pinned}.", ratios(found)]
+    parts = [f"Measured: {told}. PostgreSQL: {pinned}.", *surroundings(found), ratios(found)]
+    parts += [f"Of each case {report.SPREAD}:"]
     parts += [grid((*report.COLUMNS, *report.MORE), cases), "![Transfers per second](latest.svg)"]
     return "\n\n".join(parts).replace("(latest.svg)", "(results/latest.svg)")
+
+
+def surroundings(found: report.Report) -> list[str]:
+    """How fast the machine was by itself, and whether the yardstick is the same as before."""
+    parts = []
+    if speeds := found.get("machine_speed"):
+        parts.append(f"The machine's own speed before each round: {machine.told(speeds)}.")
+    if by_part := found.get("scale", {}).get("machine_speed"):
+        told = machine.told(machine.over_parts(by_part))
+        parts.append(f"The same before each part of the scale: {told}.")
+    if digests := found.get("checksums"):
+        parts.append(
+            "SHA-256 of the literal protocol, the peers and the load generator, the first"
+            f" digits: {checksums.told(digests)}."
+        )
+    return parts
 
 
 def ratios(found: report.Report) -> str:

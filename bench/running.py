@@ -3,9 +3,9 @@
 import os
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -54,7 +54,7 @@ NOTHING = Extra()
 
 
 def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run:
-    with world.stage(extra.base or _base(case, world)) as stage:
+    with world.stage(extra.base or base_of(case, world)) as stage:
         before = books(stage) if case.transfers else Books(0, 0)
         with opened(case, stage) as front:
             spec = Spec(
@@ -83,7 +83,8 @@ def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run
     return measured
 
 
-def _base(case: Case, world: World) -> Base:
+def base_of(case: Case, world: World) -> Base:
+    """What the case begins with; made when it is first asked for."""
     if case.kind == "tpcb":
         return world.tpcb()
     return (world.guilds if case.direction == MEMBERS else world.base)(case.accounts)
@@ -158,7 +159,7 @@ def _last_words(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def figure(values: list[float]) -> dict[str, float]:
-    """Of all rounds of one case."""
+def figure(values: Sequence[float]) -> dict[str, Any]:
+    """Of all rounds: the median, the spread, and each of them in their order."""
     median, least, most = (round(f(values), 3) for f in (statistics.median, min, max))
-    return {"median": median, "min": least, "max": most}
+    return {"median": median, "min": least, "max": most, "rounds": [round(v, 3) for v in values]}

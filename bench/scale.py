@@ -1,6 +1,7 @@
 """`python -m bench.scale`: how the cost of a transfer grows, and what does not grow at all."""
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,17 +10,18 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import report
+from bench import machine, report
 from bench.__main__ import ROOM, end_in_order, here
 from bench.cases import BASE, SMALL
 from bench.growth import backlog, fill
-from bench.idle import idle_cpu_percent
+from bench.idle import idle_cpu_percents
 from bench.memory import soak
 from bench.replay import apply_per_s, replay_per_s
 from bench.running import Extra, Run, Timing, run
 from bench.world import World
 
 MILLION = 1_000_000
+MOST_FINISHED = MOST_RECORDS = str(10 * MILLION)
 
 
 class Sizes(NamedTuple):
@@ -52,7 +54,8 @@ def main() -> None:
     sizes = QUICK if given.quick else Sizes()
     chosen = [name for name in PARTS if not given.only or name in given.only]
     # By part: what is measured another day, on other code, must not take this one's name.
-    found: dict[str, object] = {"measured": dict.fromkeys(chosen, here())}
+    speeds: dict[str, object] = {}
+    found: dict[str, object] = {"measured": dict.fromkeys(chosen, here()), "machine_speed": speeds}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
         Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as shown,
@@ -61,10 +64,11 @@ def main() -> None:
         task = shown.add_task("scale", total=len(chosen))
         for name in chosen:
             shown.update(task, description=f"scale  {name:12}")
+            speeds[name] = machine.speed(world.connection).rounded()
             found[name] = PARTS[name](world, sizes, given.minutes)
             shown.advance(task)
     out = given.out or (report.RESULTS / "quick.json" if given.quick else report.LATEST)
-    report.save(report.add_scale(report.load(out), found, ratios(found)), out)
+    report.save(report.add_scale(report.load(out), found, ratios(found), rounds(found)), out)
     for name, value in found.items():
         sys.stdout.write(f"{name}: {value}\n")
 
@@ -97,7 +101,10 @@ def _summary(world: World, sizes: Sizes, count: int) -> dict[str, object]:
 
 
 def drained(world: World, sizes: Sizes, _: float) -> dict[str, object]:
-    return backlog(world, SMALL, sizes.backlog)
+    seconds = [backlog(world, SMALL, sizes.backlog) for _ in range(sizes.rounds)]
+    median = statistics.median(seconds)
+    per_s = round(sizes.backlog / median)
+    return {"transfers": sizes.backlog, "seconds": median, "per_s": per_s, "rounds": seconds}
 
 
 def replayed(world: World, sizes: Sizes, _: float) -> dict[str, object]:
@@ -105,7 +112,10 @@ def replayed(world: World, sizes: Sizes, _: float) -> dict[str, object]:
 
 
 def applied(world: World, sizes: Sizes, _: float) -> dict[str, object]:
-    return apply_per_s(world.directory, sizes.core_accounts, sizes.applied)
+    accounts, records = sizes.core_accounts, sizes.applied
+    each = [apply_per_s(world.directory, accounts, records) for _ in range(sizes.rounds)]
+    median = statistics.median(each)
+    return {"accounts": accounts, "records": records, "per_s": median, "rounds": each}
 
 
 def memory(world: World, _: Sizes, minutes: float) -> dict[str, object]:
@@ -113,7 +123,8 @@ def memory(world: World, _: Sizes, minutes: float) -> dict[str, object]:
 
 
 def idle(world: World, sizes: Sizes, _: float) -> dict[str, object]:
-    return {"percent": idle_cpu_percent(world.directory / "idle", sizes.idle_s)}
+    each = idle_cpu_percents(world.directory / "idle", sizes.idle_s, sizes.rounds)
+    return {"percent": statistics.median(each), "rounds": each}
 
 
 PARTS: dict[str, Callable[[World, Sizes, float], dict[str, object]]] = {
@@ -133,17 +144,15 @@ def ratios(found: Mapping[str, object]) -> dict[str, float]:
     named: dict[str, float] = {}
 
     def at(*path: str) -> float | None:
-        place: object = found
-        for step in path:
-            place = place.get(step) if isinstance(place, dict) else None
-        return float(place) if isinstance(place, int | float) else None
+        value = _at(found, *path)
+        return float(value) if isinstance(value, int | float) else None
 
-    most, least = (at("finished", str(n), "per_s", "median") for n in (10 * MILLION, 10_000))
+    most, least = (at("finished", n, "per_s", "median") for n in (MOST_FINISHED, "10000"))
     if most and least:
         named["finished10m_over_10k"] = round(most / least, 3)
     for name, path in (
         ("core_apply_per_s", ("apply", "per_s")),
-        ("core_replay_per_s", ("replay", str(10 * MILLION), "per_s")),
+        ("core_replay_per_s", ("replay", MOST_RECORDS, "per_s")),
         ("idle_cpu_percent", ("idle", "percent")),
     ):
         if (value := at(*path)) is not None:
@@ -151,6 +160,34 @@ def ratios(found: Mapping[str, object]) -> dict[str, float]:
     if at("backlog", "transfers") == 100_000 and (value := at("backlog", "seconds")) is not None:
         named["backlog100k_s"] = value
     return named
+
+
+def rounds(found: Mapping[str, object]) -> dict[str, list[float]]:
+    """The same in every round, as far as there were several."""
+
+    def at(*path: str) -> list[float]:
+        value = _at(found, *path)
+        return value if isinstance(value, list) else []
+
+    most, least = (at("finished", n, "per_s", "rounds") for n in (MOST_FINISHED, "10000"))
+    each: dict[str, list[float]] = {
+        "finished10m_over_10k": [round(a / b, 3) for a, b in zip(most, least, strict=False)],
+        "core_apply_per_s": at("apply", "rounds"),
+        "core_replay_per_s": [
+            round(10 * MILLION / seconds) for seconds in at("replay", MOST_RECORDS, "seconds")
+        ],
+        "idle_cpu_percent": at("idle", "rounds"),
+        "backlog100k_s": at("backlog", "rounds"),
+    }
+    measured = ratios(found)
+    return {name: values for name, values in each.items() if values and name in measured}
+
+
+def _at(found: Mapping[str, object], *path: str) -> object:
+    value: object = found
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 if __name__ == "__main__":
