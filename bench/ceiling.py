@@ -78,20 +78,21 @@ async def play(spec: Spec, tapes: Sequence[Sequence[Unit]]) -> Result:
         open_trading(spec.core) as core,
     ):
 
-        async def session(tape: Sequence[Unit]) -> None:
+        async def session(tape: Sequence[Unit]) -> bool:
+            """Whether the tape was long enough."""
             for unit in tape:
                 if window.over:
-                    return
+                    return True
                 started_s = time.perf_counter()
                 for step in unit:
                     await _feed(store, core, step)
                 window.note(started_s, Outcome(ended=BATCH))
-            if not window.over:
-                raise RuntimeError("the tape is too short for this machine: record more")
+            return window.over
 
         async with asyncio.TaskGroup() as group:
-            for tape in tapes:
-                group.create_task(session(tape))
+            playing = [group.create_task(session(tape)) for tape in tapes]
+        if not all(session.result() for session in playing):
+            raise RuntimeError("the tape is too short for this machine: record more")
         await verify(store, window.made)
     return window.result()
 

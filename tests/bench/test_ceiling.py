@@ -84,6 +84,15 @@ def test_playing_conserves_and_nothing_is_refused(world: World, tape: str) -> No
     assert found.result.refused == 0
 
 
+@pytest.mark.slow
+def test_a_tape_that_is_too_short_gives_no_figure(world: World, tape: str) -> None:
+    with world.stage(world.base(SMALL)) as stage:
+        spec = structs.replace(SPEC, database=stage.database, core=stage.core, tape=tape)
+        whole = load(spec)
+        with pytest.raises(RuntimeError, match="too short"):
+            asyncio.run(play(spec, [*whole[:3], whole[3][:1]]))
+
+
 ONE = "(SELECT transfer_id FROM {0}.ledger_operations ORDER BY transfer_id LIMIT 1)"
 SPOILT = {
     "wrong balances 1": "UPDATE {0}.ledger_accounts SET available = available + 1"
