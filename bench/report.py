@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from bench.cases import CASES, Case
 from bench.running import Run, figure
@@ -189,7 +189,9 @@ SPREAD = "the median of all rounds (lowest…highest)"
 
 
 def table(cases: Mapping[str, Report], missing: Mapping[str, str]) -> Table:
-    shown = Table(*COLUMNS, *MORE, title=f"per transfer; {SPREAD}", pad_edge=False)
+    # Folded where there is no room: a spread of which half is cut off tells nothing.
+    columns = (Column(name, overflow="fold") for name in (*COLUMNS, *MORE))
+    shown = Table(*columns, title=f"per transfer; {SPREAD}", pad_edge=False)
     for cells in rows(cases, missing):
         shown.add_row(*cells)
     return shown
