@@ -27,7 +27,7 @@ from bench.running import Extra, Failed, Run, Timing, base_of, run
 from bench.spec import Spec
 from bench.world import World
 
-ROUNDS, FULL, QUICK = 3, Timing(4.0, 2.0), Timing(1.0, 0.5)
+ROUNDS, FULL, QUICK = 3, Timing(3.5, 1.0), Timing(1.0, 0.5)
 # A tape is recorded for so many times as long as it is played: to play costs less than to record.
 TAPE_TIMES = 5
 FAULTS = (Failed, RuntimeError, OSError, subprocess.SubprocessError)
@@ -217,7 +217,7 @@ def here() -> dict[str, object]:
 
 
 def show(out: Console, cases: report.Report, lost: dict[str, str], whole: report.Report) -> None:
-    wide = out if out.is_terminal else Console(width=180)
+    wide = out if out.is_terminal else Console(width=240)
     wide.print(report.table(cases, lost))
     wide.print(report.ratio_table(whole["ratios"], whole.get("ratio_ranges", {})))
     wide.print(f"the machine's own speed: {machine.told(whole['machine_speed'])}")

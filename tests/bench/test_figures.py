@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from bench import checksums, machine, page, report
-from bench.__main__ import Spent
+from bench.__main__ import FULL, Spent
 from bench.cases import CASES
 from bench.running import Run, figure
 from bench.scale import ratios, rounds
@@ -190,6 +190,14 @@ def test_a_changed_file_has_another_checksum(tmp_path: Path) -> None:
     before, after = checksums.checksums(), checksums.checksums(tmp_path)
     assert [name for name in before if before[name] != after[name]] == ["traffic.py"]
     assert after["traffic.py"][: checksums.SHOWN] in page.markdown({"checksums": after})
+
+
+def test_peers_have_as_long_a_warm_up_as_ever() -> None:
+    warm_s = {case.name: FULL.warm_s + case.more_warm_s for case in CASES}
+    for case in CASES:
+        if case.environment:
+            least = 7.0 if case.front == "restate" else 2.0
+            assert warm_s[case.name] >= least, case.name
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
