@@ -14,7 +14,8 @@ import pytest
 from tests.running import PROGRAM, Up, alive, descendants, eventually, running, tidegate
 from tidegate.client import Client
 from tidegate.settings import Settings
-from tidegate.supervisor.house import Ended, House, _end
+from tidegate.supervisor.children import Ended, end
+from tidegate.supervisor.house import House
 from tidegate.supervisor.tokens import token
 
 NAMES = {"api", "worker-1", "core", "postgres"}
@@ -125,7 +126,7 @@ def test_an_end_that_somebody_on_the_way_has_swallowed_is_not_forgotten(tmp_path
     house = House(Settings(directory=str(tmp_path)))
     try:
         with suppress(Ended):
-            _end(signal.SIGTERM, None)
+            end(signal.SIGTERM, None)
         with pytest.raises(Ended):
             house.tend(0.0)
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,11 +12,12 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import httpx2
 import msgspec
 import structlog
+import uvicorn
 from ulid import ULID
 
 from tidegate.app import Setup, collect_seldom, log_alert, open_gate
@@ -31,15 +33,17 @@ from tidegate.engine.rates import Rates
 from tidegate.engine.watch import Thresholds, Watch
 from tidegate.flows import FLOWS
 from tidegate.leadership import Leadership
-from tidegate.service.api import WORKER_RULES, Api
+from tidegate.service.api import HEALTH_RULES, SHARED_RULES, Api
 from tidegate.service.auth import Terms, Verifier
-from tidegate.service.connections import server_of
+from tidegate.service.connections import health_server_of, server_of
 from tidegate.service.front import Service
 from tidegate.service.http import JSON
 from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
-from tidegate.service.limits import RequestRate
+from tidegate.service.limits import Rate, RequestRate, SharedRequestRate
 from tidegate.service.meters import Meters
 from tidegate.service.pager import Pager, Post
+from tidegate.service.shared import AuditProgress, SharedMemory
+from tidegate.service.sockets import bound, taken
 from tidegate.settings import Settings
 from tidegate.store.pages import mark_told
 from tidegate.store.postgres import Bounds, PostgresStore
@@ -79,6 +83,14 @@ def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -
     return replace(flow, rows=rows)
 
 
+class Sibling(NamedTuple):
+    """One of several API processes that serve a port together."""
+
+    number: int  # From 1.
+    health_port: int
+    memory: SharedMemory
+
+
 class Telling:
     """Who is told of an alert: the log, the metrics, the webhook."""
 
@@ -96,7 +108,7 @@ class Telling:
         await self.pager.flush(FLUSH_S)
 
 
-async def serve_api(settings: Settings) -> None:
+async def serve_api(settings: Settings, sibling: Sibling | None = None) -> None:
     """The engine with the HTTP service in front, until a signal ends it."""
     collect_seldom()
     keys = keys_from(settings)
@@ -108,7 +120,6 @@ async def serve_api(settings: Settings) -> None:
             births_a_minute=settings.alert_busy_owner, unaudited_s=2 * settings.full_audit_s
         )
         watch = Watch(gate.store, gate.engine.means.flows, telling.alert, limits)
-        per_second = settings.requests_per_second if settings.rate_limits else None
         service = Service(
             gate=gate,
             authenticate=checker.authenticate,
@@ -117,8 +128,9 @@ async def serve_api(settings: Settings) -> None:
             new_id=request_ids(),
             audit=audit,
             wait_s=settings.wait_ms / 1000,
-            rate=RequestRate(per_second, time.monotonic),
+            rate=rate_of(settings, sibling),
             ages=background.ages,
+            progress=AuditProgress(sibling.memory) if sibling else None,
         )
         if isinstance(keys, FetchedKeys):
             background.start(Chore("key refresh", keys.keep_fresh, Patience().retry_s))
@@ -128,7 +140,10 @@ async def serve_api(settings: Settings) -> None:
             background.start(chore._replace(longest_s=DENY_EVERY_S))
         lead = Leadership(settings.database or "", settings.schema)
         await _start_led(background, lead, watch, audit, settings)
-        await _serve(Api(service), settings.host, settings.port, gate.engine.died)
+        if sibling is None:
+            await _serve(Api(service), settings.host, settings.port, gate.engine.died)
+        else:
+            await _serve_beside(service, settings, sibling)
         await background.stop()
         await lead.close()
         await audit.close()
@@ -146,7 +161,7 @@ async def serve_worker(settings: Settings) -> None:
             new_id=request_ids(),
             ages=telling.background.ages,
         )
-        api = Api(service, WORKER_RULES)
+        api = Api(service, HEALTH_RULES)
         await _serve(api, settings.host, settings.worker_port, gate.engine.died)
 
 
@@ -192,14 +207,39 @@ async def _nobody(_: str) -> None:
 
 async def _serve(api: Api, host: str, port: int, died: "asyncio.Future[BaseException]") -> None:
     """Until a signal; or until the engine dies, and then with the exit code 1."""
-    server = server_of(api, host, port)
+    with taken(host, port) as listening:
+        log.info("serving", address=listening.getsockname()[:2])
+        await _listen(server_of(api, host, port), listening, died)
 
+
+async def _serve_beside(service: Service, settings: Settings, sibling: Sibling) -> None:
+    """The same on a port that siblings share, with an address for the health of this process."""
+    host, port = settings.host, settings.port
+    health = health_server_of(Api(service, HEALTH_RULES), settings.health_host)
+    with (
+        bound(settings.health_host, sibling.health_port, shared=True) as own,
+        bound(host, port, shared=True) as listening,
+    ):
+        address, beside = listening.getsockname()[:2], own.getsockname()[:2]
+        log.info("serving", address=address, health=beside)
+        # First the port: whoever finds the health address open finds the port open too.
+        listening.listen()
+        answering = asyncio.create_task(health.serve([own]))
+        server = server_of(Api(service, SHARED_RULES), host, port)
+        try:
+            await _listen(server, listening, service.gate.engine.died)
+        finally:
+            health.should_exit = True
+            await answering
+
+
+async def _listen(
+    server: uvicorn.Server, listening: socket.socket, died: "asyncio.Future[BaseException]"
+) -> None:
     def end(_: object) -> None:
         server.should_exit = True
 
     died.add_done_callback(end)
-    listening = server.config.bind_socket()
-    log.info("serving", address=listening.getsockname()[:2])
     await server.serve([listening])
     if died.done():
         raise SystemExit(1)
@@ -217,6 +257,13 @@ async def _start_led(
     background.start(watching._replace(longest_s=WATCH_EVERY_S, late_s=WATCH_LATE_S))
     judge = partial(audit.run_next, settings.full_audit_s)
     background.start(Chore("audit", _led(lead, judge), settings.audit_s, first_s=settings.audit_s))
+
+
+def rate_of(settings: Settings, sibling: Sibling | None) -> Rate:
+    per_second = settings.requests_per_second if settings.rate_limits else None
+    if sibling is None:
+        return RequestRate(per_second, time.monotonic)
+    return SharedRequestRate(per_second, time.monotonic, sibling.memory)
 
 
 def _led(lead: Leadership, work: Work) -> Work:
@@ -309,13 +356,14 @@ def request_ids() -> Callable[[], str]:
     return lambda: f"{ours}-{next(number):x}"
 
 
-def start_log(log_format: str) -> None:
-    """One line per event: for people, or as JSON for machines."""
+def start_log(log_format: str, **always: object) -> None:
+    """One line per event: for people, or as JSON for machines; with what is always said."""
     # That a connection was lost is told by whoever used it, and what became of that.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     renderer = structlog.processors.JSONRenderer() if log_format == "json" else None
     structlog.configure(
         processors=[
+            lambda _, __, event: {**event, **always},
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             renderer or structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),

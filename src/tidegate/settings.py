@@ -16,6 +16,7 @@ NOT_SETTINGS = ("TIDEGATE_TOKEN", "TIDEGATE_URL")
 OF_TESTS = "TIDEGATE_TEST_"
 
 Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
+MAX_PROCESSES = 64
 Count = Annotated[int, Meta(ge=1, le=1_000_000, description="a whole number from 1 to 1000000")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 is any free one")]
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds: more than 0, up to 86400")]
@@ -38,6 +39,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     host: Text = "127.0.0.1"
     port: Port = 8080
+    processes: (
+        Annotated[
+            int, Meta(ge=1, le=MAX_PROCESSES, description=f"a number from 1 to {MAX_PROCESSES}")
+        ]
+        | None
+    ) = None  # That serve the port. None: 1 for `tidegate api`, for `up` what the machine has.
+    health_host: Text = "127.0.0.1"  # With several processes: of each one's health and metrics,
+    health_ports: Annotated[
+        tuple[Port, ...],
+        Meta(max_length=MAX_PROCESSES, description="ports such as 9101,9102: one per process"),
+    ] = ()  # and their ports. Empty: any free ones, which are in the log.
     worker_port: Port = 0  # Of a worker's health and metrics. Any free one: it is in the log.
     directory: Text = "data"  # Where `tidegate up` keeps everything.
     workers: Annotated[int, Meta(ge=0, le=64, description="a whole number from 0 to 64")] = 1
@@ -116,7 +128,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
     return {
         PREFIX + name.upper(): _text(value)
         for name, value in msgspec.structs.asdict(settings).items()
-        if value is not None and value != {}
+        if value is not None and value not in ({}, ())
     }
 
 
@@ -134,7 +146,7 @@ def _text(value: object) -> str:
         case dict():
             return ",".join(f"{asset}={amount}" for asset, amount in value.items())
         case tuple():
-            return ",".join(value)
+            return ",".join(map(str, value))
         case bool():
             return "true" if value else "false"
         case _:

@@ -16,7 +16,8 @@ from tidegate.commands.programs import ConfigFile
 from tidegate.postgres import PostgresError, find_binaries
 from tidegate.settings import Settings, WrongSetting, read_settings
 from tidegate.store.pool import ailments
-from tidegate.supervisor.house import Refused, free_port
+from tidegate.supervisor.children import Refused
+from tidegate.supervisor.house import free_port
 
 LEAST_BYTES = 2**30
 

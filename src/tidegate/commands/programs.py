@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +18,13 @@ from tidegate.app import SCHEMA, all_flows
 from tidegate.commands.access import Complaint, Printing
 from tidegate.commands.progress import bar
 from tidegate.core.ports import StoreFault
-from tidegate.serving import serve_api, serve_worker, start_log
+from tidegate.service.shared import SharedMemory
+from tidegate.serving import Sibling, serve_api, serve_worker, start_log
 from tidegate.settings import Settings, read_settings
 from tidegate.store.migrate import MigrationRefused, migrations
 from tidegate.store.migrate import migrate as migrated
 from tidegate.supervisor.house import run
+from tidegate.supervisor.siblings import serve_together
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 Database = Annotated[str | None, typer.Option(help="DATABASE_URL, if not given.")]
@@ -36,6 +38,9 @@ class Up:
     port: Annotated[int | None, typer.Option(help="Of the API: 8080; 0 is any free one.")] = None
     bare: Annotated[bool, typer.Option("--bare", help="Without demo money.")] = False
     workers: Annotated[int | None, typer.Option(help="How many, besides the API's own.")] = None
+    processes: Annotated[
+        int | None, typer.Option(help="Of the API: one per two cores, at most 4, if not given.")
+    ] = None
     config: ConfigFile = None
 
 
@@ -51,6 +56,17 @@ class Served:
 class Listening:
     host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
     port: Annotated[int | None, typer.Option(help="8080, if not given.")] = None
+    processes: Annotated[
+        int | None, typer.Option(help="How many serve the port: 1, if not given.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What a parent tells each of its processes; nobody else gives these."""
+
+    sibling: Annotated[int | None, typer.Option(hidden=True)] = None
+    memory: Annotated[int | None, typer.Option(hidden=True)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +90,24 @@ def up(chosen: Up) -> None:
         "directory": None if chosen.directory is None else str(chosen.directory),
         "port": chosen.port,
         "workers": chosen.workers,
+        "processes": chosen.processes,
     }
     settings = read_settings(flags, os.environ, chosen.config, chosen.directory)
     raise typer.Exit(run(settings, bare=chosen.bare))
 
 
-def api(chosen: Served, listening: Listening) -> None:
-    """Run the HTTP service, and an engine with it."""
-    _serve(serve_api(_served(chosen, {"host": listening.host, "port": listening.port})))
+def api(chosen: Served, listening: Listening, together: Together) -> None:
+    """Run the HTTP service, and an engine with it: in one process, or in several on one port."""
+    asked = {"host": listening.host, "port": listening.port, "processes": listening.processes}
+    settings, number, memory = _served(chosen, asked), together.sibling, together.memory
+    if number is not None and memory is not None:
+        start_log(settings.log_format, sibling=number)
+        port = settings.health_ports[number - 1]
+        _serve(serve_api(settings, Sibling(number, port, SharedMemory(memory))))
+    elif (settings.processes or 1) > 1:
+        raise typer.Exit(serve_together(settings))
+    else:
+        _serve(serve_api(settings))
 
 
 def worker(chosen: Served, listening: WorkerListening) -> None:
@@ -103,7 +129,7 @@ def migrate(chosen: Migrated, printing: Printing) -> None:
     printing.tell({"applied": applied}, "\n".join(applied) or "up to date")
 
 
-def _served(chosen: Served, more: dict[str, object]) -> Settings:
+def _served(chosen: Served, more: Mapping[str, object]) -> Settings:
     flags = {"database": chosen.database, "core": chosen.core, "schema": chosen.schema, **more}
     settings = read_settings(flags, os.environ, chosen.config)
     start_log(settings.log_format)

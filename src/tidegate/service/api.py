@@ -95,8 +95,13 @@ RULES: Sequence[Rule] = (
 )
 
 
-# What a worker serves: its health and its metrics, which need no token.
-WORKER_RULES = [rule for rule in RULES if rule.path in ("/healthz", "/readyz", "/metrics")]
+# What a worker serves, and each of several API processes at an address of its own.
+HEALTH_RULES = [rule for rule in RULES if rule.path in ("/healthz", "/readyz", "/metrics")]
+# What several processes serve on one port: whatever does not depend on which of them answers.
+SHARED_RULES = [
+    rule._replace(endpoint=health.metrics_elsewhere) if rule.path == "/metrics" else rule
+    for rule in RULES
+]
 
 Methods: TypeAlias = Mapping[str, Rule]
 

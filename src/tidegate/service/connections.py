@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ MAX_CONNECTIONS = 2_000  # There are only so many, and they are for everybody.
 HEADERS_S = 10.0  # From the first byte, or from connecting, to the end of a request's headers.
 KEEP_ALIVE_S = 30.0  # From an answer to the first byte of what is asked next.
 WRITE_S = 30.0  # For the client to take what was written to it.
+HEALTH_SHUTDOWN_S = 1  # For those who ask about health, when all else has ended.
 SHUTDOWN_S = 12.0  # For the requests under way at the end of the server, and for their answers.
 MAX_HEADERS = 32 * 1024
 MAX_AHEAD = 64 * 1024  # Of a body that nobody has asked for yet.
@@ -57,6 +59,20 @@ def server_of(api: Answering, host: str = "127.0.0.1", port: int = 0) -> uvicorn
         timeout_graceful_shutdown=math.ceil(SHUTDOWN_S),
     )
     return uvicorn.Server(config)
+
+
+class BesideServer(uvicorn.Server):
+    """It runs beside another, which takes the signals for both."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def health_server_of(api: Answering, host: str) -> uvicorn.Server:
+    config = server_of(api, host).config
+    config.timeout_graceful_shutdown = HEALTH_SHUTDOWN_S
+    return BesideServer(config)
 
 
 class Connection(asyncio.Protocol):

@@ -13,7 +13,7 @@ from tidegate.engine.stopped import EngineStopped
 from tidegate.service.auth import Identity
 from tidegate.service.body import Malformed, decode, quoted
 from tidegate.service.http import JSON, Reply, Request
-from tidegate.service.limits import RequestRate
+from tidegate.service.limits import Rate
 from tidegate.service.meters import Meters
 from tidegate.service.problem import (
     DATABASE_UNAVAILABLE,
@@ -23,6 +23,7 @@ from tidegate.service.problem import (
     UNAVAILABLE,
     problem,
 )
+from tidegate.service.shared import AuditProgress
 
 MAX_BODY = 16 * 1024
 MAX_BATCH_BODY = 1024 * 1024
@@ -41,8 +42,9 @@ class Service:
     new_id: Callable[[], str]
     audit: Audit | None = None
     wait_s: float = 0.5
-    rate: RequestRate | None = None
+    rate: Rate | None = None
     ages: Callable[[], Mapping[str, float]] = dict  # Of the last success of background tasks.
+    progress: AuditProgress | None = None  # Where several processes serve one port.
 
 
 class Refused(Exception):

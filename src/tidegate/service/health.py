@@ -5,8 +5,9 @@ from contextlib import suppress
 
 from tidegate.core.answers import Unreachable
 from tidegate.core.ports import StoreFault, StoreUnavailable
-from tidegate.service.front import Call
+from tidegate.service.front import Call, Refused
 from tidegate.service.http import Reply, reply
+from tidegate.service.problem import NOT_FOUND
 from tidegate.service.shapes import halt_shape
 from tidegate.store import reading, sweeping
 from tidegate.systems.trading import Trading
@@ -70,3 +71,9 @@ async def metrics(call: Call) -> Reply:
             meters.full_audit(await sweeping.age_s(gate.store))
             meters.backlog(list(await reading.backlog(gate.store)))
     return Reply(200, meters.page(), {"Content-Type": PAGE})
+
+
+async def metrics_elsewhere(_: Call) -> Reply:
+    """Counters of whichever process happens to answer would be nobody's."""
+    detail = "several processes serve this port: each has its metrics at its own health address"
+    raise Refused(NOT_FOUND, detail)

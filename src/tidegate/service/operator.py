@@ -1,5 +1,6 @@
 """The routes of those who answer for the money: deposits, brakes, searches, histories."""
 
+import asyncio
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Transfer
 from tidegate.engine import resolve
+from tidegate.engine.audit import Audit
 from tidegate.engine.births import Receipt
 from tidegate.engine.gate import LEDGER, Crossing
 from tidegate.service.front import Call, Refused
@@ -35,11 +37,13 @@ from tidegate.service.shapes import (
     ulid_of,
     word_from,
 )
+from tidegate.service.shared import AuditProgress
 from tidegate.store import reading, resolutions
 from tidegate.store.resolutions import Proposal
 from tidegate.systems.ledger import Status
 
 MAX_REASON = 500
+PROGRESS_EVERY_S = 0.2
 STUCK_DIGITS = 9  # Thirty years, in seconds.
 
 
@@ -306,16 +310,30 @@ def _reason(body: ReasonBody | ResumeBody) -> str:
 
 
 async def audit(call: Call) -> Reply:
-    if call.service.audit is None:
+    audit = call.service.audit
+    if audit is None:
         raise Refused(NOT_FOUND, "no audit runs here")
     full = call.request.parameters.get("full", "true") != "false"
-    return reply(await call.service.audit.run(full=full))
+    telling = asyncio.create_task(_tell_progress(call.service.progress, audit))
+    try:
+        return reply(await audit.run(full=full))
+    finally:
+        telling.cancel()
+
+
+async def _tell_progress(progress: AuditProgress | None, audit: Audit) -> None:
+    """To the other processes of this port: whoever asks how far it is may reach one of them."""
+    while progress is not None:
+        progress.tell(audit.read["transfers"])
+        await asyncio.sleep(PROGRESS_EVERY_S)
 
 
 async def audit_progress(call: Call) -> Reply:
     """How far the audit under way has come, or how much the last one has read."""
-    audit = call.service.audit
+    audit, progress = call.service.audit, call.service.progress
     if audit is None:
         raise Refused(NOT_FOUND, "no audit runs here")
+    told = None if progress is None else progress.heard()
+    read = audit.read["transfers"] if told is None else told
     about = await reading.about_how_many(call.service.gate.store)
-    return reply({"read": audit.read["transfers"], "of_about": about})
+    return reply({"read": read, "of_about": about})

@@ -3,16 +3,12 @@
 import fcntl
 import json
 import os
-import select
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import msgspec
 import psycopg
@@ -21,14 +17,27 @@ from tidegate.app import all_flows
 from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, make_keyring
 from tidegate.postgres import PostgresError, Server, private_directory
 from tidegate.service.auth import Terms
-from tidegate.settings import Settings, as_environment, without_settings
+from tidegate.service.sockets import bound
+from tidegate.settings import Settings
 from tidegate.store.migrate import MigrationRefused, migrate
-from tidegate.supervisor.children import Child, Part, say, write_whole
+from tidegate.supervisor.children import (
+    Child,
+    Ended,
+    Part,
+    Refused,
+    child_environment,
+    end_on_signals,
+    say,
+    tend,
+    write_whole,
+)
+from tidegate.supervisor.siblings import processes_here, sessions_needed
 from tidegate.supervisor.tokens import token
 
 DATABASE = "tidegate"
 LONGEST_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
 PORT_S = 5.0  # How long a port may stay taken by children of an `up` that was killed.
+LEAST_SESSIONS, SPARE_SESSIONS = 100, 20  # In all; and besides those of our own programs.
 TRIES = 5  # Before everything serves: after that, it is tried for ever.
 POLL_S = 0.05
 TOKEN_S = 8 * 3600.0  # A working day: whoever can read our keys makes a new one anyway.
@@ -42,16 +51,6 @@ DEMO_MONEY = (
 )
 
 
-class Refused(Exception):
-    """It cannot run; one line says why, and what to do."""
-
-
-class Ended(BaseException):
-    """A signal asks for the end. Whatever is under way must not take it for a failure of its own,
-    as it may every Exception.
-    """
-
-
 class House:
     """All that runs below one directory."""
 
@@ -59,17 +58,21 @@ class House:
         home, listen = Path(settings.directory), str(settings.core)
         self.settings = settings
         self.room, self.log = home / "run", home / "log"
-        self.server = Server(home) if settings.database is None else None
+        room = {"max_connections": str(sessions_for(settings))}
+        self.server = Server(home, settings=room) if settings.database is None else None
         self.log.mkdir(exist_ok=True)
         core = ["-m", "tidegate.cli", "core", "--data", str(home / "core"), "--listen", listen]
         self.core = self._child("core", core)
         # Chosen here, so that people can be told where each worker serves its metrics.
         names = [f"worker-{number + 1}" for number in range(settings.workers)]
-        self.ports = {name: free_port(settings.host, 0, 0.0) for name in names}
+        self.ports = {name: (settings.host, free_port(settings.host, 0, 0.0)) for name in names}
         self.workers = [
             self._child(name, [*_service("worker"), "--port", str(port)])
-            for name, port in self.ports.items()
+            for name, (_, port) in self.ports.items()
         ]
+        # Likewise where each of several API processes serves its own.
+        for number, port in enumerate(settings.health_ports, 1):
+            self.ports[f"api-{number}"] = settings.health_host, port
         self.api = self._child("api", _service("api"))
         self.postgres = Child("postgres", self.server, self.room) if self.server else None
 
@@ -83,16 +86,10 @@ class House:
 
     @property
     def address(self) -> str:
-        return self._address(self.settings.port)
-
-    def _address(self, port: int) -> str:
-        host = self.settings.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return address_of(self.settings.host, self.settings.port)
 
     def _environ(self) -> dict[str, str]:
-        """Ours, but for settings: the child gets those that we have settled on, and no others."""
-        kept = without_settings(os.environ)
-        return kept | as_environment(self.settings) | {"PYTHONUNBUFFERED": "1"}
+        return child_environment(self.settings)
 
     def start(self) -> None:
         self.core.start()
@@ -138,27 +135,17 @@ class House:
             "api": self.address,
             "postgres": self.settings.database,
             "core": self.settings.core,
-            **{name: self._address(port) for name, port in self.ports.items()},
+            **{name: address_of(host, port) for name, (host, port) in self.ports.items()},
         }
         # It has the password of the database.
         write_whole(self.room / "endpoints.json", json.dumps(endpoints, indent=2) + "\n", 0o600)
 
     def tend(self, wait_s: float | None) -> None:
         """Wait until a child dies or is due, and start again what can be."""
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-            raise Ended  # It was raised before, where nobody could be told: in a finaliser, say.
-        now = time.monotonic()
-        dues = [max(child.due_s - now, 0.0) for child in self.children if child.due_s is not None]
-        timeout = min([*dues, *([wait_s] if wait_s is not None else [])], default=None)
-        pidfds = [pidfd for child in self.children for pidfd in child.pidfds]
-        dead, _, _ = select.select(pidfds, [], [], timeout)
-        for child in self.children:
-            if set(child.pidfds) & set(dead):
-                child.notice()
-            if child.due_s is not None and child.due_s <= time.monotonic():
-                self._restart(child)
+        tend(self.children, self._restart, wait_s)
 
     def _restart(self, child: Child) -> None:
+        say(f"{child.name} died and is started again")
         try:
             child.start()
             moved = child is self.postgres and self._settle_database()
@@ -200,8 +187,7 @@ class House:
 
 def run(settings: Settings, *, bare: bool) -> int:
     """Everything, until a signal. Returns the exit code of the program."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    end_on_signals()
     try:
         with ExitStack() as held:
             house = _open(settings, held)
@@ -243,9 +229,12 @@ def _open(settings: Settings, held: ExitStack) -> House:
     listen = home / "core" / "socket"
     if len(os.fsencode(listen)) > LONGEST_SOCKET_PATH:
         listen = held.enter_context(private_directory()) / "core"
+    count = settings.processes or processes_here()
     return House(
         msgspec.structs.replace(
             settings,
+            processes=count,
+            health_ports=health_ports_for(settings, count) if count > 1 else (),
             directory=str(home),
             port=port,
             core=f"unix:{listen}",
@@ -285,6 +274,25 @@ def _locked(path: Path, home: Path) -> Iterator[None]:
         yield
 
 
+def address_of(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def sessions_for(settings: Settings) -> int:
+    """As many as the embedded PostgreSQL takes: for all of ours, and for people and programs."""
+    ours = sessions_needed(settings) + settings.workers * settings.connections
+    return max(ours + SPARE_SESSIONS, LEAST_SESSIONS)
+
+
+def health_ports_for(settings: Settings, count: int) -> tuple[int, ...]:
+    """Chosen here, so that people can be told where each process serves its metrics."""
+    wanted = settings.health_ports or (0,) * count
+    with ExitStack() as held:
+        # Together, so that none is chosen twice.
+        opened = [held.enter_context(bound(settings.health_host, port)) for port in wanted]
+        return tuple(int(each.getsockname()[1]) for each in opened)
+
+
 def free_port(host: str, port: int, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
@@ -303,9 +311,3 @@ def free_port(host: str, port: int, patience_s: float) -> int:
 def _service(command: str) -> list[str]:
     # All settings come by the environment; a file that lies about must not add to them.
     return ["-m", "tidegate.cli", command, "--config", os.devnull]
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # The end has begun, and is not to be interrupted.
-    raise Ended
