@@ -1,7 +1,8 @@
 """The routes of those who answer for the money: deposits, brakes, searches, histories."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import msgspec
@@ -314,18 +315,28 @@ async def audit(call: Call) -> Reply:
     if audit is None:
         raise Refused(NOT_FOUND, "no audit runs here")
     full = call.request.parameters.get("full", "true") != "false"
-    telling = asyncio.create_task(_tell_progress(call.service.progress, audit))
-    try:
+    async with _told(call.service.progress, audit):
         return reply(await audit.run(full=full))
+
+
+@asynccontextmanager
+async def _told(progress: AuditProgress | None, audit: Audit) -> AsyncIterator[None]:
+    """Tell the other processes of this port: who asks how far it is may reach one of them."""
+    if progress is None:
+        yield
+        return
+
+    async def tell() -> None:
+        while True:
+            progress.tell(audit.read["transfers"])
+            await asyncio.sleep(PROGRESS_EVERY_S)
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
     finally:
         telling.cancel()
-
-
-async def _tell_progress(progress: AuditProgress | None, audit: Audit) -> None:
-    """To the other processes of this port: whoever asks how far it is may reach one of them."""
-    while progress is not None:
         progress.tell(audit.read["transfers"])
-        await asyncio.sleep(PROGRESS_EVERY_S)
 
 
 async def audit_progress(call: Call) -> Reply:

@@ -52,6 +52,7 @@ class Part:
         self._log = log
         self._environ = environ
         self._inherited = inherited
+        self.code: int | None = None  # With which it ended last; below 0, by which signal.
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -96,6 +97,7 @@ class Part:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        self.code = child.returncode
 
     def last_words(self) -> str:
         there = self._log is not None and self._log.exists()

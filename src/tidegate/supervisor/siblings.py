@@ -32,7 +32,7 @@ from tidegate.supervisor.children import (
 PORT_S = 2.0  # How long the port may stay taken by children of a parent that was killed.
 POLL_S = 0.05
 END_S = 27.0  # For all children together: less than `up` allows us.
-TRIES = 3  # Of each child, before all serve: after that, it is started again for ever.
+TRIES = 5  # Of a child that is killed before all serve; once all do, it is restarted for ever.
 CONNECT_S = 5
 LEADING = 1  # The session by which a process finds out who leads.
 MOST_BY_ITSELF = 4  # Of `up`, unless it is told: each process takes a little of an idle machine.
@@ -119,7 +119,9 @@ class Siblings:
             return probe.connect_ex((host, port)) == 0
 
     def _start_again(self, child: Child) -> None:
-        if child.failures >= TRIES:
+        program = child.program
+        complained = isinstance(program, Part) and program.code is not None and program.code > 0
+        if complained or child.failures >= TRIES:
             raise DoesNotStart
         self._restart(child)
 
