@@ -15,10 +15,13 @@ from tests.running import PROGRAM, Up, alive, descendants, eventually, running, 
 from tidegate.client import Client
 from tidegate.settings import Settings
 from tidegate.supervisor.children import Ended, end
-from tidegate.supervisor.house import House
+from tidegate.supervisor.house import House, sessions_for
+from tidegate.supervisor.siblings import processes_here
 from tidegate.supervisor.tokens import token
 
 NAMES = {"api", "worker-1", "core", "postgres"}
+# Where the machine has cores enough, several processes serve the API, each with its own health.
+SIBLINGS = {f"api-{n + 1}" for n in range(processes_here())} if processes_here() > 1 else set()
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +46,7 @@ def is_ready(up: Up) -> bool:
 def test_everything_serves_and_says_where_it_is(tmp_path: Path) -> None:
     with running(tmp_path / "all") as up:
         assert up.said == f"ready {up.endpoints['api']}\n"
-        assert set(up.endpoints) == {"api", "postgres", "core", "worker-1"}
+        assert set(up.endpoints) == {"api", "postgres", "core", "worker-1"} | SIBLINGS
         assert (up.directory / "run/endpoints.json").stat().st_mode & 0o777 == 0o600, "a password"
         assert up.endpoints["core"].startswith("unix:")
         assert up.endpoints["postgres"].startswith("postgresql://")
@@ -134,6 +137,37 @@ def test_an_end_that_somebody_on_the_way_has_swallowed_is_not_forgotten(tmp_path
             signal.signal(number, known)
     house.tend(0.0)
     assert not issubclass(Ended, Exception), "any «except Exception» would take it for its own"
+
+
+def test_as_many_processes_serve_as_are_asked_for_and_come_back_on_their_port(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path / "all", "--port", "0", "--processes", "2") as up:
+        own = [up.endpoints[name] for name in ("api-1", "api-2")]
+        assert all(httpx2.get(f"{url}/readyz").status_code == 200 for url in own)
+        assert httpx2.get(f"{up.url}/metrics").status_code == 404
+        assert "internal_transfer_requests" in httpx2.get(f"{own[0]}/metrics").text
+        killed = up.pid("api")
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: up.pid("api") != killed, 10)
+        eventually(lambda: is_ready(up), 15)
+        assert moves_money(up)
+        assert [up.endpoints[name] for name in ("api-1", "api-2")] == own
+        assert f"api: {up.url} serves" in up.tidegate("doctor")
+
+
+def test_up_runs_one_process_for_every_two_cores_and_no_more_than_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cores, processes in ((1, 1), (2, 1), (3, 1), (4, 2), (64, 2)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert processes_here() == processes
+
+
+def test_the_embedded_postgresql_takes_the_sessions_of_all_processes() -> None:
+    assert sessions_for(Settings()) == 100, "PostgreSQL's own default, where that is enough"
+    many = Settings(processes=64, connections=8, workers=2)
+    assert sessions_for(many) == 64 * (8 + 1) + 2 * 8 + 20
 
 
 def test_a_directory_in_use_is_refused_in_one_line(tmp_path: Path) -> None:

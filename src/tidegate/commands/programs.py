@@ -39,7 +39,7 @@ class Up:
     bare: Annotated[bool, typer.Option("--bare", help="Without demo money.")] = False
     workers: Annotated[int | None, typer.Option(help="How many, besides the API's own.")] = None
     processes: Annotated[
-        int | None, typer.Option(help="Of the API: one per two cores, at most 4, if not given.")
+        int | None, typer.Option(help="Of the API: one per two cores, at most 2, if not given.")
     ] = None
     config: ConfigFile = None
 

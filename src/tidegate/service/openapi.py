@@ -81,7 +81,7 @@ ROUTES: Mapping[tuple[str, str], Words] = {
     ("GET", f"{DESK}/audit/progress"): Words({200: replies.Progress}, None, (404,)),
     ("GET", "/healthz"): Words({200: replies.Alive}),
     ("GET", "/readyz"): Words({200: replies.Ready, 503: replies.Ready}),
-    ("GET", "/metrics"): Words({200: TEXT}, None, (500,)),
+    ("GET", "/metrics"): Words({200: TEXT}, None, (404, 500)),
     ("GET", "/openapi.json"): Words({200: replies.Document}),
     ("GET", "/docs"): Words({200: HTML}),
     ("GET", "/"): Words({307: HTML}),
