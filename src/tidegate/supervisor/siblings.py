@@ -29,7 +29,7 @@ from tidegate.supervisor.children import (
     tend,
 )
 
-PORT_S = 2.0  # How long the port may stay taken by children of a parent that was killed.
+PORT_S = 1.0  # How long the port may stay taken by children of a parent that was killed.
 POLL_S = 0.05
 END_S = 27.0  # For all children together: less than `up` allows us.
 TRIES = 5  # Of a child that is killed before all serve; once all do, it is restarted for ever.
