@@ -86,6 +86,10 @@ class Part:
         if self._child is not None:
             self._child.terminate()
 
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
     def stop(self, within_s: float = STOP_S) -> None:
         """In order if it will, and else by force: a crash is safe."""
         child, self._child = self._child, None

@@ -106,14 +106,17 @@ class Siblings:
             tend(self.children, self._restart, None)
 
     def stop(self) -> None:
-        parts = [child.program for child in self.children if isinstance(child.program, Part)]
-        for part in parts:
+        for part in self._parts:
             part.ask_to_end()
         deadline_s = time.monotonic() + END_S
-        for part in parts:
+        for part in self._parts:
             part.stop(max(deadline_s - time.monotonic(), 0.0))
         for child in self.children:
             child.stop()
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [child.program for child in self.children if isinstance(child.program, Part)]
 
     def _listens(self, port: int) -> bool:
         host = self.settings.health_host
@@ -124,6 +127,9 @@ class Siblings:
         program = child.program
         complained = isinstance(program, Part) and program.code is not None and program.code > 0
         if complained or child.failures >= TRIES:
+            # One that is still starting would take SIGTERM for a failure of its tasks, and say so.
+            for part in self._parts:
+                part.kill()
             raise DoesNotStart
         self._restart(child)
 
