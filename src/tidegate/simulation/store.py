@@ -1,8 +1,7 @@
 """The shared database, reached by one worker over connections that fail."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -43,10 +42,11 @@ class SimTwin(Twin):
 
     def commit(self) -> None:
         super().commit()
-        by = self.node if self.heard else None
-        self.node.world.auditor.committed(self.written, self.leased, by)
-        self.node.world.limits.committed(self.written)
-        self.node.world.inbox.committed(self.written, self.at_us)
+        if self.written:
+            node, world = self.node, self.node.world
+            world.auditor.committed(self.written, self.leased, node if self.heard else None)
+            world.limits.committed(self.written)
+            world.inbox.committed(self.written, self.at_us)
 
     async def fetch(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
         """What the core's client reads, as the database carries it out."""
@@ -69,6 +69,37 @@ class SimTwin(Twin):
             self.put(MARKS, key, mark)
 
 
+class Session:
+    """The way of one transaction: begun, and then committed by fate, or ended."""
+
+    # Not a generator, which takes twice as long: every transaction of every worker has one.
+    __slots__ = ("_store", "_tx")
+
+    def __init__(self, store: "NodeStore") -> None:
+        self._store = store
+
+    async def __aenter__(self) -> SimTwin:
+        store = self._store
+        await store.reach("begin")
+        self._tx = tx = SimTwin(store.node, store.now_us(), store.lock_s)
+        store.node.open[tx] = None
+        return tx
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        store, tx = self._store, self._tx
+        try:
+            if kind is None:
+                await store.commit_by_fate(tx)
+        except CommitUnknown:
+            store.node.doubts += 1
+            raise
+        finally:
+            # Whoever has been taken out of here ends by itself.
+            if tx in store.node.open:
+                del store.node.open[tx]
+                tx.end()
+
+
 class NodeStore(MemoryStore):
     """Every call asks its fate: it is lost before or after it is done, or the worker dies."""
 
@@ -79,12 +110,14 @@ class NodeStore(MemoryStore):
 
     async def reach(self, point: str) -> Fault | None:
         """On the way to the server. Time passes, sometimes enough to count."""
-        node = self.node
-        if node.world.dice.random() < 0.1:
-            await asyncio.sleep(node.world.dice.random() * 0.01)
-        fault = node.world.fate(point)
+        world = self.node.world
+        if (throw := world.dice.random)() < 0.1:
+            await asyncio.sleep(throw() * 0.01)
+        fault = world.fate(point)
+        if fault is None:
+            return None
         if fault is Fault.KILLED_BEFORE:
-            await node.die()
+            await self.node.die()
         if fault is Fault.LOST:
             raise StoreUnavailable("the server closed the connection")
         return fault
@@ -96,29 +129,10 @@ class NodeStore(MemoryStore):
         if fault is Fault.REPLY_LOST:
             raise StoreUnavailable("the reply was lost")
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[SimTwin]:
-        await self.reach("begin")
-        tx = SimTwin(self.node, self.now_us(), self.lock_s)
-        self.node.open[tx] = None
-        try:
-            yield tx
-            await self._commit(tx)
-        finally:
-            # Whoever has been taken out of here ends by itself.
-            if tx in self.node.open:
-                del self.node.open[tx]
-                tx.end()
+    def transaction(self) -> "Session":  # type: ignore[override]
+        return Session(self)
 
-    async def _commit(self, tx: Twin) -> None:
-        assert isinstance(tx, SimTwin)
-        try:
-            await self._commit_by_fate(tx)
-        except CommitUnknown:
-            self.node.doubts += 1
-            raise
-
-    async def _commit_by_fate(self, tx: SimTwin) -> None:
+    async def commit_by_fate(self, tx: SimTwin) -> None:
         node = self.node
         try:
             fault = await self.reach("commit")
@@ -135,7 +149,8 @@ class NodeStore(MemoryStore):
         tx.end()
         if fault is Fault.REPLY_LOST:
             raise CommitUnknown("the reply to COMMIT was lost", tx.xid)
-        await self.returned(fault)
+        if fault is not None:
+            await self.returned(fault)
 
     async def _land(self, tx: Twin) -> None:
         """The session of a client that has gone: it still holds its locks, and then commits."""
@@ -147,7 +162,8 @@ class NodeStore(MemoryStore):
         fault = await self.reach("claim")
         claimed = await super().claim(lane, limit, flows)
         self.node.world.auditor.claimed(claimed)
-        await self.returned(fault)
+        if fault is not None:
+            await self.returned(fault)
         return claimed
 
     async def lock(
@@ -163,7 +179,7 @@ class NodeStore(MemoryStore):
     async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
         await self.reach("write")
         assert isinstance(tx, SimTwin)
-        tx.leased = frozenset(compress((t.id for t in moves.transfers), leased))
+        tx.leased = frozenset([t.id for t in compress(moves.transfers, leased)])
         return await super().write(tx, moves, leased)
 
     async def look(self, keys: Sequence[tuple[int, str]]) -> Look:

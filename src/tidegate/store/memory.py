@@ -1,17 +1,17 @@
 """The store's twin for simulation: the same contract over tables in memory."""
 
-import asyncio
-import types
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from tidegate.core.answers import bounded
 from tidegate.core.ids import first_id, id_time_us
 from tidegate.core.ports import (
-    BRIEF_S,
-    Begun,
     Behind,
     BelowFloor,
     CommitUnknown,
@@ -19,7 +19,6 @@ from tidegate.core.ports import (
     Key,
     KeyTaken,
     Known,
-    LockTimeout,
     Look,
     Outage,
     StoreFault,
@@ -27,124 +26,19 @@ from tidegate.core.ports import (
     nothing,
 )
 from tidegate.core.ports import Tables as Flows
-from tidegate.core.transfer import Move, Moves, Transfer
+from tidegate.core.transfer import Kind, Move, Moves, Transfer
 from tidegate.store import notes
 from tidegate.store.inbox import INBOX, MemoryInbox
 from tidegate.store.notes import after as _after
 from tidegate.store.notes import deadline_s, expires_s
 from tidegate.store.rows import ATTEMPTS_KEPT, written
 from tidegate.store.tables import Answered, Row, Tables
+from tidegate.store.twin import Twin, turn
 
 __all__ = ["CIDS", "TRANSFERS", "Answered", "MemoryStore", "Row", "Tables", "Twin", "turn"]
 
 TRANSFERS, CIDS, HISTORY, ATTEMPTS = "transfers", "cids", "history", "attempts"
 OUTAGES = "lane_troubles"
-
-
-@types.coroutine
-def turn() -> Generator[None, None, None]:
-    """Others may run: as a sleep of no time, without its ceremony; there are very many."""
-    yield
-
-
-class Twin:
-    """A transaction: its writes are its own until it commits, its locks until it ends."""
-
-    def __init__(self, tables: Tables, at_us: int, lock_s: float) -> None:
-        self.tables = tables
-        self.at_us = at_us
-        self._halted, self.floor = bool(tables.halts), tables.floor
-        self.lock_s = lock_s
-        self.written: dict[tuple[str, Hashable], object] = {}
-        self.held: dict[tuple[str, Hashable], None] = {}  # In the order of locking.
-        self.waits: asyncio.Future[None] | None = None
-        self.ended = False
-        tables.transactions += 1
-        self.xid = str(tables.transactions)
-        tables.running.add(self.xid)
-
-    async def begun(self) -> Begun:
-        return Begun(self.at_us, self._halted, self.floor, self.xid)
-
-    async def wait_briefly(self) -> None:
-        self.lock_s = min(self.lock_s, BRIEF_S)
-
-    def get(self, table: str, key: Hashable) -> Any:
-        return self.written.get((table, key), self.tables.rows[table].get(key))
-
-    def put(self, table: str, key: Hashable, row: object) -> None:
-        self.written[table, key] = row
-
-    async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
-        await self.pause()
-        # Of what is there when the statement begins: a row that is not cannot be locked.
-        await self.hold(table, [key for key in keys if self.get(table, key) is not None])
-
-    async def hold(self, table: str, keys: Sequence[Hashable]) -> None:
-        for key in keys:
-            while self._taken(table, key):
-                await self._wait(table, key)
-            self._take(table, key)
-
-    async def insert(self, table: str, key: Hashable, row: object) -> bool:
-        while self._contested(table, key):
-            await self._wait(table, key)
-        if self.get(table, key) is not None:
-            return False
-        self._take(table, key)
-        self.put(table, key, row)
-        return True
-
-    def _taken(self, table: str, key: Hashable) -> bool:
-        return self.tables.holders.get((table, key), self) is not self
-
-    def _contested(self, table: str, key: Hashable) -> bool:
-        """Whether an INSERT waits: another transaction has inserted the key, or changed its row."""
-        holder = self.tables.holders.get((table, key), self)
-        new = self.get(table, key) is None
-        return holder is not self and (new or (table, key) in holder.written)
-
-    def _take(self, table: str, key: Hashable) -> None:
-        self.tables.holders[table, key] = self
-        self.held[table, key] = None
-
-    async def _wait(self, table: str, key: Hashable) -> None:
-        self.waits = asyncio.get_running_loop().create_future()
-        self.tables.waiting[table, key].append(self.waits)
-        try:
-            await asyncio.wait_for(self.waits, self.lock_s)
-        except TimeoutError as fault:
-            raise LockTimeout(f"waited too long for {table} {key}") from fault
-        finally:
-            self.waits = None
-        self._alive()
-
-    async def pause(self) -> None:
-        await turn()
-        self._alive()
-
-    def _alive(self) -> None:
-        if self.ended:
-            raise StoreUnavailable("the session was ended")
-
-    def commit(self) -> None:
-        self._alive()
-        for (table, key), row in self.written.items():
-            self.tables.rows[table][key] = row
-        self.tables.committed.add(self.xid)
-
-    def end(self) -> None:
-        """Let go of every row, as the server does when a session ends, however it ends."""
-        for name in self.held:
-            del self.tables.holders[name]
-            for free in self.tables.waiting.pop(name, ()):
-                if not free.done():
-                    free.set_result(None)
-        self.held.clear()
-        self.ended = True
-        self.tables.running.discard(self.xid)
-        if self.waits is not None and not self.waits.done():
-            self.waits.set_result(None)
 
 
 class MemoryStore:
@@ -172,9 +66,9 @@ class MemoryStore:
     def _begin(self) -> Twin:
         return Twin(self.tables, self.now_us(), self.lock_s)
 
-    async def pause(self) -> None:
+    def pause(self) -> Awaitable[None]:
         """Where a statement outside a transaction goes to the server."""
-        await turn()
+        return turn()
 
     async def _commit(self, tx: Twin) -> None:
         await tx.pause()
@@ -182,30 +76,33 @@ class MemoryStore:
 
     async def claim(self, lane: str, limit: int, flows: Flows) -> Sequence[Transfer]:
         await self.pause()
-        ours = self.ours(flows)
-        now = self.clock()
-        rows = self.tables.rows[TRANSFERS]
+        now, rows, holders = self.clock(), self.tables.rows[TRANSFERS], self.tables.holders
         due = [
-            (row.due_s, key)
-            for key, row in rows.items()
-            if row.due_s <= now
-            and row.transfer.kind.lane == lane
-            and row.transfer.kind.flow in ours
-            and (TRANSFERS, key) not in self.tables.holders
+            (due_s, key)
+            for key, (transfer, due_s, _, _) in rows.items()
+            if due_s <= now and transfer.kind.lane == lane
+        ]
+        if not due:
+            return []
+        ours = self.ours(flows)
+        free = [
+            (due_s, key)
+            for due_s, key in due
+            if rows[key].transfer.kind.flow in ours and (TRANSFERS, key) not in holders
         ]
         claimed = []
-        for _, key in sorted(due)[:limit]:
-            row = rows[key]
-            counted = row.transfer.but(attempts=row.transfer.attempts + 1)
+        for _, key in sorted(free, key=_due_order)[:limit]:
+            transfer, _, deadline_s, ends_s = rows[key]
+            counted = replace(transfer, kind=_asked_once_more(transfer.kind))
             leased_until_s = _after(self.now_us(), self.lease_s)
-            rows[key] = row._replace(transfer=counted, due_s=leased_until_s)
+            rows[key] = Row(counted, leased_until_s, deadline_s, ends_s)
             claimed.append(self._given(rows[key]))
         return claimed
 
     async def lock(
         self, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
-        await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
+        await tx.lock(TRANSFERS, sorted([t.id for t in transfers], key=_number))
         await behind()
         return [t for t in transfers if _stands(tx, t)]
 
@@ -221,7 +118,8 @@ class MemoryStore:
             await tx.pause()
         else:
             # They are locked already. Whoever comes without that waits for what is met.
-            await tx.lock(TRANSFERS, sorted(t.id for t in moves.transfers if _stands(tx, t)))
+            standing = [t.id for t in moves.transfers if _stands(tx, t)]
+            await tx.lock(TRANSFERS, sorted(standing, key=_number))
         rows, chains = written(moves, leased, tx.at_us)
         for row, (after, hashes, held) in enumerate(zip(rows, chains, leased, strict=True)):
             self._row(tx, moves.move(row), after, hashes, held)
@@ -247,7 +145,7 @@ class MemoryStore:
     async def aborted(self, xids: Sequence[str | None]) -> bool:
         await self.pause()
         return all(
-            xid is not None and xid not in self.tables.committed | self.tables.running
+            xid is not None and xid not in self.tables.committed and xid not in self.tables.running
             for xid in xids
         )
 
@@ -306,14 +204,16 @@ class MemoryStore:
 
         def leased(transfer: Transfer) -> bool:
             row = tx.get(TRANSFERS, transfer.id)
-            return bool(row and row.transfer.version == transfer.version and row.transfer.lane)
+            kind = row and row.transfer.kind
+            return bool(kind and kind.version == transfer.kind.version and kind.lane)
 
         try:
-            met = sorted(filter(leased, transfers), key=lambda t: t.id)
+            met = sorted(filter(leased, transfers), key=lambda t: t.id.int)
             await tx.hold(TRANSFERS, [t.id for t in met])
             for transfer in filter(leased, met):
-                row = tx.get(TRANSFERS, transfer.id)
-                tx.put(TRANSFERS, transfer.id, row._replace(due_s=_after(tx.at_us, 0.0)))
+                known, _, deadline_s, ends_s = tx.get(TRANSFERS, transfer.id)
+                row = Row(known, _after(tx.at_us, 0.0), deadline_s, ends_s)
+                tx.put(TRANSFERS, transfer.id, row)
             tx.commit()
         finally:
             tx.end()
@@ -334,7 +234,8 @@ class MemoryStore:
 
     async def askable(self, transfers: Sequence[Transfer], flows: Flows) -> Sequence[Transfer]:
         await self.pause()
-        return [t for t in transfers if t.flow in self.ours(flows)]
+        ours = self.ours(flows)
+        return [t for t in transfers if t.kind.flow in ours]
 
     def ours(self, flows: Flows) -> set[str]:
         """The flows whose installed table is the caller's; none while halted."""
@@ -379,11 +280,28 @@ class MemoryStore:
         return now_us
 
     def _given(self, row: Row) -> Transfer:
-        waited_us = self.now_us() - row.transfer.updated_us
-        expired = row.deadline_s is not None and row.deadline_s <= self.clock()
-        return row.transfer.but(waited_s=waited_us / 1_000_000, expired=expired)
+        transfer, _, deadline_s, _ = row
+        kind, waited_us = transfer.kind, self.now_us() - transfer.updated_us
+        expired = deadline_s is not None and deadline_s <= self.clock()
+        if kind.expired is not expired:
+            kind = kind.but(expired=expired)
+        return replace(transfer, kind=kind, waited_s=waited_us / 1_000_000)
 
 
 def _stands(tx: Twin, transfer: Transfer) -> bool:
     row = tx.get(TRANSFERS, transfer.id)
-    return row is not None and row.transfer.version == transfer.version
+    return row is not None and row.transfer.kind.version == transfer.kind.version
+
+
+@lru_cache(4096)
+def _asked_once_more(kind: Kind) -> Kind:
+    return kind.but(attempts=kind.attempts + 1)
+
+
+def _due_order(due: tuple[float, Any]) -> tuple[float, int]:
+    """Numbers are compared faster than ids, and their order is the same."""
+    due_s, id_ = due
+    return due_s, id_.int
+
+
+_number = attrgetter("int")

@@ -1,0 +1,130 @@
+"""A transaction of the store's twin: rows that are its own until it commits, and locks."""
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from tidegate.core.ports import BRIEF_S, Begun, LockTimeout, StoreUnavailable
+
+if TYPE_CHECKING:
+    from tidegate.store.tables import Tables
+
+
+@types.coroutine
+def turn() -> Generator[None, None, None]:
+    """Others may run: as a sleep of no time, without its ceremony; there are very many."""
+    yield
+
+
+class Twin:
+    """A transaction: its writes are its own until it commits, its locks until it ends."""
+
+    def __init__(self, tables: "Tables", at_us: int, lock_s: float) -> None:
+        self.tables = tables
+        self.at_us = at_us
+        self._halted, self.floor = bool(tables.halts), tables.floor
+        self.lock_s = lock_s
+        self.written: dict[tuple[str, Hashable], object] = {}
+        self.held: dict[tuple[str, Hashable], None] = {}  # In the order of locking.
+        self.waits: asyncio.Future[None] | None = None
+        self.ended = False
+        tables.transactions += 1
+        self.xid = str(tables.transactions)
+        tables.running.add(self.xid)
+
+    async def begun(self) -> Begun:
+        return Begun(self.at_us, self._halted, self.floor, self.xid)
+
+    async def wait_briefly(self) -> None:
+        self.lock_s = min(self.lock_s, BRIEF_S)
+
+    def get(self, table: str, key: Hashable) -> Any:
+        # Most reads come before the first write. The hash of an id is a function of Python's.
+        if self.written and (table, key) in self.written:
+            return self.written[table, key]
+        return self.tables.rows[table].get(key)
+
+    def put(self, table: str, key: Hashable, row: object) -> None:
+        self.written[table, key] = row
+
+    async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
+        await self.pause()
+        # Of what is there when the statement begins: a row that is not cannot be locked.
+        for key in [key for key in keys if self.get(table, key) is not None]:
+            while not self._take(table, key):
+                await self._wait(table, key)
+
+    async def hold(self, table: str, keys: Sequence[Hashable]) -> None:
+        for key in keys:
+            while not self._take(table, key):
+                await self._wait(table, key)
+
+    async def insert(self, table: str, key: Hashable, row: object) -> bool:
+        while self._contested(table, key):
+            await self._wait(table, key)
+        if self.get(table, key) is not None:
+            return False
+        self._take(table, key)
+        self.put(table, key, row)
+        return True
+
+    def _contested(self, table: str, key: Hashable) -> bool:
+        """Whether an INSERT waits: another transaction has inserted the key, or changed its row."""
+        holder = self.tables.holders.get((table, key), self)
+        if holder is self:
+            return False
+        return self.get(table, key) is None or (table, key) in holder.written
+
+    def _take(self, table: str, key: Hashable) -> bool:
+        """Hold a row, unless another transaction does."""
+        name = table, key
+        if self.tables.holders.setdefault(name, self) is not self:
+            return False
+        self.held[name] = None
+        return True
+
+    async def _wait(self, table: str, key: Hashable) -> None:
+        self.waits = asyncio.get_running_loop().create_future()
+        self.tables.waiting[table, key].append(self.waits)
+        try:
+            await asyncio.wait_for(self.waits, self.lock_s)
+        except TimeoutError as fault:
+            raise LockTimeout(f"waited too long for {table} {key}") from fault
+        finally:
+            self.waits = None
+        self._alive()
+
+    @types.coroutine
+    def _pause(self) -> Generator[None, None, None]:
+        """As `turn`, and then the session may be over. Not two coroutines: there are very many."""
+        yield
+        if self.ended:
+            self._alive()
+
+    pause = cast("Callable[[Twin], Coroutine[Any, Any, None]]", _pause)
+
+    def _alive(self) -> None:
+        if self.ended:
+            raise StoreUnavailable("the session was ended")
+
+    def commit(self) -> None:
+        self._alive()
+        rows = self.tables.rows
+        for (table, key), row in self.written.items():
+            rows[table][key] = row
+        self.tables.committed.add(self.xid)
+
+    def end(self) -> None:
+        """Let go of every row, as the server does when a session ends, however it ends."""
+        holders, waiting = self.tables.holders, self.tables.waiting
+        for name in self.held:
+            del holders[name]
+            for free in waiting.pop(name, ()) if waiting else ():
+                if not free.done():
+                    free.set_result(None)
+        self.held.clear()
+        self.ended = True
+        self.tables.running.discard(self.xid)
+        if self.waits is not None and not self.waits.done():
+            self.waits.set_result(None)
