@@ -19,7 +19,7 @@ from tidegate.core.transfer import GENESIS, Entry, Transfer
 from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, Book, Verb
 from tidegate.engine.alerts import Alert
 from tidegate.simulation.disk import Inode
-from tidegate.simulation.effects import FEE, Effects, expected, laws_of
+from tidegate.simulation.effects import FEE, Effects, expected, laws_of, same
 from tidegate.simulation.pool import PoolAuditor
 from tidegate.store.memory import HISTORY, TRANSFERS
 from tidegate.systems.ledger import OUTSIDE
@@ -106,17 +106,21 @@ class Auditor:
         self, written: Mapping[tuple[str, Any], Any], leased: frozenset[UUID], by: object
     ) -> None:
         touched: list[Life] = []
-        for (table, id_), row in written.items():
+        operated: list[Any] = []
+        accounts: list[Any] = []
+        for (table, key), row in written.items():
             if table == TRANSFERS:
-                history = written.get((HISTORY, id_))
-                touched.append(self._stored(row.transfer, history, id_ in leased, by))
-        for (table, id_), row in written.items():
-            if table == OPERATIONS:
-                self._operated(id_, row)
-                touched += [self.lives[id_]] if id_ in self.lives else []
-        for (table, account), row in written.items():
-            if table == ACCOUNTS and row.available + row.held != self.books[LEDGER, *account]:
-                kept = self.books[LEDGER, *account]
+                history = written.get((HISTORY, key))
+                touched.append(self._stored(row.transfer, history, key in leased, by))
+            elif table == OPERATIONS:
+                operated.append((key, row))
+            elif table == ACCOUNTS:
+                accounts.append((key, row))
+        for id_, operations in operated:
+            self._operated(id_, operations)
+            touched += [self.lives[id_]] if id_ in self.lives else []
+        for account, row in accounts:
+            if row.available + row.held != (kept := self.books[LEDGER, *account]):
                 self.blame(f"{account} holds {row.available}, and its operations make {kept}")
         for life in touched:
             self._judge(life)
@@ -132,18 +136,12 @@ class Auditor:
             self._fresh(life, after, history or (), by)
         else:
             before = life.transfer
-            if before.lane is None:
+            if before.kind.lane is None:
                 self.blame(f"{after.id} had ended in {before.state}, and was written again")
             known = self._histories.get(after.id, ())
             if history is not None and history[: len(known)] != known:
                 self.blame(f"the history of {after.id} was rewritten")
-            if (after.owner, after.flow, after.asset_id, after.amount, after.parties) != (
-                before.owner,
-                before.flow,
-                before.asset_id,
-                before.amount,
-                before.parties,
-            ):
+            if not same(before, after):
                 self.blame(f"{after.id} became another transfer")
             fresh = () if history is None else history[len(known) :]
             if fresh:
@@ -153,32 +151,33 @@ class Auditor:
         if history is not None:
             self._histories[after.id] = history
         life.tries += lease
-        life.transfer = after
-        if (after.lane is None) != self.flows[after.flow].is_end(after.state):
-            self.blame(f"{after.id} rests in {after.state} with lane {after.lane}")
-        if after.version != life.version or after.head_hash != life.head:
+        life.transfer, kind = after, after.kind
+        if (kind.lane is None) != self.flows[kind.flow].is_end(kind.state):
+            self.blame(f"{after.id} rests in {kind.state} with lane {kind.lane}")
+        if kind.version != life.version or after.head_hash != life.head:
             self.blame(f"{after.id}: the history does not lead to its row")
-        if after.lane is None:
+        if kind.lane is None:
             self.open.discard(after.id)
         return life
 
     def _fresh(self, life: Life, after: Transfer, answers: Sequence[Any], by: object) -> None:
-        flow = self.flows[after.flow]
+        flow, edges = self.flows[name := after.kind.flow], self.laws[name].edges
         state = str(flow.first) if not self._histories.get(after.id) else life.transfer.state
         if not answers:
             state = flow.arrive(flow.first)[-1]
         for entry, at_us, hashed in answers:
-            edge = Edge(entry.version == 0, entry.path, entry.verb, entry.answer)
-            self.edges[after.flow, edge] += 1
-            if edge not in self.laws[after.flow].edges:
-                self.blame(f"{after.id}: {after.flow} does not allow {edge}")
-            if entry.version != life.version or entry.path[0] != state:
-                self.blame(f"{after.id}: {entry.path} does not follow on {state}")
+            path, version = entry.path, entry.version
+            edge = Edge(version == 0, path, entry.verb, entry.answer)
+            self.edges[name, edge] += 1
+            if edge not in edges:
+                self.blame(f"{after.id}: {name} does not allow {edge}")
+            if version != life.version or path[0] != state:
+                self.blame(f"{after.id}: {path} does not follow on {state}")
             life.head = chain(life.head, after, entry, at_us)
             if life.head != hashed:
-                self.blame(f"{after.id}: the chain is broken at version {entry.version}")
-            asked = entry.path[len(flow.arrive(flow.first)) - 1 if edge.first else 0]
-            state = entry.path[-1]
+                self.blame(f"{after.id}: the chain is broken at version {version}")
+            asked = path[len(flow.arrive(flow.first)) - 1 if version == 0 else 0]
+            state = path[-1]
             life.refused = state == asked
             life.version += 1
             if not life.refused:
@@ -186,11 +185,11 @@ class Auditor:
             elif not life.told:
                 life.owing.append(by)
                 life.overdue = True
-        if state != after.state:
+        if state != after.kind.state:
             self.blame(f"{after.id} is in {after.state}; its history ends in {state}")
         life.since_s, life.tries = self.eyes.clock(), 0
-        path = " ".join(">".join(entry.path) for entry, _, _ in answers)
-        self.eyes.note(short(after.id), path or f"born in {after.state}")
+        walked = " ".join([">".join(entry.path) for entry, _, _ in answers])
+        self.eyes.note(short(after.id), walked or f"born in {after.state}")
 
     def _stayed(self, life: Life, by: object) -> None:
         """No answer. If that has lasted for too long, whoever wrote so must tell, if it lives."""
@@ -208,7 +207,7 @@ class Auditor:
         life.told, life.overdue, life.owing = False, False, []
 
     def _stuck(self, life: Life, slack_s: float = 0.0, slack: int = 0) -> bool:
-        ask = self.flows[life.transfer.flow].ask(life.transfer.state)
+        ask = self.flows[life.transfer.kind.flow].ask(life.transfer.kind.state)
         if ask is None:
             return False
         late, often = ask.patience.page_after_s, ask.patience.page_attempts
@@ -223,7 +222,8 @@ class Auditor:
 
     def _operated(self, id_: UUID, row: tuple[Any, ...]) -> None:
         known = self._operations.get(id_, ())
-        if row[: len(known)] != known or len({(o.version, o.entry) for o in row}) != len(row):
+        keys = {(o.version, o.entry) for o in row} if len(row) > 1 else row
+        if row[: len(known)] != known or len(keys) != len(row):
             self.blame(f"an operation of {id_} in the ledger was changed or repeated")
         self._operations[id_] = row
         for operation in row[len(known) :]:
@@ -314,9 +314,9 @@ class Auditor:
 
     def _effect(self, id_: UUID, account: Account, verb: str, delta: int) -> None:
         self.executed += 1
-        self.books[account] += delta
-        if self.books[account] < 0 and account[2] != OUTSIDE:
-            self.blame(f"{account} is overdrawn by {-self.books[account]}")
+        self.books[account] = held = self.books[account] + delta
+        if held < 0 and account[2] != OUTSIDE:
+            self.blame(f"{account} is overdrawn by {-held}")
         life = self.lives.get(id_)
         if life is None:
             self.blame(f"{account} was moved by {delta} for {id_}, which does not exist")
@@ -334,13 +334,13 @@ class Auditor:
         self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {short(id_)}")
 
     def _judge(self, life: Life) -> None:
-        transfer = life.transfer
-        if life.effects not in self.laws[transfer.flow].effects[transfer.state]:
+        transfer, kind = life.transfer, life.transfer.kind
+        if life.effects not in self.laws[kind.flow].effects[kind.state]:
             effects = ", ".join(life.effects) or "nothing"
-            self.blame(f"{transfer.id} is in {transfer.state}, and this was done: {effects}")
-        if life.fee != (transfer.fee if "target.credit" in life.effects else 0):
-            self.blame(f"{transfer.id} was charged {life.fee} of a fee of {transfer.fee}")
-        if transfer.lane is None and life.net:
+            self.blame(f"{transfer.id} is in {kind.state}, and this was done: {effects}")
+        if life.fee != (kind.fee if "target.credit" in life.effects else 0):
+            self.blame(f"{transfer.id} was charged {life.fee} of a fee of {kind.fee}")
+        if kind.lane is None and life.net:
             self.blame(f"{transfer.id} has ended, and {life.net} is off")
 
     def compare(self, system: str, balances: Mapping[Account, int]) -> None:
@@ -389,7 +389,7 @@ class Auditor:
 
 def short(id_: UUID) -> str:
     """Enough of an id to tell the transfers of one seed apart."""
-    return id_.hex[20:28]
+    return f"{id_.int:032x}"[20:28]
 
 
 def chain(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:

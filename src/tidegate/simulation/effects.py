@@ -23,12 +23,27 @@ FEE, PAID = label("fees", "credit"), label("target", "credit")
 
 def expected(transfer: Transfer, account: tuple[str, int, str, int], verb: str) -> tuple[str, int]:
     """The effect that a verb at an account is, and what it must add to it; 0 at a stranger's."""
-    owned = account[:3]
-    role = next(
-        (r for r, p in transfer.parties.items() if (p.system, p.owner, p.book) == owned), ""
-    )
+    owned, kind = account[:3], transfer.kind
+    role = ""
+    for seat, system, book, other in kind.seats:
+        if (system, transfer.owner if other is None else other, book) == owned:
+            role = seat
+            break
     effect, due = label(role, verb), SIGNS[verb] * transfer.amount if role else 0
-    return effect, {FEE: transfer.fee, PAID: due - transfer.fee}.get(effect, due)
+    if effect == FEE:
+        return effect, kind.fee
+    return effect, due - kind.fee if effect == PAID else due
+
+
+def same(before: Transfer, after: Transfer) -> bool:
+    """Whether what is fixed at its creation is still what it was, and so are its parties."""
+    if (before.owner, before.amount) != (after.owner, after.amount):
+        return False
+    one, other = before.kind, after.kind
+    if (one.flow, one.asset_id) != (other.flow, other.asset_id):
+        return False
+    # The same seats of the same owner are the same parties. Others may be so, too.
+    return one.seats == other.seats or before.parties == after.parties
 
 
 def allowed(flow: Flow) -> Mapping[str, frozenset[Effects]]:

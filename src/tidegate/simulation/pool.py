@@ -26,11 +26,13 @@ class PoolAuditor:
         self.last_us: dict[Party, int] = {}
 
     def look(self, transfer: Transfer, written: Mapping[tuple[str, Any], Any]) -> None:
-        if "checks" in transfer.parties:
+        kind = transfer.kind
+        roles = [seat[0] for seat in kind.seats]
+        if "checks" in roles:
             if (record := written.get((PENDING, transfer.id))) is not None:
                 self.pending[transfer.id] = record
             self._compare(transfer, self.pending.get(transfer.id))
-        paid = "allowance" in transfer.parties and transfer.state == "COMPLETED"
+        paid = kind.state == "COMPLETED" and "allowance" in roles
         if paid and transfer.id not in self.paid:
             self._count(transfer, transfer.parties["allowance"])
 
