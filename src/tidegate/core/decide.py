@@ -95,18 +95,20 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
     after = flow.ask(rest)
     done = isinstance(answer, Done)
     again = ask.backs_off and not done
-    moved = transfer.but(
+    kind = transfer.kind
+    # Not by `but` of the transfer, which sorts fields apart: this is worked out very often.
+    later = kind.but(
         state=rest,
-        lane=lane_of(flow, transfer.parties, rest),
-        version=transfer.version + 1,
+        lane=lane_of(flow, {seat.role: seat for seat in kind.seats}, rest),
+        version=kind.version + 1,
         attempts=0,
-        retries=transfer.retries + again,
+        retries=kind.retries + again,
         paged=False,  # Somebody was called about the question that is answered now.
-        undoes=transfer.version if done and ask.verb in TAKES else transfer.undoes,
-        error=transfer.error if isinstance(answer, Done) else bounded(answer.reason),
-        waited_s=0.0,
+        undoes=kind.version if done and ask.verb in TAKES else kind.undoes,
+        error=kind.error if isinstance(answer, Done) else bounded(answer.reason),
         expired=False,
     )
+    moved = replace(transfer, kind=later, waited_s=0.0)
     return Move(
         transfer,
         moved,

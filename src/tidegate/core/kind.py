@@ -6,14 +6,18 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 GENESIS = bytes(32)  # What the first answer of a transfer is chained to.
 
 Detail: TypeAlias = Mapping[str, str]
 NO_DETAIL: Detail = {}
 
+# Values with `gc=False` hold numbers, texts and other values only. They cannot be in a cycle, so
+# that the collector need not look at them.
 
-class Party(msgspec.Struct, frozen=True, array_like=True):
+
+class Party(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who plays a role: one owner's book in one system. The system's name is its lane."""
 
     system: str
@@ -57,7 +61,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False, weakref=True):
     expired: bool = False  # Past its state's deadline, when the database gave out this row.
 
     def but(self, **changes: Any) -> "Kind":
-        fields = list(msgspec.structs.astuple(self))
+        fields = list(astuple(self))
         for name, value in changes.items():
             fields[_PLACES[name]] = value
         return kind_of(*fields)
@@ -96,7 +100,7 @@ def parties_of(seats: tuple[Seat, ...], owner: int) -> dict[str, Party]:
     }
 
 
-class Transfer(msgspec.Struct, frozen=True):
+class Transfer(msgspec.Struct, frozen=True, gc=False):
     """One row that says where its money is and whom to ask next."""
 
     kind: Kind
@@ -173,15 +177,16 @@ class Transfer(msgspec.Struct, frozen=True):
 
     def but(self, **changes: Any) -> "Transfer":
         """The same transfer with some fields changed, its own or those of its kind."""
-        owner = changes.get("owner", self.owner)
-        if "parties" in changes or owner != self.owner:
-            parties = changes.pop("parties", self.parties)
-            changes["seats"] = seats_of(parties, owner)
+        if "parties" in changes or "owner" in changes:
+            owner = changes.get("owner", self.owner)
+            if "parties" in changes or owner != self.owner:
+                parties = changes.pop("parties", self.parties)
+                changes["seats"] = seats_of(parties, owner)
         if "detail" in changes:
             changes["details"] = details_of(changes.pop("detail"))
-        own = {name: changes.pop(name) for name in tuple(changes) if name in _OWN}
+        own = {name: changes.pop(name) for name in _OWN.intersection(changes)}
         kind = self.kind.but(**changes) if changes else self.kind
-        return msgspec.structs.replace(self, kind=kind, **own)
+        return replace(self, kind=kind, **own)
 
 
 _OWN = frozenset(Transfer.__struct_fields__) - {"kind"}

@@ -47,7 +47,7 @@ Who = TypeVar("Who", Party, Seat)
 SUSPENSE = "suspense"  # The role of the book to which a refused refund is re-pointed.
 
 
-class Question(msgspec.Struct, frozen=True):
+class Question(msgspec.Struct, frozen=True, gc=False):
     """What a system is asked. (transfer_id, version) is the operation's key."""
 
     transfer_id: UUID
@@ -67,7 +67,7 @@ class Question(msgspec.Struct, frozen=True):
     fees: Party | None = None
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One answer as the history keeps it."""
 
     version: int
@@ -97,7 +97,7 @@ class Expiry(NamedTuple):
     at_us: int | None = None
 
 
-class Move(msgspec.Struct, frozen=True):
+class Move(msgspec.Struct, frozen=True, gc=False):
     """One compare-and-set: if `before` still stands, it becomes `after`.
 
     Without a `before` the transfer is created.

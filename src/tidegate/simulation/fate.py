@@ -102,6 +102,7 @@ class Swarm:
     def __init__(self, dice: random.Random) -> None:
         self._throw = dice.random
         self._kinds: dict[str, list[Kind]] = {}
+        self._chances: dict[str, float] = {}  # That any fault strikes at a point.
         calm = dice.random() < 0.04  # A few seeds in which nothing goes wrong: no false alarm.
         for point, faults in POINTS.items():
             total, kinds = 0.0, []
@@ -110,13 +111,14 @@ class Swarm:
                     total += dice.random() * most(point, fault)
                     kinds.append(Kind(total, fault))
             if kinds:
-                self._kinds[point] = kinds
+                self._kinds[point], self._chances[point] = kinds, total
 
     def suffers(self, point: str) -> Fault | None:
-        kinds = self._kinds.get(point)
-        if kinds is None or (chance := self._throw()) >= kinds[-1].chance:
+        # Nothing is thrown for a point at which nothing can happen.
+        most_often = self._chances.get(point)
+        if most_often is None or (chance := self._throw()) >= most_often:
             return None
-        return next(kind.fault for kind in kinds if chance < kind.chance)
+        return next(kind.fault for kind in self._kinds[point] if chance < kind.chance)
 
 
 def most(point: str, fault: Fault) -> float:

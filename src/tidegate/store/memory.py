@@ -276,7 +276,8 @@ class MemoryStore:
         return self.tables.halts.end(ids)
 
     def now_us(self) -> int:
-        self._seen_us = max(self._seen_us, now_us := round(self.clock() * 1_000_000))
+        now_us = round(self.clock() * 1_000_000)
+        self._seen_us = max(self._seen_us, now_us)
         return now_us
 
     def _given(self, row: Row) -> Transfer:
