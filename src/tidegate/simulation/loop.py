@@ -70,7 +70,9 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # The callback comes first among `work`, so that it is run without being packed anew.
 
-    def call_soon(self, *work: Any, context: Context | None = None) -> Due:  # type: ignore[override]
+    def call_soon(  # type: ignore[override]
+        self, *work: Any, context: Context | None = None
+    ) -> Due:
         due = Due(work, self._current if context is None else context)
         self._soon.append(due)
         return due
