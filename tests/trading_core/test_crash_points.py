@@ -77,8 +77,8 @@ async def check(image: Image, told: Told, truth: dict[int, str]) -> None:
         assert core.refuses(Hello(PROTOCOL, "s", "p", told.mark)) is None
         # Looked up and not asked again: what was lost would only be done again.
         for operation, answer in told.answers:
-            key = int.from_bytes(KEY.pack(operation.transfer_id, operation.version))
-            if key < core.book.floor:
+            key = KEY.pack(operation.transfer_id, operation.version)
+            if int.from_bytes(key) < core.book.floor:
                 assert core.book.answer(key) == (Outcome.RETIRED, 0)
             elif answer.outcome < Outcome.BUSY:
                 assert core.book.answer(key) == answer

@@ -17,6 +17,7 @@ from tidegate.core.wire import (
     pack_operations,
     rows,
 )
+from tidegate.trading_core import book
 from tidegate.trading_core.book import Asked, Book, Draft, group_totals
 from tidegate.trading_core.judge import _judge, judge
 
@@ -63,19 +64,27 @@ def replayed_the_long_way(draft: Draft, records: bytes) -> None:
         delta, balance = int.from_bytes(change, signed=True), int.from_bytes(after)
         assert draft.balance(party) + delta == balance
         asked = (verb, undoes, party, int.from_bytes(size))
-        draft.note(int.from_bytes(raw), asked, outcome, delta, balance)
+        draft.note(raw, asked, outcome, delta, balance)
 
 
-@given(batches)
-@example([[[credit(1, 2**100), debit(2, 2**64), debit(3, 1), credit(3, 1)]]])
-@example([[[debit(1, 5)], [credit(2, 9)]], [[credit(3, 9)], (ANN, 2), [debit(4, 1)]]])
-@example([[[debit(1, 5)]], [[credit(2, 9)]], [[debit(3, 4)]]])
-@example([[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
-@example([[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]])
-def test_both_ways_judge_and_replay_the_same(life: list[list[object]]) -> None:
+@pytest.mark.parametrize("many", [0, book.MANY])
+@given(life=batches)
+@example(life=[[[credit(1, 2**100), debit(2, 2**64), debit(3, 1), credit(3, 1)]]])
+@example(life=[[[debit(1, 5)], [credit(2, 9)]], [[credit(3, 9)], (ANN, 2), [debit(4, 1)]]])
+@example(life=[[[debit(1, 5)]], [[credit(2, 9)]], [[debit(3, 4)]]])
+@example(life=[[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
+@example(life=[[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]])
+def test_both_ways_judge_and_replay_the_same(life: list[list[object]], many: int) -> None:
+    """Also where accounts are looked up as among many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(book, "MANY", many)
+        judge_and_replay_both_ways(life)
+
+
+def judge_and_replay_both_ways(life: list[list[object]]) -> None:
     short, long, again, again_long = Book(), Book(), Book(), Book()
     for batch in life:
-        drafts = [Draft(book) for book in (short, long, again_long)]
+        drafts = [Draft(each) for each in (short, long, again_long)]
         for request in batch:
             if isinstance(request, list):
                 asked = pack_operations(request)
@@ -105,7 +114,7 @@ class Watched(Draft):
 
     asked = False
 
-    def find(self, key: int) -> int | None:
+    def find(self, key: bytes) -> int | None:
         self.asked = True
         return super().find(key)
 
@@ -139,7 +148,7 @@ def test_only_a_plain_move_goes_the_short_way(operation: Operation, is_plain: bo
         (debit(4, 10), True),
         (credit(3, 2**64), False),
         (debit(5, 100), False),
-        (credit(7, 1, ELSEWHERE), False),
+        (credit(7, 1, ELSEWHERE), True),
         (refund(2, 1), False),
     ],
 )
@@ -160,6 +169,6 @@ class Noted(Book):
 
     noted = 0
 
-    def note(self, key: int, asked: Asked, outcome: int, delta: int, balance: int) -> None:
+    def note(self, key: bytes, asked: Asked, outcome: int, delta: int, balance: int) -> None:
         self.noted += 1
         super().note(key, asked, outcome, delta, balance)

@@ -19,7 +19,7 @@ from tidegate.core import wire
 from tidegate.core.answers import Answer, Done, Unreachable
 from tidegate.core.wire import Binding, Event, Kind, Outcome, Rebinding, Status
 from tidegate.systems.trading import Caller, Recollection, Refused, Trading, dial
-from tidegate.trading_core.book import VERSION_BITS
+from tidegate.trading_core.book import VERSION_BITS, key_of
 from tidegate.trading_core.core import Core, Stopped
 from tidegate.trading_core.pipe import PipeWriter, connect_to, pipe
 from tidegate.trading_core.requests import Rebound
@@ -376,7 +376,7 @@ def test_wherever_power_fails_no_operation_is_behind_the_rebind(survives: str) -
                 told = await life(disk)
             image = disk.after_power_loss(dice if survives == "some" else None, survives == "all")
             async with running(SimDisk(image)) as core:
-                assert core.book.answer(2 << VERSION_BITS) == (Outcome.NOTHING, 0)
+                assert core.book.answer(key_of(2 << VERSION_BITS)) == (Outcome.NOTHING, 0)
                 assert core.book.binding == THERE or not told
 
     asyncio.run(scene())

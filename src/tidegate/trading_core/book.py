@@ -7,10 +7,14 @@ judges nothing: the log holds decisions.
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
-from tidegate.core.wire import RECORD, Binding, Outcome, Status, Verb, rows
+import msgspec
+
+from tidegate.core.wire import KEY, RECORD, Binding, Outcome, Status, Verb, rows
 
 # The hot loop compares plain numbers: an enum member costs a lookup and a call.
 DEBIT, CREDIT, REFUND = int(Verb.DEBIT), int(Verb.CREDIT), int(Verb.REFUND)
@@ -21,11 +25,13 @@ ACTIVE, ABSENT = int(Status.ACTIVE), int(Status.ABSENT)
 # undone 1 | outcome 5. As a value in a dict it takes 48 bytes while the amount is below 2**52.
 POSITION_BITS, ACCOUNT_BITS, UNDOES_BITS = 48, 40, 32
 FINGERPRINT = POSITION_BITS + 8  # What lies above this bit is the account, undoes and amount.
-AMOUNT = ACCOUNT_BITS + UNDOES_BITS
+UNDOES = FINGERPRINT + ACCOUNT_BITS
+AMOUNT = 1 << UNDOES + UNDOES_BITS  # A factor: to multiply and add is faster than to shift.
 OUTCOMES, UNDONE_BIT, VERB = 31, 32, 6
 CREDITED, DEBITED = CREDIT << VERB | DONE, DEBIT << VERB | DONE
+NEXT = 1 << 8  # One position further.
 POSITIONS = (1 << POSITION_BITS) - 1
-VERSION_BITS = 32  # An operation's key is one int as well: transfer id, then version.
+VERSION_BITS = 32  # The last four bytes of an operation's key. Keys are kept as they come.
 
 # A record of a plain move as replay reads it, because to read bytes as a number costs more than
 # all the other fields: amount and balance in two halves, whose upper ones must be nothing.
@@ -38,38 +44,78 @@ GROUP = 5  # The first bytes of an account: its book and asset.
 Asked: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
 
 
+class GroupTotal(msgspec.Struct, gc=False, eq=False):
+    """The sum of the balances of one book and asset."""
+
+    total: int = 0
+
+
+class AccountState(msgspec.Struct, gc=False, eq=False):
+    """All that is known of one account, in one place: to find each part costs a cache miss.
+
+    The garbage collector leaves it alone. It would look at a million of them in vain.
+    """
+
+    number: int  # Shifted to where a remembered operation has it.
+    group: GroupTotal
+    status: int = ABSENT
+    balance: int = 0
+
+
 class Inconsistent(Exception):
     """A record does not follow from the state before it: the log is not of this history."""
+
+
+MANY = 50_000  # Accounts that are no longer all in the processor's cache.
+_BALANCE, _NUMBER = attrgetter("balance"), attrgetter("number")
 
 
 class Pages(ABC):
     """Where a decided operation is written: into a draft, or on replay into the book itself."""
 
     position: int
-    balances: dict[int, int] | list[int]  # By the account's number, as are the statuses.
-    statuses: dict[int, int] | bytearray
-    memory: dict[int, int]
+    memory: dict[bytes, int]  # By the operation's key.
 
     @abstractmethod
-    def find(self, key: int) -> int | None:
+    def find(self, key: bytes) -> int | None:
         """What is remembered of an operation."""
 
     @abstractmethod
-    def status(self, account: bytes) -> int: ...
+    def state(self, account: bytes) -> AccountState | None: ...
 
     @abstractmethod
-    def open(self, account: bytes) -> int:
-        """The number of an account, which is its own from now on."""
+    def open(self, account: bytes) -> AccountState:
+        """The state of an account, whose number is its own from now on."""
 
-    def note(self, key: int, asked: Asked, outcome: int, delta: int, balance: int) -> None:
+    @abstractmethod
+    def balance_of(self, state: AccountState) -> int: ...
+
+    @abstractmethod
+    def status_of(self, state: AccountState) -> int: ...
+
+    @abstractmethod
+    def set_balance(self, state: AccountState, balance: int) -> None: ...
+
+    @abstractmethod
+    def set_status(self, state: AccountState, status: int) -> None: ...
+
+    def balance(self, account: bytes) -> int:
+        state = self.state(account)
+        return 0 if state is None else self.balance_of(state)
+
+    def status(self, account: bytes) -> int:
+        state = self.state(account)
+        return ABSENT if state is None else self.status_of(state)
+
+    def note(self, key: bytes, asked: Asked, outcome: int, delta: int, balance: int) -> None:
         """Take in one decided operation."""
         verb, undoes, account, amount = asked
-        index = self.open(account)
+        state = self.open(account)
         self.position = position = self.position + 1
-        what = (amount << AMOUNT | index) << FINGERPRINT | position << 8
-        self.memory[key] = what | undoes << (ACCOUNT_BITS + FINGERPRINT) | verb << VERB | outcome
+        what = amount * AMOUNT + state.number + position * NEXT
+        self.memory[key] = what | undoes << UNDOES | verb << VERB | outcome
         if verb == REFUND and undoes_something(outcome):
-            original = key >> VERSION_BITS << VERSION_BITS | undoes
+            original = undone_by(key, undoes)
             if outcome == DONE:
                 found = self.find(original)
                 if found is None:
@@ -78,25 +124,18 @@ class Pages(ABC):
             else:
                 self.memory[original] = what | DEBIT << VERB | Outcome.UNDONE
         if delta:
-            self.balances[index] = balance
-            if verb == CREDIT and self.status(account) == ABSENT:
-                self.statuses[index] = ACTIVE
+            self.set_balance(state, balance)
+            if verb == CREDIT and self.status_of(state) == ABSENT:
+                self.set_status(state, ACTIVE)
 
 
 class Book(Pages):
     """What is durable. It changes only by `apply`, and by `replay` before anybody is served."""
 
-    balances: list[int]
-    statuses: bytearray
-
     def __init__(self) -> None:
         self.position = 0
-        self.accounts: dict[bytes, int] = {}
-        self.balances = []
-        self.statuses = bytearray()
-        self.groups: list[bytes] = []  # Whose total each account is part of.
-        self._groups: dict[bytes, bytes] = {}  # One copy of each, whose hash is known.
-        self.totals: dict[bytes, int] = {}
+        self.states: dict[bytes, AccountState] = {}  # In the order of their numbers.
+        self.groups: dict[bytes, GroupTotal] = {}
         self.memory = {}
         self.floor = 0  # Keys below it are retired. It never falls.
         # Floors of an earlier format, per store. The lowest of them counts.
@@ -104,89 +143,141 @@ class Book(Pages):
         self.binding = Binding()  # Nobody yet: the first store that comes.
         self.assets: frozenset[int] = frozenset()
 
-    def open(self, account: bytes) -> int:
-        index = self.accounts.get(account)
-        if index is None:
-            group = account[:GROUP]
-            index = self.accounts[account] = len(self.balances)
-            self.balances.append(0)
-            self.statuses.append(ABSENT)
-            self.groups.append(self._groups.setdefault(group, group))
-            self.totals.setdefault(group, 0)
-        return index
+    @property
+    def accounts(self) -> dict[bytes, int]:
+        """The number of each account. A copy, as are the balances, statuses and totals."""
+        return {account: index for index, account in enumerate(self.states)}
+
+    @property
+    def balances(self) -> list[int]:
+        """By the account's number."""
+        return [state.balance for state in self.states.values()]
+
+    @property
+    def statuses(self) -> list[int]:
+        """By the account's number."""
+        return [state.status for state in self.states.values()]
+
+    @property
+    def totals(self) -> dict[bytes, int]:
+        return {name: group.total for name, group in self.groups.items()}
+
+    def find(self, key: bytes) -> int | None:
+        return self.memory.get(key)
+
+    def state(self, account: bytes) -> AccountState | None:
+        return self.states.get(account)
+
+    def look_up(
+        self, accounts: list[bytes], keys: list[bytes]
+    ) -> tuple[Sequence[AccountState | None], bool]:
+        """The states of the accounts that are open, and whether all the keys are new.
+
+        With a million accounts each look-up waits for main memory. The processor waits for
+        several at once if little is done between them. Hence one pass for each thing, and two
+        at the end that only bring into the cache what is used next.
+        """
+        if len(self.states) < MANY:
+            are_new = self.memory.keys().isdisjoint(keys)
+            return list(map(self.states.get, accounts)), are_new
+        deque(map(hash, accounts), 0)
+        deque(map(hash, keys), 0)
+        are_new = self.memory.keys().isdisjoint(keys)
+        try:
+            # One more, because it returns no tuple for one alone.
+            found = itemgetter(*accounts, *accounts[:1])(self.states)[:-1]
+        except (KeyError, TypeError):
+            return list(map(self.states.get, accounts)), are_new
+        deque(map(_BALANCE, found), 0)
+        deque(map(_NUMBER, found), 0)
+        return found, are_new
+
+    def open(self, account: bytes) -> AccountState:
+        state = self.states.get(account)
+        if state is None:
+            group = self.groups.get(account[:GROUP])
+            if group is None:
+                group = self.groups[account[:GROUP]] = GroupTotal()
+            state = AccountState(len(self.states) << FINGERPRINT, group)
+            self.states[account] = state
+        return state
+
+    def balance_of(self, state: AccountState) -> int:
+        return state.balance
+
+    def status_of(self, state: AccountState) -> int:
+        return state.status
+
+    def set_balance(self, state: AccountState, balance: int) -> None:
+        state.balance = balance
+
+    def set_status(self, state: AccountState, status: int) -> None:
+        state.status = status
 
     def apply(self, draft: "Draft") -> None:
         self.position = draft.position
-        for account in draft.accounts:
-            self.open(account)
-        balances, groups, totals = self.balances, self.groups, self.totals
-        for index, balance in draft.balances.items():
-            totals[groups[index]] += balance - balances[index]
-            balances[index] = balance
-        for index, status in draft.statuses.items():
-            self.statuses[index] = status
+        for account, state in draft.opened.items():
+            state.group = self.groups.setdefault(account[:GROUP], state.group)
+            self.states[account] = state
+        for state, balance in draft.balances.items():
+            state.group.total += balance - state.balance
+            state.balance = balance
+        for state, status in draft.statuses.items():
+            state.status = status
         self.memory.update(draft.memory)
         self.binding, self.assets = draft.binding, draft.assets
         if draft.floor > self.floor:
-            self.floor = draft.floor
+            self.floor, lowest = draft.floor, key_of(draft.floor)
             # Rebuilt, because deleting leaves a dict at its greatest size.
-            self.memory = {k: v for k, v in self.memory.items() if k >= draft.floor}
-
-    def find(self, key: int) -> int | None:
-        return self.memory.get(key)
+            self.memory = {k: v for k, v in self.memory.items() if k >= lowest}
 
     def replay(self, records: bytes) -> None:
         """Take in operations as the log has them. Nothing is judged; each balance must follow.
 
         The totals are counted when the whole log is read.
         """
-        memory, balances, statuses = self.memory, self.balances, self.statuses
-        index_of, whole, start = self.accounts.get, int.from_bytes, self.position
-        position = start
-        for raw, verb, account, high, amount, outcome, above, balance in rows(PLAIN, records):
-            index = index_of(account)
-            if index is not None and outcome == DONE and statuses[index] and not (high or above):
-                # What `note` does with a plain move on an open account, without a call for each.
-                told = 0
-                if verb == CREDIT and balances[index] + amount == balance:
+        memory, start = self.memory, self.position
+        at = start * NEXT
+        read = list(rows(PLAIN, records))
+        states, _ = self.look_up([row[2] for row in read], [row[0] for row in read])
+        for row, found in zip(read, states, strict=True):
+            key, verb, account, high, amount, outcome, above, balance = row
+            state = self.open(account) if found is None else found
+            # What `note` does with a plain move, without a call for each.
+            told = 0
+            if outcome == DONE and amount and not (high or above):
+                if verb == CREDIT and state.balance + amount == balance:
                     told = CREDITED
-                elif verb == DEBIT and balances[index] - amount == balance:
+                    if state.status == ABSENT:
+                        state.status = ACTIVE
+                elif verb == DEBIT and state.balance - amount == balance:
                     told = DEBITED
-                if told:
-                    position += 1
-                    told |= position << 8
-                    memory[whole(raw)] = (amount << AMOUNT | index) << FINGERPRINT | told
-                    balances[index] = balance
-                    continue
-            self.position = position
+            if told:
+                at += NEXT
+                memory[key] = amount * AMOUNT + state.number + at + told
+                state.balance = balance
+                continue
+            self.position = position = at // NEXT
             self._replay(RECORD.unpack_from(records, (position - start) * RECORD.size))
-            position = self.position
-        self.position = position
+            at += NEXT
+        self.position = at // NEXT
 
     def _replay(self, row: tuple[Any, ...]) -> None:
         """Any record."""
-        raw, verb, _, undoes, account, size, outcome, change, after = row
+        key, verb, _, undoes, account, size, outcome, change, after = row
         delta, balance = int.from_bytes(change, signed=True), int.from_bytes(after)
         if self.balance(account) + delta != balance:
             raise unfit(self.position + 1)
-        asked = (verb, undoes, account, int.from_bytes(size))
-        self.note(int.from_bytes(raw), asked, outcome, delta, balance)
+        self.note(key, (verb, undoes, account, int.from_bytes(size)), outcome, delta, balance)
 
     def recount(self) -> None:
         """The totals, afresh from the balances."""
-        self.totals = dict(group_totals(self))
+        for name, total in group_totals(self):
+            self.groups[name].total = total
 
-    def balance(self, account: bytes) -> int:
-        index = self.accounts.get(account)
-        return 0 if index is None else self.balances[index]
-
-    def status(self, account: bytes) -> int:
-        index = self.accounts.get(account)
-        return ABSENT if index is None else self.statuses[index]
-
-    def answer(self, key: int) -> tuple[int, int]:
+    def answer(self, key: bytes) -> tuple[int, int]:
         """What is stored under a key: outcome and position."""
-        if key < self.floor:
+        if key < key_of(self.floor):
             return Outcome.RETIRED, 0
         stored = self.memory.get(key)
         return (Outcome.NOTHING, 0) if stored is None else answer_of(stored)
@@ -195,48 +286,47 @@ class Book(Pages):
 class Draft(Pages):
     """What a batch would change. Each operation in it sees those before it."""
 
-    balances: dict[int, int]
-    statuses: dict[int, int]
-
     def __init__(self, book: Book) -> None:
         self.book = book
         self.position = book.position
         self.floor = book.floor
-        self.accounts: dict[bytes, int] = {}  # New ones, in the order of their numbers.
-        self.balances = {}
-        self.statuses = {}
+        self.opened: dict[bytes, AccountState] = {}  # In the order of their numbers.
+        self.balances: dict[AccountState, int] = {}
+        self.statuses: dict[AccountState, int] = {}
         self.memory = {}
         self.binding, self.assets = book.binding, book.assets
 
-    def find(self, key: int) -> int | None:
+    def find(self, key: bytes) -> int | None:
         found = self.memory.get(key)
         return self.book.memory.get(key) if found is None else found
 
-    def index(self, account: bytes) -> int | None:
-        found = self.book.accounts.get(account)
-        return self.accounts.get(account) if found is None else found
+    def state(self, account: bytes) -> AccountState | None:
+        found = self.book.states.get(account)
+        return self.opened.get(account) if found is None else found
 
-    def balance(self, account: bytes) -> int:
-        index = self.index(account)
-        found = 0 if index is None else self.balances.get(index)
-        return self.book.balance(account) if found is None else found
+    def open(self, account: bytes) -> AccountState:
+        state = self.state(account)
+        if state is None:
+            number = len(self.book.states) + len(self.opened)
+            state = self.opened[account] = AccountState(number << FINGERPRINT, GroupTotal())
+        return state
 
-    def status(self, account: bytes) -> int:
-        index = self.index(account)
-        found = ABSENT if index is None else self.statuses.get(index)
-        return self.book.status(account) if found is None else found
+    def balance_of(self, state: AccountState) -> int:
+        return self.balances.get(state, state.balance)
 
-    def open(self, account: bytes) -> int:
-        index = self.index(account)
-        if index is None:
-            index = self.accounts[account] = len(self.book.balances) + len(self.accounts)
-            self.balances[index], self.statuses[index] = 0, ABSENT
-        return index
+    def status_of(self, state: AccountState) -> int:
+        return self.statuses.get(state, state.status)
+
+    def set_balance(self, state: AccountState, balance: int) -> None:
+        self.balances[state] = balance
+
+    def set_status(self, state: AccountState, status: int) -> None:
+        self.statuses[state] = status
 
     def note_status(self, account: bytes, status: int) -> None:
-        index = self.open(account)
+        state = self.open(account)
         self.position += 1
-        self.statuses[index] = status
+        self.statuses[state] = status
 
     def note_floor(self, floor: int) -> None:
         """The store will not ask about ids below `floor` again."""
@@ -255,6 +345,16 @@ class Draft(Pages):
     def note_assets(self, assets: Iterable[int]) -> None:
         self.position += 1
         self.assets = self.assets.union(assets)
+
+
+def key_of(number: int) -> bytes:
+    """A floor as the keys are, which are compared as bytes."""
+    return number.to_bytes(KEY.size)
+
+
+def undone_by(key: bytes, undoes: int) -> bytes:
+    """The key of what an undo undoes: another version of the same transfer."""
+    return KEY.pack(key[: -VERSION_BITS // 8], undoes)
 
 
 def unfit(position: int) -> Inconsistent:
@@ -276,7 +376,7 @@ def verb_of(stored: int) -> int:
 def group_totals(book: Book) -> Iterator[tuple[bytes, int]]:
     """The sums, counted afresh from the balances: what the running totals must equal."""
     sums: dict[bytes, int] = {}
-    for account, index in book.accounts.items():
+    for account, state in book.states.items():
         group = account[:GROUP]
-        sums[group] = sums.get(group, 0) + book.balances[index]
+        sums[group] = sums.get(group, 0) + state.balance
     return iter(sums.items())

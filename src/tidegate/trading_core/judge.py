@@ -1,5 +1,6 @@
 """Which operations are done and which are refused: the rules, in a fixed order."""
 
+import struct
 from typing import Any
 
 import msgspec
@@ -24,7 +25,6 @@ from tidegate.core.wire import (
 )
 from tidegate.trading_core.book import (
     ABSENT,
-    ACCOUNT_BITS,
     ACTIVE,
     AMOUNT,
     CREDIT,
@@ -33,12 +33,16 @@ from tidegate.trading_core.book import (
     DEBITED,
     DONE,
     FINGERPRINT,
+    NEXT,
     REFUND,
+    UNDOES,
     UNDONE_BIT,
     VERSION_BITS,
     Asked,
     Draft,
     answer_of,
+    key_of,
+    undone_by,
     verb_of,
 )
 
@@ -50,114 +54,136 @@ UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
 MAX_OWNER = 2**63 - 1
-VERSIONS = (1 << VERSION_BITS) - 1
+CARRY = 2**64
+FEW = 32
+# A plain move as the short way reads and writes it: amounts in two halves, as numbers.
+PLAIN_OPERATION = struct.Struct(">20sHI13sQQ")
+PLAIN_RECORD = struct.Struct(">20sH4x13s8xQBqQ8xQ")
+PLAIN_CREDIT, PLAIN_DEBIT = CREDIT << 8, DEBIT << 8  # Verb and mode.
+
+assert (PLAIN_OPERATION.size, PLAIN_RECORD.size) == (OPERATION.size, RECORD.size)
 
 
 def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
-    book, floor, whole = draft.book, draft.floor, int.from_bytes
-    memory, balances, position = draft.memory, draft.balances, draft.position
-    noted, moved, put = memory.get, balances.get, draft.statuses.get
+    book, memory, balances, changed = draft.book, draft.memory, draft.balances, draft.statuses
+    durable, lowest = book.memory, key_of(draft.floor)
+    moved, record = balances.get, PLAIN_RECORD.pack
     answers: list[bytes] = []
     records: list[bytes] = []
-    answer, record = ANSWER.pack, RECORD.pack
-    asked = list(rows(OPERATION, operations))
-    keys = [whole(row[0]) for row in asked]
-    # Looked up all together, which was measured to be faster where there are a million accounts.
-    indexes = list(map(book.accounts.get, [row[4] for row in asked]))
-    stored = list(map(book.memory.get, keys))
-    for row, key, index, known in zip(asked, keys, indexes, stored, strict=True):
-        raw, verb, mode, undoes, account, size = row
-        amount = whole(size)
+    asked = list(rows(PLAIN_OPERATION, operations))
+    states, are_new = book.look_up([row[3] for row in asked], [row[0] for row in asked])
+    answered = draft.position
+    at = answered * NEXT
+    for (key, verb, undoes, account, high, amount), state in zip(asked, states, strict=True):
         # Most are new, and are plain moves of money on an open account. They are judged by the
         # rules that all are judged by, but without a call for each thing that the rules look at.
-        if index is not None and not (known or mode or undoes or key < floor or noted(key)):
-            balance, status = moved(index), put(index)
-            if balance is None:
-                balance = book.balances[index]
-            if status is None:
-                status = book.statuses[index]
-            if verb == CREDIT:
-                outcome, delta, told = credit(status, balance, amount), amount, CREDITED
-            elif verb == DEBIT:
-                outcome, delta, told = debit(status, balance, amount), -amount, DEBITED
+        if (
+            state is not None
+            and (are_new or key not in durable)
+            and not (undoes or high or key < lowest or key in memory)
+            and not (changed and state in changed)
+        ):
+            balance = moved(state, state.balance)
+            status = state.status
+            if verb == PLAIN_CREDIT:
+                outcome = credit(status, balance, amount)
+                after, told = balance + amount, CREDITED
+                sign, change = 0, amount
+            elif verb == PLAIN_DEBIT:
+                outcome = debit(status, balance, amount)
+                after, told = balance - amount, DEBITED
+                sign, change = -1, CARRY - amount
             else:
                 outcome = MALFORMED
-            if outcome == DONE and status == ACTIVE:
-                position += 1
-                balances[index] = balance = balance + delta
-                memory[key] = (amount << AMOUNT | index) << FINGERPRINT | position << 8 | told
-                change = size if delta > 0 else delta.to_bytes(16, signed=True)
-                after = balance.to_bytes(16)
-                records.append(record(raw, verb, 0, 0, account, size, DONE, change, after))
-                answers.append(answer(DONE, position))
+            if outcome == DONE and status == ACTIVE and after < CARRY:
+                at += NEXT
+                balances[state] = after
+                memory[key] = amount * AMOUNT + state.number + at + told
+                records.append(record(key, verb, account, amount, DONE, sign, change, after))
                 continue
-        draft.position = position
-        answers.append(answer(*_judge(draft, row, records)))
-        position = draft.position
-    draft.position = position
+        draft.position = at // NEXT
+        answers.append(_done(answered, draft.position))
+        size = (high << 64 | amount).to_bytes(16)
+        row = (key, verb >> 8, verb & 255, undoes, account, size)
+        answers.append(ANSWER.pack(*_judge(draft, row, records)))
+        answered = draft.position
+        at = answered * NEXT
+    draft.position = at // NEXT
+    answers.append(_done(answered, draft.position))
     return b"".join(answers), b"".join(records)
+
+
+def _done(after: int, last: int) -> bytes:
+    """The answers to operations that are done, whose records follow each other.
+
+    Written byte by byte of all of them together, at half the cost of packing one after another.
+    """
+    if last - after < FEW:
+        return b"".join([ANSWER.pack(DONE, position) for position in range(after + 1, last + 1)])
+    positions = struct.pack(f">{last - after}Q", *range(after + 1, last + 1))
+    answers = bytearray(ANSWER.pack(DONE, 0) * (last - after))
+    for i in range(8):
+        answers[i + 1 :: ANSWER.size] = positions[i::8]
+    return bytes(answers)
 
 
 def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[int, int]:
     """Decide any operation; return its outcome and the position of the record that stores it."""
-    raw, verb, mode, undoes, account, size = row
-    key, amount = int.from_bytes(raw), int.from_bytes(size)
-    if key < draft.floor:
+    key, verb, mode, undoes, account, size = row
+    amount = int.from_bytes(size)
+    if key < key_of(draft.floor):
         return RETIRED, 0
     stored = draft.find(key)
     if stored is not None:
         return _repeat(draft, stored, (verb, undoes, account, amount))
-    delta = 0
+    delta, status, balance = 0, draft.status(account), draft.balance(account)
     if account[0] not in BOOKS or not _is_operation(verb, undoes, key):
         outcome = MALFORMED
     elif mode == VOID and 0 < amount <= MAX_AMOUNT:
         # Nothing is known of it, and from now on nothing can become of it.
         outcome = UNDONE
-    elif verb != REFUND and (strange := _strange(draft, account)):
+    elif verb != REFUND and status == ABSENT and (strange := _strange(draft, account)):
         outcome = strange
     elif verb == CREDIT:
-        outcome = credit(draft.status(account), draft.balance(account), amount)
+        outcome = credit(status, balance, amount)
         delta = amount if outcome == DONE else 0
     elif verb == DEBIT:
-        outcome = debit(draft.status(account), draft.balance(account), amount)
+        outcome = debit(status, balance, amount)
         delta = -amount if outcome == DONE else 0
     else:
-        original = key >> VERSION_BITS << VERSION_BITS | undoes
-        outcome, delta = refund(draft, original, account, amount, mode)
+        outcome, delta = refund(draft, undone_by(key, undoes), account, amount, mode)
     if outcome >= STORED:
         return outcome, 0
-    balance = draft.balance(account) + delta
+    balance += delta
     draft.note(key, (verb, undoes, account, amount), outcome, delta, balance)
     change, after = delta.to_bytes(16, signed=True), balance.to_bytes(16)
-    records.append(RECORD.pack(raw, verb, mode, undoes, account, size, outcome, change, after))
+    records.append(RECORD.pack(key, verb, mode, undoes, account, size, outcome, change, after))
     return outcome, draft.position
 
 
 def _strange(draft: Draft, account: bytes) -> int:
     """Why an account may not be opened. One that is open was looked at when it was opened."""
-    if draft.status(account) != ABSENT:
-        return 0
     _, asset_id, owner = ACCOUNT.unpack(account)
     if not 0 < owner <= MAX_OWNER:
         return Outcome.INVALID_OWNER
     return 0 if asset_id in draft.assets else Outcome.INVALID_ASSET
 
 
-def _is_operation(verb: int, undoes: int, key: int) -> bool:
+def _is_operation(verb: int, undoes: int, key: bytes) -> bool:
     """A refund names another operation, and nothing else names one."""
     if verb == REFUND:
-        return undoes != key & VERSIONS
+        return undone_by(key, undoes) != key
     return verb in (DEBIT, CREDIT) and not undoes
 
 
 def _repeat(draft: Draft, stored: int, asked: Asked) -> tuple[int, int]:
     """The stored answer, if the question is the stored one."""
     verb, undoes, account, amount = asked
-    index = draft.index(account)
-    if index is None or verb_of(stored) != verb:
+    state = draft.state(account)
+    if state is None or verb_of(stored) != verb:
         return KEY_REUSED, 0
-    if stored >> FINGERPRINT != amount << AMOUNT | undoes << ACCOUNT_BITS | index:
+    if stored >> FINGERPRINT << FINGERPRINT != amount * AMOUNT + state.number + (undoes << UNDOES):
         return KEY_REUSED, 0
     return answer_of(stored)
 
@@ -187,16 +213,16 @@ def credit(status: int, balance: int, amount: int) -> int:
 
 
 def refund(
-    draft: Draft, original: int, account: bytes, amount: int, expect_done: int
+    draft: Draft, original: bytes, account: bytes, amount: int, expect_done: int
 ) -> tuple[int, int]:
     """Undo a DEBIT, once. The account's status is not asked: the money is its owner's."""
     stored = draft.find(original)
     if stored is None:
         return (UNFOUNDED if expect_done else TOMBSTONE), 0
-    index = draft.index(account)
-    if verb_of(stored) != DEBIT or index is None:
+    state = draft.state(account)
+    if verb_of(stored) != DEBIT or state is None:
         return KEY_REUSED, 0
-    if stored >> FINGERPRINT != amount << AMOUNT | index:
+    if stored >> FINGERPRINT << FINGERPRINT != amount * AMOUNT + state.number:
         return KEY_REUSED, 0
     if answer_of(stored)[0] != DONE:
         return (UNFOUNDED if expect_done else EMPTY), 0
@@ -213,9 +239,10 @@ def set_status(draft: Draft, body: bytes) -> tuple[bytes, int]:
     Said twice, it is recorded once.
     """
     account, status = STATUS.unpack(body)
-    if strange := _strange(draft, account):
+    before = draft.status(account)
+    if before == ABSENT and (strange := _strange(draft, account)):
         return b"", strange
-    if draft.status(account) == status:
+    if before == status:
         return b"", 0
     draft.note_status(account, status)
     return body, 0

@@ -2,16 +2,16 @@
 
 from tidegate.core import wire
 from tidegate.core.wire import Kind
-from tidegate.trading_core.book import VERSION_BITS, Book
+from tidegate.trading_core.book import Book
 
 
 def read(book: Book, kind: Kind, body: bytes) -> bytes:
     """The rows of the reply."""
     match kind:
         case Kind.QUERY:
-            keys = wire.rows(wire.KEY, body)
-            found = (book.answer(int.from_bytes(k) << VERSION_BITS | v) for k, v in keys)
-            rows = [wire.ANSWER.pack(*answer) for answer in found]
+            size = wire.KEY.size
+            keys = (body[i : i + size] for i in range(0, len(body), size))
+            rows = [wire.ANSWER.pack(*book.answer(key)) for key in keys]
         case Kind.BALANCES:
             size = wire.ACCOUNT.size
             accounts = (body[i : i + size] for i in range(0, len(body), size))

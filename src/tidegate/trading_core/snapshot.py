@@ -90,7 +90,7 @@ def chunks(state: State) -> Iterator[bytes]:
         state.epoch,
         *state.place,
         book.floor.to_bytes(20),
-        len(book.accounts),
+        len(book.states),
         len(book.memory),
         len(marks.positions),
         len(served),
@@ -98,12 +98,10 @@ def chunks(state: State) -> Iterator[bytes]:
     yield served
     # In the order of their numbers, which the memory of operations refers to.
     accounts = (
-        ACCOUNT.pack(account, BALANCE.pack(status, balance.to_bytes(16)))
-        for account, status, balance in zip(
-            book.accounts, book.statuses, book.balances, strict=True
-        )
+        ACCOUNT.pack(account, BALANCE.pack(state.status, state.balance.to_bytes(16)))
+        for account, state in book.states.items()
     )
-    memory = (k.to_bytes(20) + v.to_bytes(32) for k, v in book.memory.items())
+    memory = (k + v.to_bytes(32) for k, v in book.memory.items())
     listed = (MARK.pack(*mark) for mark in zip(marks.positions, marks.crcs, strict=True))
     for rows in (accounts, memory, listed):
         while chunk := b"".join(islice(rows, CHUNK)):
@@ -127,7 +125,7 @@ def parse(name: str, content: bytes, limit: int) -> State | None:
     _load_accounts(book, view[offset : offset + accounts * ACCOUNT.size])
     offset += accounts * ACCOUNT.size
     rows = MEMORY.iter_unpack(view[offset : offset + operations * MEMORY.size])
-    book.memory = {int.from_bytes(key): int.from_bytes(value) for key, value in rows}
+    book.memory = {key: int.from_bytes(value) for key, value in rows}
     offset += operations * MEMORY.size
     window = Marks(limit)
     for mark in MARK.iter_unpack(view[offset : offset + marks * MARK.size]):
@@ -160,9 +158,8 @@ def _load_served(book: Book, version: int, raw: memoryview) -> None:
 
 
 def _load_accounts(book: Book, rows: memoryview) -> None:
-    for index, (account, rest) in enumerate(ACCOUNT.iter_unpack(rows)):
-        status, balance = BALANCE.unpack(rest)
-        book.open(account)
-        book.statuses[index] = status
-        book.balances[index] = int.from_bytes(balance)
+    for account, rest in ACCOUNT.iter_unpack(rows):
+        state = book.open(account)
+        state.status, balance = BALANCE.unpack(rest)
+        state.balance = int.from_bytes(balance)
     book.recount()
