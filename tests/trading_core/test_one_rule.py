@@ -124,6 +124,8 @@ class Watched(Draft):
     [
         (credit(3, 1), True),
         (debit(4, 1), True),
+        (credit(3, 2**64 - 1), True),
+        (credit(3, 2**100), True),
         (debit(5, 100), False),
         (credit(6, 1, BOB), False),
         (credit(7, 1, ELSEWHERE), False),

@@ -9,7 +9,8 @@ import struct
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter, itemgetter
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -67,7 +68,6 @@ class Inconsistent(Exception):
 
 
 MANY = 50_000  # Accounts that are no longer all in the processor's cache.
-_BALANCE, _NUMBER = attrgetter("balance"), attrgetter("number")
 
 
 class Pages(ABC):
@@ -168,29 +168,23 @@ class Book(Pages):
     def state(self, account: bytes) -> AccountState | None:
         return self.states.get(account)
 
-    def look_up(
-        self, accounts: list[bytes], keys: list[bytes]
-    ) -> tuple[Sequence[AccountState | None], bool]:
-        """The states of the accounts that are open, and whether all the keys are new.
+    def look_up(self, accounts: list[bytes]) -> Sequence[AccountState | None]:
+        """The states of those accounts that are open.
 
-        With a million accounts each look-up waits for main memory. The processor waits for
-        several at once if little is done between them. Hence one pass for each thing, and two
-        at the end that only bring into the cache what is used next.
+        Among many accounts each look-up waits for main memory. The processor waits for several
+        at once if it has little else to do between them: so all are hashed first.
         """
-        if len(self.states) < MANY:
-            are_new = self.memory.keys().isdisjoint(keys)
-            return list(map(self.states.get, accounts)), are_new
-        deque(map(hash, accounts), 0)
+        if len(accounts) > 1 and len(self.states) >= MANY:
+            deque(map(hash, accounts), 0)
+            with suppress(KeyError):
+                found: Sequence[AccountState] = itemgetter(*accounts)(self.states)
+                return found
+        return list(map(self.states.get, accounts))
+
+    def are_new(self, keys: list[bytes]) -> bool:
+        """Whether nothing is remembered under any of these keys."""
         deque(map(hash, keys), 0)
-        are_new = self.memory.keys().isdisjoint(keys)
-        try:
-            # One more, because it returns no tuple for one alone.
-            found = itemgetter(*accounts, *accounts[:1])(self.states)[:-1]
-        except (KeyError, TypeError):
-            return list(map(self.states.get, accounts)), are_new
-        deque(map(_BALANCE, found), 0)
-        deque(map(_NUMBER, found), 0)
-        return found, are_new
+        return self.memory.keys().isdisjoint(keys)
 
     def open(self, account: bytes) -> AccountState:
         state = self.states.get(account)
@@ -239,7 +233,7 @@ class Book(Pages):
         memory, start = self.memory, self.position
         at = start * NEXT
         read = list(rows(PLAIN, records))
-        states, _ = self.look_up([row[2] for row in read], [row[0] for row in read])
+        states = self.look_up([row[2] for row in read])
         for row, found in zip(read, states, strict=True):
             key, verb, account, high, amount, outcome, above, balance = row
             state = self.open(account) if found is None else found

@@ -54,8 +54,8 @@ UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
 MAX_OWNER = 2**63 - 1
-CARRY = 2**64
-FEW = 32
+CARRY = 2**64  # What no longer fits in the lower half of an amount.
+FEW = 32  # Answers for which it does not pay to write them together.
 # A plain move as the short way reads and writes it: amounts in two halves, as numbers.
 PLAIN_OPERATION = struct.Struct(">20sHI13sQQ")
 PLAIN_RECORD = struct.Struct(">20sH4x13s8xQBqQ8xQ")
@@ -72,46 +72,53 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     answers: list[bytes] = []
     records: list[bytes] = []
     asked = list(rows(PLAIN_OPERATION, operations))
-    states, are_new = book.look_up([row[3] for row in asked], [row[0] for row in asked])
-    answered = draft.position
-    at = answered * NEXT
+    are_new = book.are_new([row[0] for row in asked])
+    states = book.look_up([row[3] for row in asked])
+    answered, at = draft.position, draft.position * NEXT
     for (key, verb, undoes, account, high, amount), state in zip(asked, states, strict=True):
         # Most are new, and are plain moves of money on an open account. They are judged by the
         # rules that all are judged by, but without a call for each thing that the rules look at.
         if (
             state is not None
             and (are_new or key not in durable)
-            and not (undoes or high or key < lowest or key in memory)
-            and not (changed and state in changed)
+            and not (undoes or key < lowest or key in memory or (changed and state in changed))
         ):
-            balance = moved(state, state.balance)
-            status = state.status
+            if high:
+                amount |= high << 64  # noqa: PLW2901
+            balance, status = moved(state, state.balance), state.status
             if verb == PLAIN_CREDIT:
                 outcome = credit(status, balance, amount)
-                after, told = balance + amount, CREDITED
-                sign, change = 0, amount
+                after, told, sign, change = balance + amount, CREDITED, 0, amount
             elif verb == PLAIN_DEBIT:
                 outcome = debit(status, balance, amount)
-                after, told = balance - amount, DEBITED
-                sign, change = -1, CARRY - amount
+                after, told, sign, change = balance - amount, DEBITED, -1, CARRY - amount
             else:
                 outcome = MALFORMED
-            if outcome == DONE and status == ACTIVE and after < CARRY:
+            if outcome == DONE and status == ACTIVE:
                 at += NEXT
                 balances[state] = after
                 memory[key] = amount * AMOUNT + state.number + at + told
-                records.append(record(key, verb, account, amount, DONE, sign, change, after))
+                if high or after >= CARRY:
+                    records.append(_wide_record((key, verb, account, amount), balance, after))
+                else:
+                    records.append(record(key, verb, account, amount, DONE, sign, change, after))
                 continue
         draft.position = at // NEXT
         answers.append(_done(answered, draft.position))
         size = (high << 64 | amount).to_bytes(16)
         row = (key, verb >> 8, verb & 255, undoes, account, size)
         answers.append(ANSWER.pack(*_judge(draft, row, records)))
-        answered = draft.position
-        at = answered * NEXT
+        answered, at = draft.position, draft.position * NEXT
     draft.position = at // NEXT
     answers.append(_done(answered, draft.position))
     return b"".join(answers), b"".join(records)
+
+
+def _wide_record(move: tuple[bytes, int, bytes, int], before: int, after: int) -> bytes:
+    """The record of a plain move whose numbers need more than their lower halves."""
+    key, verb, account, amount = move
+    change, size = (after - before).to_bytes(16, signed=True), amount.to_bytes(16)
+    return RECORD.pack(key, verb >> 8, 0, 0, account, size, DONE, change, after.to_bytes(16))
 
 
 def _done(after: int, last: int) -> bytes:
