@@ -127,7 +127,7 @@ def answers_duplicates_before_the_sync(patch: Patch) -> None:
     ) -> asyncio.Future[bytes]:
         draft = drafts.get(self)
         if kind == Kind.ASK and draft is not None:
-            keys = [int.from_bytes(row[0]) for row in wire.rows(wire.OPERATION, body)]
+            keys = [row[0] for row in wire.rows(wire.OPERATION, body)]
             if all(key in draft.memory for key in keys):
                 reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 reply.set_result(self.stamp() + judge.judge(draft, body)[0])
@@ -205,10 +205,10 @@ def core_batch_sees_no_key_before_it(patch: Patch) -> None:
     """A question that is twice in one batch is new both times, and is done twice."""
     honest = Draft.__init__
 
-    class Blind(dict[int, int]):
+    class Blind(dict[bytes, int]):
         """What is put in is found only once it is in the book."""
 
-        def get(self, _: int, __: object = None) -> None:  # type: ignore[override]
+        def get(self, _: bytes, __: object = None) -> None:  # type: ignore[override]
             return None
 
     def begin(self: Draft, book: Book) -> None:
@@ -232,7 +232,7 @@ def core_refuses_refunds_of_the_frozen(patch: Patch) -> None:
     honest = judge.refund
 
     def refund(
-        draft: Draft, original: int, account: bytes, amount: int, expect_done: int
+        draft: Draft, original: bytes, account: bytes, amount: int, expect_done: int
     ) -> tuple[int, int]:
         if draft.status(account) in (judge.FROZEN, judge.DISABLED):
             return Outcome.ACCOUNT_FROZEN, 0
