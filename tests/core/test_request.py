@@ -15,6 +15,7 @@ from tidegate.core.request import (
     GUILD,
     MAX_CID_CHARS,
     MAX_OWNER,
+    MAX_WORDS_CHARS,
     OPERATOR,
     SPACE_MARK,
     USER,
@@ -226,6 +227,7 @@ def request(**fields: object) -> Request:
 
 
 TWICE = {"source": Party("ledger", "FUNDING", 7), "target": Party("ledger", "FUNDING", 7)}
+ODD_BOOK = {"source": Party("ledger", "FUNDING", 7), "target": Party("ledger", "a\0b", 7)}
 
 
 def test_what_the_checks_accept_passes_the_second_look() -> None:
@@ -253,6 +255,11 @@ def test_what_the_checks_accept_passes_the_second_look() -> None:
         ({"cid": ""}, Refusal.INVALID_REQUEST),
         ({"lives_s": 0.0}, Refusal.INVALID_REQUEST),
         ({"lives_s": 1e9}, Refusal.INVALID_REQUEST),
+        ({"trace": "\ud800"}, Refusal.INVALID_REQUEST),
+        ({"trace": "x" * (MAX_WORDS_CHARS + 1)}, Refusal.INVALID_REQUEST),
+        ({"detail": {"memo": "a\0b"}}, Refusal.INVALID_REQUEST),
+        ({"terms": {"\udfff": "FUNDING"}}, Refusal.INVALID_REQUEST),
+        ({"parties": ODD_BOOK}, Refusal.INVALID_PARTIES),
         ({"parties": TWICE}, Refusal.SAME_ACCOUNT),
         ({"owner": 0, "amount": 0, "asset_id": 0}, Refusal.INVALID_REQUEST),
         ({"amount": 0, "asset_id": 0, "cid": ""}, Refusal.INVALID_AMOUNT),

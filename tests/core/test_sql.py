@@ -122,6 +122,7 @@ def test_numbers_and_texts_are_written_as_the_database_sends_them() -> None:
     assert strings(["ab", ""]) == whole(1, 0, 25, 2, 1) + whole(2) + b"ab" + whole(0)
     accented = whole(1, 1, 25, 2, 1) + whole(2) + "é".encode() + whole(-1)
     assert strings(["é", None]) == accented
+    assert strings(["é"]) == whole(1, 0, 25, 1, 1) + whole(2) + "é".encode()
     assert integers([]) == whole(0, 0, 23)
     assert bigints([]) == whole(0, 0, 20)
     assert strings([]) == strings([None, None]) == whole(0, 0, 25)

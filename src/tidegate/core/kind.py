@@ -178,10 +178,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     def but(self, **changes: Any) -> "Transfer":
         """The same transfer with some fields changed, its own or those of its kind."""
         if "parties" in changes or "owner" in changes:
-            owner = changes.get("owner", self.owner)
-            if "parties" in changes or owner != self.owner:
-                parties = changes.pop("parties", self.parties)
-                changes["seats"] = seats_of(parties, owner)
+            parties = changes.pop("parties", self.parties)
+            changes["seats"] = seats_of(parties, changes.get("owner", self.owner))
         if "detail" in changes:
             changes["details"] = details_of(changes.pop("detail"))
         own = {name: changes.pop(name) for name in _OWN.intersection(changes)}
