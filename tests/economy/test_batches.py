@@ -6,8 +6,18 @@ import psycopg
 import pytest
 
 from tests.economy.rig import ANNA, BEN, CARA, GUILD, Play, Rig, Row
+from tidegate.systems.guild import postgres
 
 CHECK = "SELECT * FROM economy._check_transfers(%s)"
+CHECK_ALONE = """
+SELECT c.* FROM unnest(%s::uuid[]) WITH ORDINALITY AS k (id, place)
+ CROSS JOIN LATERAL economy._check_transfer(k.id) AS c ORDER BY k.place
+"""
+OLDER_CHECK = """
+SELECT verdict, reason, retry_s
+  FROM economy._check_transfers(%(ids)s::uuid[])
+"""
+APPROVE = "SELECT * FROM economy._check_batch(%s, true)"
 RECORD = "SELECT economy._record_transfers(%s, %s, %s, %s, %s)"
 # The same check in other words: not ours any more, so that all checks are made one by one.
 REPLACE = """
@@ -15,6 +25,43 @@ CREATE OR REPLACE FUNCTION economy.fn_check_transfer_cooldown(p_transfer_id uuid
 LANGUAGE plpgsql AS 'BEGIN RETURN economy._check_one(p_transfer_id, ''cooldown''); END'
 """
 PASSED = {"balance": 1, "cooldown": 1, "daily_limit": 1}
+
+
+# Rules of guilds, and twins of each guild, who have the same members and ask for the same.
+RULES = (
+    "(500, 300, 'daily_limit')",
+    "(500, 0, 'daily_limit')",
+    "(100, 300, 'every_transfer')",
+    "(0, 60, 'daily_limit')",
+)
+TWIN = 100
+# Members by what they have: an account or none, of whatever status; a cooldown; what they sent.
+MEMBERS = """
+INSERT INTO ledger_accounts (owner, book, asset_id, available, status)
+SELECT g, 'member:' || m, 6, CASE m % 3 WHEN 0 THEN 1000 WHEN 1 THEN 60 ELSE 0 END,
+       (ARRAY['ACTIVE', 'ACTIVE', 'ACTIVE', 'FROZEN', 'DISABLED'])[m % 5 + 1]
+  FROM unnest(%(guilds)s::bigint[]) AS g, generate_series(100, 129) AS m WHERE m % 7 > 0;
+INSERT INTO economy.throttles (guild_id, member_id, throttled_until, utc_day, sent)
+SELECT g, m, CASE m % 4 WHEN 1 THEN now() + m * interval '1 hour' WHEN 2 THEN now() END,
+       (now() AT TIME ZONE 'UTC')::date - m % 2, 40 * (m % 13)
+  FROM unnest(%(guilds)s::bigint[]) AS g, generate_series(100, 129) AS m WHERE m % 6 > 0;
+INSERT INTO economy.government_accounts
+SELECT g, m FROM unnest(%(guilds)s::bigint[]) AS g, generate_series(100, 129, 4) AS m;
+"""
+WISHES = """
+INSERT INTO economy.pending_transfers (guild_id, initiator_id, target_id, amount)
+SELECT g, m, 1, a
+  FROM unnest(%(guilds)s::bigint[]) AS g, generate_series(100, 129) AS m,
+       unnest(ARRAY[50, 501, 20]) AS a
+"""
+OF_GUILDS = """
+SELECT transfer_id FROM economy.pending_transfers
+ WHERE guild_id = ANY(%s) ORDER BY guild_id, initiator_id, amount = 20, amount
+"""
+THROTTLES = """
+SELECT guild_id %% 100 AS guild, member_id, throttled_until, utc_day::text, sent
+  FROM economy.throttles WHERE guild_id = ANY(%s) ORDER BY guild_id, member_id
+"""
 
 
 def prepare(rig: Rig, at_once: bool) -> None:
@@ -123,5 +170,103 @@ def test_what_the_pool_does_not_have_cannot_be_recorded(play: Play) -> None:
         with pytest.raises(psycopg.errors.NoDataFound):
             rig.run(RECORD, [id_, uuid4()], ["REJECTED"] * 2, [0, 0], [0, 0], ["", ""])
         assert rig.pending(id_)["status"] == "checking"
+
+    play(scene)
+
+
+def test_at_once_and_one_by_one_come_to_the_same(play: Play) -> None:
+    """In one transaction, so that it is the same time for both."""
+
+    async def scene(rig: Rig) -> None:
+        ones = list(range(TWIN + 1, TWIN + 1 + len(RULES)))
+        twins = [guild + TWIN for guild in ones]
+        for guild, twin, rule in zip(ones, twins, RULES, strict=True):
+            for each in (guild, twin):
+                rig.run(f"INSERT INTO economy.guild_settings SELECT {each}, * FROM (VALUES {rule})")
+        with rig.sql.transaction():
+            rig.sql.execute(MEMBERS.replace("%(guilds)s", f"ARRAY{ones + twins}").encode())
+        rig.sql.execute(WISHES, {"guilds": ones + twins})
+        ids, alone = ([r["transfer_id"] for r in rig.rows(OF_GUILDS, g)] for g in (ones, twins))
+        await rig.take(*ids, *alone)
+        with rig.listening() as ears:
+            with rig.sql.transaction():
+                at_once, one_by_one = rig.rows(CHECK, ids), rig.rows(CHECK_ALONE, alone)
+            told = ears.events()
+        assert at_once == one_by_one
+        assert {row["verdict"] for row in at_once} == {"done", "unknown", "rejected"}
+        reasons = {row["reason"] for row in at_once}
+        assert len(reasons) == 2**3 + 2, "each combination of checks, and the two rejections"
+        assert rig.rows(THROTTLES, ones) == rig.rows(THROTTLES, twins)
+        for one, twin in zip(ids, alone, strict=True):
+            assert rig.pending(one)["checks"] == rig.pending(twin)["checks"]
+        half = len(told) // 2
+        assert half == 3 * len(ids)
+        place = {str(id_): n for pair in (ids, alone) for n, id_ in enumerate(pair)}
+        assert [neutral(e, place) for e in told[:half]] == [neutral(e, place) for e in told[half:]]
+
+    play(scene)
+
+
+def neutral(event: Row, place: dict[str, int]) -> Row:
+    """Without what tells twins apart."""
+    ours = {"transfer_id": place[event["transfer_id"]], "guild_id": event["guild_id"] % TWIN}
+    return event | ours
+
+
+def test_what_passes_is_approved_in_the_same_update_and_told_after_all_checks(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        good, late = rig.insert(10), rig.insert(501)
+        also = rig.insert(30, initiator=BEN, target=ANNA)
+        ids = [also, good, late]
+        await rig.take(*ids)
+        with rig.listening() as ears:
+            with rig.sql.transaction():
+                rows = rig.rows(APPROVE, ids)
+                # As the engine records it in the same transaction: without, it does not commit.
+                rig.run("UPDATE transfers SET state = 'APPROVED' WHERE id = ANY(%s)", [good, also])
+                states = ["APPROVED", "APPROVED", "CHECKING"]
+                rig.run(RECORD, ids, states, [0] * 3, [0] * 3, [""] * 3)
+            told = ears.events()
+        assert verdicts(rows) == [("done", ""), ("done", ""), ("unknown", "daily_limit")]
+        assert [e["event_type"] for e in told[:9]] == ["transfer_check_result"] * 9
+        assert [e["transfer_id"] for e in told[9:]] == sorted(map(str, [good, also]))
+        assert {e["event_type"] for e in told[9:]} == {"transfer_check_approved"}
+
+    play(scene)
+
+
+def test_a_process_of_the_version_before_pays_with_the_same_events(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls the checks by their older name, and what passes is approved as it is recorded."""
+
+    async def scene(rig: Rig) -> None:
+        told = []
+        for check in (OLDER_CHECK, postgres.STATEMENTS["check"]):
+            monkeypatch.setitem(postgres.STATEMENTS, "check", check)
+            with rig.listening() as ears:
+                id_ = rig.insert(10)
+                async with rig.engine():
+                    await rig.until(id_, "completed")
+                told.append([e for e in ears.events() if e["transfer_id"] == str(id_)])
+        older, newer = ([(e["event_type"], e.keys()) for e in events] for events in told)
+        assert older == newer
+        assert [kind for kind, _ in newer] == [
+            *["transfer_check_result"] * 3,
+            "transfer_check_approved",
+            "transaction_success",
+        ]
+
+    play(scene)
+
+
+def test_what_the_engine_has_not_recorded_is_not_approved(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        id_ = rig.insert(10)
+        await rig.take(id_)
+        with pytest.raises(psycopg.errors.IntegrityConstraintViolation):
+            rig.run(APPROVE, [id_])
+        assert rig.pending(id_)["status"] == "checking"
+        assert rig.pending(id_)["checks"] == {}
 
     play(scene)

@@ -61,6 +61,31 @@ def test_a_check_that_was_replaced_is_used(play: Play) -> None:
     play(scene)
 
 
+def test_a_check_that_is_replaced_is_used_by_the_next_of_the_same_session(play: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        replaced = (
+            "CREATE OR REPLACE FUNCTION economy.fn_check_transfer_balance(p_transfer_id uuid)"
+            " RETURNS integer LANGUAGE sql AS 'SELECT 0'"
+        )
+        [ours] = rig.rows(
+            "SELECT pg_get_functiondef('economy.fn_check_transfer_balance(uuid)'::regprocedure)"
+        )
+        async with rig.engine():
+            for _ in range(8):  # The engine's sessions have plans by then.
+                await rig.until(rig.insert(10), "completed")
+            rig.run(replaced)
+            refused = rig.insert(10)
+            row = await rig.when(refused, lambda row: row["retry_count"] > 0)
+            assert row["status"] == "checking"
+            assert row["checks"] == {"balance": 0, "cooldown": 1, "daily_limit": 1}
+            rig.run(ours["pg_get_functiondef"])
+            await rig.until(rig.insert(10), "completed")
+            await rig.until(refused, "completed")
+        assert rig.balance(ANNA) == 1_000 - 10 * 10
+
+    play(scene)
+
+
 def test_a_refusal_and_the_pools_record_of_it_are_written_together(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run(

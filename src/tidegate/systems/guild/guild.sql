@@ -27,9 +27,10 @@ SELECT economy._throttle(k.guild_id, k.member_id, k.cooldown_s)
 SELECT economy._record_payments(%(ids)s::uuid[], %(guilds)s::bigint[], %(members)s::bigint[],
                                 %(targets)s::bigint[], %(amounts)s::numeric[]);
 
--- check: a round of checks for each transfer, in order.
+-- check: a round of checks for each transfer, in order. Those that pass are approved in the same
+-- update, for the engine records them as approved in this transaction.
 SELECT verdict, reason, retry_s
-  FROM economy._check_transfers(%(ids)s::uuid[]);
+  FROM economy._check_batch(%(ids)s::uuid[], true);
 
 -- begin: the pool's record of transfers that the engine has just created, if it is not there. What
 -- came through the inbox is: the triggers of an insert are not fired for it. Not «NOT EXISTS», for
