@@ -14,6 +14,7 @@ from tests.conftest import SCHEMA
 from tests.store.plans import Plan, indexes, read_in_full
 from tests.store.scenario import superuser
 from tidegate.core.sql import names, numbers, uuids
+from tidegate.economy import gateway
 from tidegate.store import pool
 from tidegate.store.sessions import Bounds, session_options
 from tidegate.systems.guild import postgres as guild
@@ -55,6 +56,8 @@ MOVED = {"states": names(["APPROVED"]), "retries": numbers([1]), "rounds": numbe
 PAID = {"targets": numbers([2]), "amounts": numbers([5])}
 WISH = {"guild_id": 1, "initiator_id": 1, "target_id": 2, "amount": 5, "metadata": "{}"}
 NEW = WISH | {"transfer_id": None, "expires_hours": 24, "cid": "d", "admitted": True}
+MANY: dict[str, list[Any]] = {name: [value] for name, value in WISH.items()}
+MANY |= {"expires_hours": [24.0], "cid": ["d"]}
 MINE = {"owner": 1, "guild_id": None, "status": None, "limit": 20, "offset": 0}
 # What is run, and the indexes that it goes by. `differing` compares all with all, for a doctor.
 ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
@@ -67,7 +70,8 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "check": (
         guild.STATEMENTS["check"],
         IDS,
-        {"pending_transfers_pkey", "throttles_pkey", "ledger_accounts_pkey"},
+        # The last is that of the comparison with the engine's record, as what passes is approved.
+        {"pending_transfers_pkey", "throttles_pkey", "ledger_accounts_pkey", "transfers_pkey"},
     ),
     "record": (
         guild.STATEMENTS["record"],
@@ -82,7 +86,13 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "create": (
         pool.STATEMENTS["create"],
         NEW,
-        {"cids_pkey", "transfers_pkey", "pending_transfers_pkey"},
+        # The pool's own row is not read again: what was inserted is compared with its request.
+        {"cids_pkey", "transfers_pkey"},
+    ),
+    "create_many": (
+        gateway.STATEMENTS["create_many"],
+        MANY,
+        {"cids_pkey", "transfers_pkey"},
     ),
     "waiting": (pool.STATEMENTS["waiting"], {}, {"transfers_due"}),
     "own": (pool.STATEMENTS["own"], MINE, {"pending_transfers_of_initiator"}),

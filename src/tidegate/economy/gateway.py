@@ -1,7 +1,7 @@
 """The pool's table as Python sees it: create, read, list, and change the words about a transfer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -58,23 +58,27 @@ def words_of(wish: Wish) -> dict[str, object]:
     return {**(wish.get("metadata") or {}), **({} if reason is None else {"reason": reason})}
 
 
+def values_of(wish: Wish) -> dict[str, object]:
+    """The columns of a wish."""
+    return {
+        "guild_id": wish["guild_id"],
+        "initiator_id": wish["initiator_id"],
+        "target_id": wish["target_id"],
+        "amount": wish["amount"],
+        "metadata": json.dumps(words_of(wish)),
+        "expires_hours": wish.get("expires_hours", EXPIRES_HOURS),
+        "cid": wish.get("cid"),
+    }
+
+
 class PendingTransferGateway:
     """Every call runs on the caller's connection, in the caller's transaction if there is one."""
 
     async def create_pending_transfer(
         self, connection: psycopg.AsyncConnection[Any], **wish: Unpack[Wish]
     ) -> UUID:
-        values = {
-            "guild_id": wish["guild_id"],
-            "initiator_id": wish["initiator_id"],
-            "target_id": wish["target_id"],
-            "amount": wish["amount"],
-            "metadata": json.dumps(words_of(wish)),
-            "expires_hours": wish.get("expires_hours", EXPIRES_HOURS),
-            "cid": wish.get("cid"),
-        }
         try:
-            [row] = await _fetch(connection, "create", values)
+            [row] = await _fetch(connection, "create", values_of(wish))
         except (psycopg.errors.CheckViolation, psycopg.errors.DataError) as fault:
             raise InvalidTransfer(str(fault).splitlines()[0]) from fault
         except psycopg.Error as fault:
@@ -113,6 +117,21 @@ class PendingTransferGateway:
         values = {"transfer_id": transfer_id, "metadata": json.dumps(metadata)}
         [row] = await _fetch(connection, "update", values)
         return bool(row["fn_update_pending_transfer"])
+
+
+async def create_many(
+    connection: psycopg.AsyncConnection[Any], many: Sequence[Mapping[str, object]]
+) -> list[UUID | None]:
+    """Create transfers with these values in one statement, all of them or none.
+
+    None for one whose cid is known already or comes twice: nothing was created for it, and
+    `create_pending_transfer` says what became of it.
+    """
+    columns: dict[str, list[Any]] = {name: [each[name] for each in many] for name in many[0]}
+    # Of one type, as the elements of an array must be.
+    columns["expires_hours"] = [float(hours) for hours in columns["expires_hours"]]
+    rows = await _fetch(connection, "create_many", columns)
+    return [row["fn_create_pending_transfers"] for row in rows]
 
 
 async def _fetch(

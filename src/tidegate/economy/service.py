@@ -14,6 +14,7 @@ from tidegate.app import open_gate
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import GUILD, Request
 from tidegate.core.transfer import Transfer
+from tidegate.economy.entrance import Entrance
 from tidegate.economy.errors import InvalidTransfer, TransferNotFound, TransferUnavailable, error_of
 from tidegate.economy.gateway import (
     STATEMENTS,
@@ -62,6 +63,7 @@ class TransferService:
         self.pool = pool
         self.event_pool_enabled = event_pool_enabled
         self.gateway = PendingTransferGateway()
+        self._entrance = Entrance(pool, self.gateway)
         self._opening = asyncio.Lock()
         self._gate: Gate | None = None
         self._running = AsyncExitStack()
@@ -80,8 +82,7 @@ class TransferService:
         """The transfer's id in the pool; or, at once, what came of it, or a TransferError."""
         _check(wish)
         if self.event_pool_enabled:
-            async with self.pool.connection() as connection:
-                return await self.gateway.create_pending_transfer(connection, **wish)
+            return await self._entrance.create(wish)
         return await self._pay(wish)
 
     async def issue_currency(

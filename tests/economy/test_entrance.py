@@ -1,0 +1,206 @@
+"""Wishes that come at the same time: created together, and each answered as if it were alone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
+
+from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig
+from tidegate.economy import DifferentTransfer, InvalidTransfer, TransferService, entrance
+
+Pool: TypeAlias = AsyncConnectionPool[Any]
+Scene: TypeAlias = Callable[[Rig, Pool], Awaitable[None]]
+Pooled: TypeAlias = Callable[..., None]
+PAY: dict[str, Any] = {"guild_id": GUILD, "initiator_id": ANNA, "target_id": BEN}
+TRANSACTIONS = "SELECT DISTINCT xmin::text FROM economy.pending_transfers"
+INSERT = (
+    "INSERT INTO economy.pending_transfers (guild_id, initiator_id, target_id, amount, cid)"
+    " VALUES (%s, %s, %s, %s, %s) RETURNING transfer_id"
+)
+
+
+@pytest.fixture
+def pooled(play: Play) -> Pooled:
+    async def whole(rig: Rig, scene: Scene, options: dict[str, Any]) -> None:
+        async with AsyncConnectionPool(rig.database, min_size=1, **options) as pool:
+            await scene(rig, pool)
+
+    def run(scene: Scene, **options: Any) -> None:
+        play(lambda rig: whole(rig, scene, {"max_size": 4} | options))
+
+    return run
+
+
+def service_of(pool: Pool) -> TransferService:
+    return TransferService(pool, event_pool_enabled=True)
+
+
+def count(rig: Rig) -> int:
+    return len(rig.rows("SELECT FROM economy.pending_transfers"))
+
+
+def test_wishes_at_the_same_time_are_one_transaction_and_each_has_its_own_id(
+    pooled: Pooled,
+) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        wishes = [{**PAY, "amount": n, "reason": f"no {n}"} for n in range(1, 31)]
+        ids = await asyncio.gather(*(service.transfer_currency(**wish) for wish in wishes))
+        assert len(rig.rows(TRANSACTIONS)) == 1
+        for wish, id_ in zip(wishes, ids, strict=True):
+            assert isinstance(id_, UUID)
+            row = rig.pending(id_)
+            assert (row["amount"], row["metadata"]) == (wish["amount"], {"reason": wish["reason"]})
+        async with rig.engine():
+            for id_ in ids:
+                await rig.until(id_, "completed")  # type: ignore[arg-type]
+        assert rig.balance(BEN) == 1_000 + sum(range(1, 31))
+
+    pooled(scene)
+
+
+def test_more_than_a_batch_holds_are_several(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        monkeypatch.setattr(entrance, "MAX_BATCH", 4)
+        service = service_of(pool)
+        ids = await asyncio.gather(*(service.transfer_currency(**PAY, amount=1) for _ in range(10)))
+        assert len(set(ids)) == count(rig) == 10
+        assert len(rig.rows(TRANSACTIONS)) == 3
+
+    pooled(scene)
+
+
+def test_a_wish_that_is_refused_does_not_hurt_those_beside_it(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        known = await service.transfer_currency(**PAY, amount=7, cid="known")
+        odd: list[tuple[dict[str, Any], type[Exception]]] = [
+            ({"amount": 8, "cid": "known"}, DifferentTransfer),
+            ({"amount": 1, "cid": "c" * 65}, InvalidTransfer),
+            ({"amount": 1, "cid": "\N{CENT SIGN}"}, InvalidTransfer),
+            ({"amount": 1, "cid": "\ud800"}, UnicodeEncodeError),
+            ({"amount": 1, "cid": "nul\0"}, InvalidTransfer),
+            ({"amount": 1, "expires_hours": 1e12}, InvalidTransfer),
+            ({"amount": 1, "expires_hours": 1e8}, InvalidTransfer),
+            ({"amount": 1, "expires_hours": float("nan")}, InvalidTransfer),
+            ({"amount": 1, "metadata": {"a": {1}}}, TypeError),
+            ({"amount": 1, "metadata": {"a": "\0"}}, InvalidTransfer),
+        ]
+        for wish, error in odd:
+            before = count(rig)
+            said = await asyncio.gather(
+                service.transfer_currency(**PAY, amount=1),
+                service.transfer_currency(**PAY, **wish),
+                service.transfer_currency(**PAY, amount=2, expires_hours=1),
+                service.transfer_currency(**PAY, amount=7, cid="known"),
+                return_exceptions=True,
+            )
+            assert isinstance(said[1], error), said[1]
+            assert rig.pending(said[0])["amount"] == 1  # type: ignore[arg-type]
+            assert rig.pending(said[2])["amount"] == 2  # type: ignore[arg-type]
+            assert said[3] == known
+            assert count(rig) == before + 2
+
+    pooled(scene)
+
+
+def test_the_same_cid_twice_at_the_same_time_is_one_transfer(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        wishes = [{**PAY, "amount": 5, "cid": cid} for cid in ("a", "b", "a", "a")]
+        first, second, third, fourth = await asyncio.gather(
+            *(service.transfer_currency(**wish) for wish in wishes)
+        )
+        assert first == third == fourth != second
+        assert count(rig) == 2
+
+    pooled(scene)
+
+
+def test_whoever_holds_keys_holds_up_nobody_else(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        cids = ("one", "two", "three")
+        with psycopg.connect(rig.database) as holder:
+            held = [holder.execute(INSERT, (GUILD, ANNA, BEN, 5, cid)).fetchone() for cid in cids]
+            waiting = []
+            for cid in cids:
+                wish = service.transfer_currency(**PAY, amount=5, cid=cid)
+                waiting.append(asyncio.create_task(wish))
+                others = [service.transfer_currency(**PAY, amount=n) for n in range(1, 9)]
+                await asyncio.wait_for(asyncio.gather(*others), 10.0)
+            assert not any(each.done() for each in waiting)
+            holder.commit()
+            found = await asyncio.wait_for(asyncio.gather(*waiting), 10.0)
+        assert [(id_,) for id_ in found] == held
+
+    pooled(scene)
+
+
+def test_after_a_lost_connection_nothing_is_tried_again(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        async def lost(*_: object) -> list[UUID | None]:
+            raise psycopg.OperationalError("the connection is lost")
+
+        monkeypatch.setattr(entrance, "create_many", lost)
+        service = service_of(pool)
+        said = await asyncio.gather(
+            *(service.transfer_currency(**PAY, amount=n) for n in (1, 2, 3)),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in said] == [psycopg.OperationalError] * 3
+        assert count(rig) == 0, "nobody knows whether the batch was committed"
+        assert isinstance(await service.transfer_currency(**PAY, amount=4), UUID)
+
+    pooled(scene)
+
+
+def test_whoever_gives_up_takes_nobody_along(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        async with pool.connection():
+            gone, stays, also = (
+                asyncio.create_task(service.transfer_currency(**PAY, amount=n)) for n in (1, 2, 3)
+            )
+            await asyncio.sleep(0.1)
+            gone.cancel()
+        await asyncio.gather(stays, also)
+        assert gone.cancelled()
+        assert {row["amount"] for row in rig.rows("SELECT * FROM economy.pending_transfers")} == {
+            2,
+            3,
+        }
+
+    pooled(scene, max_size=1)
+
+
+def test_who_waits_for_a_session_waits_no_longer_than_the_pool_says(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        async with pool.connection():
+            wishes = [service.transfer_currency(**PAY, amount=n) for n in (1, 2, 3)]
+            said = await asyncio.gather(*wishes, return_exceptions=True)
+        assert [type(each) for each in said] == [PoolTimeout] * 3
+        assert count(rig) == 0
+        assert isinstance(await service.transfer_currency(**PAY, amount=4), UUID)
+
+    pooled(scene, max_size=1, timeout=0.3)
+
+
+def test_no_more_wait_than_the_pool_lets_wait(pooled: Pooled) -> None:
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        wishes = [service.transfer_currency(**PAY, amount=n) for n in range(1, 6)]
+        said = await asyncio.gather(*wishes, return_exceptions=True)
+        assert [type(each) for each in said] == [UUID] * 3 + [TooManyRequests] * 2
+        assert count(rig) == 3
+
+    pooled(scene, max_size=1, max_waiting=2)
