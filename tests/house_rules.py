@@ -15,7 +15,6 @@ MAX_PARAMETERS = 5
 BANNED_WORDS = frozenset({"manager", "helper", "util", "handler", "process", "data", "info"})
 # Names that the code cannot choose, or that are meant to the letter, and why.
 BORROWED_NAMES = {
-    ("src/tidegate/store/postgres.py", "data"): "the parameter is psycopg's: Loader.load(data)",
     ("src/tidegate/service/connections.py", "data_received"): "asyncio calls it by this name",
     ("src/tidegate/core/wire.py", "process"): "of the operating system: each has its own mark",
     ("src/tidegate/systems/trading/client.py", "process"): "the same, on its way to core_positions",

@@ -55,6 +55,7 @@ EVERYTHING = [
     "economy: 0005_expiry_bounds",
     "economy: 0006_kept_plans",
     "economy: 0007_setwise",
+    "economy: 0008_batches",
     "store_one: flow internal_transfer",
     "store_one: flow deposit",
     "store_one: flow external_withdrawal",
