@@ -22,8 +22,8 @@ MESSAGES = [
     "anna pays ben 100 for lunch",
     "ben pays cara 30 for stamps",
     "cara pays anna -5 for fun",
-    "anna pays ben 450 for rent",  # Over the day's limit: the pool keeps it until tomorrow.
 ]
+RENT = "anna pays ben 450 for rent"  # Over the day's limit: the pool keeps it until tomorrow.
 
 
 class Bot:
@@ -65,11 +65,16 @@ async def run(address: str) -> None:
         async with ears.on(pool), TransferEventPoolCoordinator(pool):
             await listening.wait()
             for number, text in enumerate(MESSAGES):
-                for _ in range(2):
-                    answer = await bot.message(number, text)
-                print(answer)
+                print(await twice(bot, number, text))
             for line in sorted([await bot.told.get() for _ in range(2)]):
                 print(line)
+            # Not before: of two payments on their way, the second may be made first.
+            print(await twice(bot, len(MESSAGES), RENT))
+
+
+async def twice(bot: Bot, number: int, text: str) -> str:
+    await bot.message(number, text)
+    return await bot.message(number, text)
 
 
 if __name__ == "__main__":
