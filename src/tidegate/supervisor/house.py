@@ -169,10 +169,20 @@ class House:
         return any(child.due_s is not None for child in self.children)
 
     def wait_until_ready(self) -> None:
-        # The API asks the core nothing until there is something to ask.
-        with Client(self.address, timeout_s=5.0) as client:
+        # Each process of the API: of several, one may serve long before the others. They ask the
+        # core nothing until there is something to ask.
+        own = [address_of(*at) for name, at in self.ports.items() if name.startswith("api-")]
+        with ExitStack() as held:
+            clients = [
+                held.enter_context(Client(address, timeout_s=5.0))
+                for address in (self.address, *own)
+            ]
             self._wait_until(
-                lambda: client.ready() and self._core_listens() and not self._waiting()
+                lambda: (
+                    all(client.ready() for client in clients)
+                    and self._core_listens()
+                    and not self._waiting()
+                )
             )
 
     def _wait_until(self, true: Callable[[], bool]) -> None:
