@@ -48,7 +48,7 @@ def test_wishes_at_the_same_time_are_one_transaction_and_each_has_its_own_id(
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
-        wishes = [{**PAY, "amount": n, "reason": f"no {n}"} for n in range(1, 31)]
+        wishes = [{**PAY, "amount": n, "reason": f"no {n}", "cid": f"c{n}"} for n in range(1, 31)]
         ids = await asyncio.gather(*(service.transfer_currency(**wish) for wish in wishes))
         assert len(rig.rows(TRANSACTIONS)) == 1
         for wish, id_ in zip(wishes, ids, strict=True):
@@ -69,7 +69,9 @@ def test_more_than_a_batch_holds_are_several(
     async def scene(rig: Rig, pool: Pool) -> None:
         monkeypatch.setattr(entrance, "MAX_BATCH", 4)
         service = service_of(pool)
-        ids = await asyncio.gather(*(service.transfer_currency(**PAY, amount=1) for _ in range(10)))
+        ids = await asyncio.gather(
+            *(service.transfer_currency(**PAY, amount=1, cid=f"c{n}") for n in range(10))
+        )
         assert len(set(ids)) == count(rig) == 10
         assert len(rig.rows(TRANSACTIONS)) == 3
 
@@ -133,7 +135,9 @@ def test_whoever_holds_keys_holds_up_nobody_else(pooled: Pooled) -> None:
             for cid in cids:
                 wish = service.transfer_currency(**PAY, amount=5, cid=cid)
                 waiting.append(asyncio.create_task(wish))
-                others = [service.transfer_currency(**PAY, amount=n) for n in range(1, 9)]
+                others = [
+                    service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in range(1, 9)
+                ]
                 await asyncio.wait_for(asyncio.gather(*others), 10.0)
             assert not any(each.done() for each in waiting)
             holder.commit()
@@ -153,7 +157,7 @@ def test_after_a_lost_connection_nothing_is_tried_again(
         monkeypatch.setattr(entrance, "create_many", lost)
         service = service_of(pool)
         said = await asyncio.gather(
-            *(service.transfer_currency(**PAY, amount=n) for n in (1, 2, 3)),
+            *(service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in (1, 2, 3)),
             return_exceptions=True,
         )
         assert [type(each) for each in said] == [psycopg.OperationalError] * 3
@@ -168,7 +172,8 @@ def test_whoever_gives_up_takes_nobody_along(pooled: Pooled) -> None:
         service = service_of(pool)
         async with pool.connection():
             gone, stays, also = (
-                asyncio.create_task(service.transfer_currency(**PAY, amount=n)) for n in (1, 2, 3)
+                asyncio.create_task(service.transfer_currency(**PAY, amount=n, cid=f"c{n}"))
+                for n in (1, 2, 3)
             )
             await asyncio.sleep(0.1)
             gone.cancel()
@@ -186,7 +191,7 @@ def test_who_waits_for_a_session_waits_no_longer_than_the_pool_says(pooled: Pool
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
         async with pool.connection():
-            wishes = [service.transfer_currency(**PAY, amount=n) for n in (1, 2, 3)]
+            wishes = [service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in (1, 2, 3)]
             said = await asyncio.gather(*wishes, return_exceptions=True)
         assert [type(each) for each in said] == [PoolTimeout] * 3
         assert count(rig) == 0
@@ -198,9 +203,31 @@ def test_who_waits_for_a_session_waits_no_longer_than_the_pool_says(pooled: Pool
 def test_no_more_wait_than_the_pool_lets_wait(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
-        wishes = [service.transfer_currency(**PAY, amount=n) for n in range(1, 6)]
+        wishes = [service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in range(1, 6)]
         said = await asyncio.gather(*wishes, return_exceptions=True)
         assert [type(each) for each in said] == [UUID] * 3 + [TooManyRequests] * 2
         assert count(rig) == 3
 
     pooled(scene, max_size=1, max_waiting=2)
+
+
+def test_a_call_without_a_cid_that_is_cancelled_creates_nothing(pooled: Pooled) -> None:
+    """Whoever gives up and asks again must not pay twice, and has no cid that would prevent it."""
+
+    async def scene(rig: Rig, pool: Pool) -> None:
+        service = service_of(pool)
+        with psycopg.connect(rig.database) as holder:
+            holder.execute("LOCK TABLE economy.pending_transfers IN ACCESS EXCLUSIVE MODE")
+            calls = [
+                asyncio.create_task(service.transfer_currency(**PAY, amount=5)) for _ in range(3)
+            ]
+            await asyncio.sleep(0.5)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        again = await service.transfer_currency(**PAY, amount=5)
+        await asyncio.sleep(0.5)  # For whatever goes on without anybody who waits for it.
+        assert isinstance(again, UUID)
+        assert count(rig) == 1
+
+    pooled(scene)

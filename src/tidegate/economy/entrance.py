@@ -1,6 +1,8 @@
 """The way into the pool: wishes that come at the same time are created in one transaction.
 
-A lone wish does not wait. Those that come while a batch is on its way are the next batch.
+A lone wish does not wait. Those that come while a batch is on its way are the next batch. A wish
+without a cid is created by itself: if its caller gives up, its transaction must end with it. In a
+batch it would be created all the same, and a caller who asks again would pay twice.
 """
 
 import asyncio
@@ -64,7 +66,7 @@ class Entrance:
 
     async def create(self, wish: Wish) -> UUID:
         values = values_of(wish)
-        if not _is_plain(wish):
+        if not _may_be_batched(wish):
             return await self._create(wish)
         pool = self._pool
         if pool.max_waiting and len(self._waiting) >= pool.max_waiting + pool.max_size:
@@ -148,10 +150,10 @@ class Entrance:
         return await self._gateway.create_pending_transfer(connection, **wish)
 
 
-def _is_plain(wish: Wish) -> bool:
-    """Whether the driver can send it: what it cannot must not fail with others in a batch."""
+def _may_be_batched(wish: Wish) -> bool:
+    """Whether a repeat is safe, and the driver can send it: else it would fail those beside it."""
     cid, hours = wish.get("cid"), wish.get("expires_hours", EXPIRES_HOURS)
-    fit = cid is None or (type(cid) is str and cid.isascii() and "\0" not in cid)
+    fit = type(cid) is str and cid.isascii() and "\0" not in cid
     return fit and type(hours) in (int, float) and math.isfinite(hours)
 
 
