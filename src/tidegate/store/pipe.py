@@ -77,6 +77,7 @@ class Pipe:
         self._hung_up = False  # The server, while nobody asked it anything.
         self.outdated = False  # Set when the session must not be used again.
         self._breaks = select.poll()
+        self._reader = Transformer(connection)  # Kept, because it learns the types of its columns.
         self._pgconn.enter_pipeline_mode()
 
     @property
@@ -89,11 +90,14 @@ class Pipe:
     def send(self, statement: str, values: Mapping[str, object]) -> Reply:
         """Put a statement into the flight. It is not under way yet."""
         text = text_of(statement)
-        given, formats = [], []
+        given: list[bytes | None] = []
+        formats = []
         for key in text.names:
-            sent = as_sent(values[key])
-            given.append(sent)
-            formats.append(1 if type(sent) is Binary else 0)
+            # A transfer is a hundred values: most are columns, which go as they are.
+            value = values[key]
+            binary = type(value) is Binary
+            given.append(value if binary else as_sent(value))  # type: ignore[arg-type]
+            formats.append(1 if binary else 0)
         if (name := self._prepared.get(statement)) is None:
             name = self._prepared[statement] = b"t%d" % next(self._names)
             self._pgconn.send_prepare(name, text.sql)
@@ -221,21 +225,19 @@ class Pipe:
         assert reply.result is not None, "the flight is not back"
         if not reply.result.nfields:
             return []
-        reader = Transformer(self._connection)
-        reader.set_pgresult(reply.result)
-        return reader.load_rows(0, reply.result.ntuples, tuple)
+        self._reader.set_pgresult(reply.result)
+        return self._reader.load_rows(0, reply.result.ntuples, tuple)
 
 
 def as_sent(value: object) -> bytes | None:
     """As PostgreSQL reads it: as text, but for arrays of ids and hashes. What type it is, each
     statement says itself.
     """
-    if isinstance(value, str):  # A whole column, mostly.
-        value = EncodedText(value.encode())
-    if isinstance(value, EncodedText):
-        if value.find(b"\0") >= 0:
+    if isinstance(value, str | EncodedText):  # A whole column, mostly.
+        sent = value if isinstance(value, EncodedText) else value.encode()
+        if b"\0" in sent:
             raise psycopg.DataError("no text in PostgreSQL has a NUL in it")  # It would end there.
-        return value
+        return sent
     if value is None or isinstance(value, Binary):
         return value
     if isinstance(value, bytes):

@@ -290,8 +290,9 @@ class PostgresStore:
         return [Outage(*row) for row in await self._fetch("outages", {})]
 
     async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
-        ours = {row[0] for row in await self._fetch("askable", table_columns(flows))}
-        return [t for t in transfers if t.flow in ours]
+        installed = await self._fetch("askable", {})
+        ours = {flow for flow, checksum in installed if flows.get(flow) == checksum}
+        return [t for t in transfers if t.kind.flow in ours]
 
     async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
         values = {"beyond_s": beyond_s, "limit": limit, "seen_us": self._seen_us}

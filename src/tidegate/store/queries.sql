@@ -40,12 +40,11 @@ SELECT id, reason, actor, (extract(epoch FROM at) * 1000000)::bigint
   FROM ended
  ORDER BY id;
 
--- askable: the flows whose installed table is ours, none while halted. Read before each ask of
--- what no claim has just given out.
-SELECT k.flow
-  FROM unnest(%(flows)s::text[], %(checksums)s::text[]) AS k (flow, checksum)
- WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
-   AND k.checksum = (SELECT f.checksum FROM flow_tables AS f WHERE f.flow = k.flow);
+-- askable: the installed tables, none while halted. Read before each ask of what no claim has just
+-- given out. Without a parameter, so that it is planned once per session and not each time.
+SELECT f.flow, f.checksum
+  FROM flow_tables AS f
+ WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
 
 -- claim: lease what is due, of flows whose installed table is ours. SKIP LOCKED keeps workers
 -- apart; correctness is the version's. Each flow is read by its own part of the index, so that a
