@@ -17,7 +17,7 @@ OWNERS = (1, 2, 3, 4)
 # An owner is a guild, too, and these are its members' books.
 MEMBERS = (book_of(1), book_of(2))
 BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE, *MEMBERS)
-POOL_S = 20.0  # Within which a pool transfer passes its checks or expires.
+POOL_S = 12.0  # Within which a pool transfer passes its checks or expires.
 TRANSFERS = 20
 MORE = 6  # Where some are refused.
 SIEGE_S = (105.0, 140.0)  # Longer than any question takes to page somebody.

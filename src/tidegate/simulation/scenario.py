@@ -28,6 +28,7 @@ from tidegate.simulation.loop import SimLoop, simulate, uncollected
 from tidegate.simulation.people import (
     ASSET,
     BOOKS,
+    LONG_SIEGE_S,
     MEMBERS,
     MORE,
     OWNERS,
@@ -50,7 +51,8 @@ from tidegate.systems.ledger.memory import ACCOUNTS
 SAFETY_S = 8.0
 LEASES_S = 20.0  # A claim may be lost, and so may the one after it.
 LIVENESS_S = 60.0
-SIEGE_SCAN_S = 5.0  # A siege lasts minutes: a scan each second would take most of the time.
+# A siege lasts minutes: scans each second, which find nothing, would take most of the time.
+SIEGE_SCAN_S, LONG_SIEGE_SCAN_S = 5.0, 30.0
 BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
 # Some owners' guilds have rules of their own.
 GUILDS = {3: Rules(limit=0), 4: Rules(limit=0, cooldown_s=2, every_transfer=True)}
@@ -341,7 +343,8 @@ def by_dice(world: World) -> Scenario:
     scene.wishes = wishes(dice, mood, count)  # Now: what is thrown below shall not depend on when.
     scene.nodes = dice.choice((1, 2, 2, 3))
     if mood.siege.lasts:
-        world.terms = world.terms._replace(scan_s=SIEGE_SCAN_S)
+        scan_s = LONG_SIEGE_SCAN_S if mood.siege_s is LONG_SIEGE_S else SIEGE_SCAN_S
+        world.terms = world.terms._replace(scan_s=scan_s)
     if mood.retiring:
         scene.retire()
     return scene
