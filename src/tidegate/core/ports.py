@@ -348,7 +348,6 @@ class Remembering(Protocol[Tx_contra]):
     async def remember(self, tx: Tx_contra) -> None: ...
 
 
-@runtime_checkable
 class Listener(Protocol[Tx_contra]):
     """A system that keeps a record of its own of the transfers in which it plays a role.
 

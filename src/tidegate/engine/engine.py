@@ -5,16 +5,14 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Self
+from typing import Any, Generic, Self
 from uuid import UUID
 
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow
 from tidegate.core.ports import (
     Admission,
-    Listener,
     LocalSystem,
-    Remembering,
     Store,
     StoreUnavailable,
     System,
@@ -75,7 +73,7 @@ class Engine(Generic[Tx]):
             tables=checksums(parts.flows.values()),
             outside=outside,
             local=local,
-            remembering=_remembering(outside),
+            remembering=_able(outside, "remember"),
             clock=parts.clock,
             dice=parts.dice,
             alert=parts.alert,
@@ -87,7 +85,7 @@ class Engine(Generic[Tx]):
                 [s.name for s in outside.values() if not s.reversible]
                 + [s.name for s in local.values() if not s.reversible]
             ),
-            listeners={name: s for name, s in local.items() if isinstance(s, Listener)},
+            listeners=_able(local, "moved", "refused"),
             admission=parts.admission,
             worker=parts.worker,
             detached=Detached(self._loop_ended),
@@ -227,5 +225,11 @@ class Engine(Generic[Tx]):
             self.lanes[name].wake()
 
 
-def _remembering(systems: Mapping[str, object]) -> dict[str, Remembering[Tx]]:
-    return {name: s for name, s in systems.items() if isinstance(s, Remembering)}
+def _able(systems: Mapping[str, object], *methods: str) -> dict[str, Any]:
+    """The systems that have these methods. Asking for a protocol takes Python ten times as long,
+    and workers are started often where that is tried."""
+    return {
+        name: system
+        for name, system in systems.items()
+        if all(callable(getattr(system, method, None)) for method in methods)
+    }
