@@ -226,7 +226,10 @@ class Pipe:
         if not reply.result.nfields:
             return []
         self._reader.set_pgresult(reply.result)
-        return self._reader.load_rows(0, reply.result.ntuples, tuple)
+        try:
+            return self._reader.load_rows(0, reply.result.ntuples, tuple)
+        finally:
+            self._reader.set_pgresult(None)  # An idle session must not hold its last rows.
 
 
 def as_sent(value: object) -> bytes | None:
