@@ -73,7 +73,7 @@ class Scenario:
     def __init__(self, world: World, mood: Mood) -> None:
         self.world, self.mood = world, mood
         self.nodes = 2
-        self.look_s = 0.25  # So often somebody looks whether all has ended.
+        self.look_s = 0.5  # So often somebody looks whether all has ended.
         self.owners: Sequence[int] = OWNERS  # Who has anything.
         self.spread_s = SAFETY_S * 0.7  # Within which the wishes are made.
         self.plan: Fate | None = None  # Takes effect when the world has begun.
@@ -141,7 +141,7 @@ class Scenario:
             for owner in self.owners:
                 if world.auditor.endowed[owner, ASSET] < 0:
                     world.core_move(Verb.CREDIT, owner, ASSET, START)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.3)
         world.auditor.moved = self._moved
         for number in range(self.nodes):
             await world.raise_node("abc"[number])
@@ -152,8 +152,9 @@ class Scenario:
         if mood.siege:
             await asyncio.sleep(dice.random() * 4)
             await self._besiege()
+        pause_s = mood.pause_s * (mood.siege_s[0] / SAFETY_S if mood.siege.lasts else 1)
         while True:
-            await asyncio.sleep(mood.pause_s * dice.random() * (10 if mood.siege.lasts else 1))
+            await asyncio.sleep(pause_s * dice.random())
             if dice.random() < mood.meddling:
                 status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
                 self._set_status(dice.choice(self.owners), dice.choice(mood.books), status)

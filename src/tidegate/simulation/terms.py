@@ -36,6 +36,6 @@ class Terms(NamedTuple):
             snapshot_records=dice.choice((8, 25, 10**6)),
             reversible=dice.random() < 0.8,
             added=dice.choice(tuple(FLOWS)) if dice.random() < 0.3 else None,
-            inbox=dice.random() < 0.3,
+            inbox=dice.random() < 0.35,
             daily=Daily(dice.randrange(1, 4), 1_000) if dice.random() < 0.15 else None,
         )
