@@ -32,7 +32,11 @@ UNITS: Mapping[str, str] = {
 
 def speed(connection: psycopg.Connection) -> Speed:
     """Of one core alone; each of the two takes less than a second."""
-    return Speed(STEPS / _python_s(STEPS), STATEMENTS / _sql_s(connection, STATEMENTS))
+    return Speed(python_steps_per_s(), STATEMENTS / _sql_s(connection, STATEMENTS))
+
+
+def python_steps_per_s() -> float:
+    return STEPS / _python_s(STEPS)
 
 
 def _python_s(steps: int) -> float:

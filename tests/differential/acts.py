@@ -20,20 +20,22 @@ from tidegate.core.transfer import Move, Party, Question, Transfer, moves_of
 from tidegate.engine.births import Births, PendingRequest, gathered
 from tidegate.engine.context import Detached, Means
 from tidegate.engine.rings import Apart, Ring
+from tidegate.engine.rules import Rules
 from tidegate.engine.step import conclude
 from tidegate.engine.write import Work
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
 from tidegate.systems.guild import POINT, book_of, payment
-from tidegate.systems.guild.memory import Rules
+from tidegate.systems.guild.memory import GuildRules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 
 ASSET, OWNERS, SAVINGS, SPOT = 3, (1, 2, 3), "SAVINGS", "SPOT"
 BOOKS = (FUNDING, OUTSIDE, SAVINGS, SUSPENSE)
 # Each owner is a guild, too, and some have rules of their own.
 MEMBERS = (1, 2, 3)
-RULES = {2: Rules(limit=0), 3: Rules(limit=0, cooldown_s=1, every_transfer=True)}
+RULES = {2: GuildRules(limit=0), 3: GuildRules(limit=0, cooldown_s=1, every_transfer=True)}
 LOCAL = ("ledger", "allowance", "checks")
+LANES = ("venue", *LOCAL)
 PAYMENTS = 0.4  # Of all that is asked for.
 CIDS = tuple(f"c{n}" for n in range(5))
 REMEMBERED = 12
@@ -119,6 +121,7 @@ class Player:
             rings={"venue": self.ring},
             apart=Apart(lambda: None),
             irreversible=frozenset(),
+            rules=Rules(FLOWS, frozenset()),
             listeners={rules.name: rules for rules in local.rules},
             detached=Inline(),
         )
@@ -217,6 +220,7 @@ async def work(player: Player) -> None:
     )
     batch: Sequence[Transfer] = player.ring.pop(3, player.means.clock()) if lane == "venue" else []
     if not batch:
+        await player.store.due(LANES, player.means.tables)
         limit = player.dice.choice((1, 2, 5, 100))
         batch = await player.store.claim(lane, limit, player.means.tables)
     if batch:

@@ -30,7 +30,8 @@ from tests.differential.telling import Local, TellingStore, on_postgres, on_the_
 from tidegate.core.ports import Account
 from tidegate.engine import write
 from tidegate.store.memory import TRANSFERS
-from tidegate.store.postgres import PostgresStore, WholeNumber
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import WholeNumber
 from tidegate.systems.guild import POINT, book_of
 from tidegate.systems.guild.memory import SETTINGS
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status

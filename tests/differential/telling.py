@@ -115,6 +115,11 @@ class TellingStore:
         with operation(self.seat, "commit", ""):
             await whole.__aexit__(None, None, None)
 
+    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+        with operation(self.seat, "due", " ".join(lanes)) as told:
+            told.result = due = list(await self.inner.due(lanes, flows))
+        return due
+
     async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
         with operation(self.seat, "claim", f"{lane} {limit}") as told:
             told.result = claimed = by_id(await self.inner.claim(lane, limit, flows))

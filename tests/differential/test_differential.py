@@ -21,6 +21,7 @@ OPERATED = frozenset(
         "begin",
         "claim",
         "commit",
+        "due",
         "find",
         "halt",
         "halted",

@@ -49,7 +49,7 @@ def test_a_program_that_waits_for_the_coordinator_is_told(
         ):
             waiting = asyncio.ensure_future(coordinator.wait())
             with monkeypatch.context() as planted:
-                planted.setattr(PostgresStore, "claim", broken)
+                planted.setattr(PostgresStore, "due", broken)
                 with pytest.raises(EngineStopped, match="planted bug"):
                     await asyncio.wait_for(waiting, SOON_S)
             await coordinator.stop()

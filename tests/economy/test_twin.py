@@ -102,7 +102,7 @@ async def on_the_twin(case: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     until_us = None if throttled_s is None else at_us + throttled_s * 1_000_000
     day = at_us // memory.DAY_US
     rows[memory.THROTTLES][GUILD, ANNA] = memory.Throttle(until_us, day, sent)
-    rows[memory.SETTINGS][GUILD] = memory.Rules(limit, 300, every)
+    rows[memory.SETTINGS][GUILD] = memory.GuildRules(limit, 300, every)
     if exempt:
         rows[memory.GOVERNMENT][GUILD, ANNA] = True
     rows[memory.PENDING]["id"] = memory.Pending("checking")

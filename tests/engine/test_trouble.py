@@ -167,13 +167,15 @@ def test_a_stop_is_bounded_while_the_store_is_away(play: Play) -> None:
     play(scene)
 
 
-def test_a_loop_that_dies_does_not_go_unnoticed(play: Play) -> None:
+@pytest.mark.parametrize("call", ["due", "claim"])  # Of the scan, and of a lane.
+def test_a_loop_that_dies_does_not_go_unnoticed(play: Play, call: str) -> None:
     async def scene(rig: Rig) -> None:
         async def broken(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        object.__setattr__(rig.store, "claim", broken)
+        object.__setattr__(rig.store, call, broken)
         async with rig.engine() as engine:
+            engine.hint(["venue"])
             fault = await asyncio.wait_for(engine.died, 5)
             assert isinstance(fault, ZeroDivisionError)
         assert any(a.alarm is Alarm.CRITICAL for a in rig.alerts)

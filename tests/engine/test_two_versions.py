@@ -105,7 +105,7 @@ def test_what_was_handed_over_is_not_asked_once_its_table_is_replaced(
             [transfer] = await load(old, [request("in", 5)])
             await asyncio.to_thread(replace_table, rig, database)
             assert len(old.lanes["venue"].ring) == 1
-            assert await old.lanes["venue"]._popped(old.parts.clock(), lambda _: None) == []
+            assert await old.lanes["venue"]._popped(lambda _: None) == []
         assert rig.outside.calls == []
         [left] = await rig.store.find([transfer.id])
         assert left.version == 1

@@ -78,8 +78,7 @@ def test_a_hint_makes_a_lane_look_at_once(play: Play) -> None:
 
     async def scene(rig: Rig) -> None:
         sleepy, other = rig.engine(), rig.engine(2)
-        for lane in sleepy.lanes.values():
-            lane.scan_s = 3600.0
+        sleepy.scan.scan_s = 3600.0
         other.lanes["venue"].stop()
         async with sleepy:
             await asyncio.sleep(0.1)
@@ -110,10 +109,10 @@ def test_a_hint_that_comes_while_a_lane_looks_is_heard(play: Play) -> None:
 
         rig.store.claim = slowly  # type: ignore[method-assign]
         sleepy, other = rig.engine(), rig.engine(2)
-        for lane in sleepy.lanes.values():
-            lane.scan_s = 3600.0
+        sleepy.scan.scan_s = 3600.0
         other.lanes["venue"].stop()
         async with sleepy:
+            sleepy.hint(["venue"])
             await looked.wait()
             async with other:
                 transfer = await made(other, request("in", 10))

@@ -79,8 +79,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(engine.drops_an_answer, "does not follow"),
     Mutant(store.no_compare_and_set, "had ended|does not follow|does not lead to its row"),
     Mutant(store.compares_states, "does not follow", hunts.REFUNDS),
-    Mutant(store.trusts_the_lease, "does not follow", hunts.REFUNDS),
-    Mutant(store.leases_by_the_workers_clock, "not ended", waiting_hunts.WORKERS_CLOCKS),
+    Mutant(store.trusts_the_lease, "does not follow|does not lead to its row", hunts.REFUNDS),
+    Mutant(
+        store.leases_by_the_workers_clock,
+        "not ended|for over a minute, and nobody was told",
+        waiting_hunts.WORKERS_CLOCKS,
+    ),
     Mutant(store.claims_every_flow, "a loop of the engine died"),
     Mutant(store.cid_per_worker, "became|was written again|nobody was told of"),
     Mutant(store.history_not_chained, "the chain is broken"),
@@ -135,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(core.snapshot_is_not_synced, "is missing", hunts.SNAPSHOTS),
     Mutant(
         core.snapshot_without_its_memory,
-        "this was done|said otherwise|the core answers",
+        "this was done|said otherwise|the core answers|undoes what was never done",
         hunts.SNAPSHOTS,
     ),
     Mutant(core.old_log_goes_too_soon, "is missing", hunts.SNAPSHOTS),

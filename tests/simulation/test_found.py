@@ -10,7 +10,7 @@ from tidegate.core.answers import Alarm
 from tidegate.core.ports import Account
 from tidegate.core.request import Request
 from tidegate.core.transfer import Move, Party
-from tidegate.engine.lanes import Lane
+from tidegate.engine.scan import Scan
 from tidegate.simulation.auditor import LEDGER
 from tidegate.simulation.fate import Fault, Plan
 from tidegate.simulation.network import Line, Network, Writer
@@ -47,10 +47,12 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
 
     assert run(3, doubtful(), jumping).fault is None
 
-    def waiting(self: Lane[Any], now_s: float) -> bool:
-        return now_s >= self._next_scan_s
+    async def by_the_clock(self: Scan[Any], seconds: float) -> None:
+        until_s = self.means.clock() + seconds
+        while self.means.clock() < until_s:  # noqa: ASYNC110  A clock that is set tells nobody.
+            await asyncio.sleep(seconds / 4)
 
-    monkeypatch.setattr(Lane, "_scans", waiting)
+    monkeypatch.setattr(Scan, "_rest", by_the_clock)
     assert "not ended" in str(run(3, doubtful(), jumping).fault)
 
 

@@ -235,6 +235,12 @@ class Store(Protocol[Tx]):
     def transaction(self) -> AbstractAsyncContextManager[Tx]:
         """Commit at the end of the block, roll back if it raises."""
 
+    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+        """Those of the lanes in which a claim may find something now, by the same rules.
+
+        Somebody may hold it. Rows that nobody holds are never passed over.
+        """
+
     async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
         """Lease what is due in a lane, count the attempt, and commit. Nothing while halted.
 

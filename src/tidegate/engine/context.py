@@ -112,16 +112,15 @@ class Means(Generic[Tx]):
     rings: Mapping[str, Ring]
     apart: Apart
     irreversible: frozenset[str]
+    rules: Rules
     worker: str = "engine"  # Its name in the store, where several processes note something.
     admission: Admission[Tx] | None = None
     listeners: Mapping[str, Listener[Tx]] = field(default_factory=dict)
     detached: Detached = field(default_factory=Detached)
     slow: dict[Account, float] = field(default_factory=dict)  # Accounts that somebody holds.
-    rules: Rules = field(init=False)
     origins: Origins = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", Rules(self.flows, self.irreversible))
         object.__setattr__(self, "origins", Origins(self.flows, self.outside, self.local))
 
     def terms(self, actor: str = "") -> Terms:

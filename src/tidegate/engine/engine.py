@@ -30,6 +30,8 @@ from tidegate.engine.inbox import NAME as INBOX
 from tidegate.engine.inbox import Form, InboxReader
 from tidegate.engine.lanes import MAX_BATCH, Lane
 from tidegate.engine.rings import RING_SIZE, Apart, Ring
+from tidegate.engine.rules import Rules, RulesOf
+from tidegate.engine.scan import Scan
 from tidegate.engine.waiting import Waiting
 from tidegate.store.flow_checks import checksums
 
@@ -56,6 +58,7 @@ class Parts(Generic[Tx]):
     worker: str = "engine"
     forms: Mapping[str, Form] = field(default_factory=dict)  # Of the flows taken from the inbox.
     ended: Callable[[Transfer], None] = lambda _: None  # Is told of every end that is recorded.
+    rules_of: RulesOf = Rules
 
 
 class Engine(Generic[Tx]):
@@ -67,6 +70,10 @@ class Engine(Generic[Tx]):
         assert not outside.keys() & local.keys(), "two systems have the same name"
         self.parts = parts
         self.waiting = Waiting()
+        irreversible = frozenset(
+            [s.name for s in outside.values() if not s.reversible]
+            + [s.name for s in local.values() if not s.reversible]
+        )
         self.means = Means(
             store=parts.store,
             flows=parts.flows,
@@ -81,10 +88,8 @@ class Engine(Generic[Tx]):
             woken=self._woken,
             rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
             apart=Apart(self._freed),
-            irreversible=frozenset(
-                [s.name for s in outside.values() if not s.reversible]
-                + [s.name for s in local.values() if not s.reversible]
-            ),
+            irreversible=irreversible,
+            rules=parts.rules_of(parts.flows, irreversible),
             listeners=_able(local, "moved", "refused"),
             admission=parts.admission,
             worker=parts.worker,
@@ -92,7 +97,8 @@ class Engine(Generic[Tx]):
         )
         self.births = Births(self.means, parts.many)
         self.inbox = InboxReader(self.means, parts.forms, parts.scan_s)
-        self.lanes = {name: Lane(name, self.means, parts.scan_s) for name in self.means.rings}
+        self.lanes = {name: Lane(name, self.means) for name in self.means.rings}
+        self.scan = Scan(self.means, self.lanes, parts.scan_s)
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -101,6 +107,7 @@ class Engine(Generic[Tx]):
         loops = [self.births.run() for _ in range(IN_FLIGHT)]
         for lane in self.lanes.values():
             loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
+        loops.append(self.scan.run())
         if self.parts.forms:
             loops.append(self.inbox.run())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -120,6 +127,7 @@ class Engine(Generic[Tx]):
         """
         self.births.stop()
         self.inbox.stop()
+        self.scan.stop()
         for lane in self.lanes.values():
             lane.stop()
         _, late = await asyncio.wait(self._tasks, timeout=grace_s)

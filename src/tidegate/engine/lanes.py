@@ -21,18 +21,16 @@ Expect: TypeAlias = Callable[[Iterable[int | None]], None]
 
 
 class Lane(Generic[Tx]):
-    """The way of one system: a ring for what was just recorded, a scan for what is due."""
+    """The way of one system: a ring for what was just recorded, the table for what is due."""
 
-    def __init__(self, name: str, means: Means[Tx], scan_s: float) -> None:
+    def __init__(self, name: str, means: Means[Tx]) -> None:
         self.name = name
         self.means = means
-        self.scan_s = scan_s
         self.ring = means.rings[name]
         self.failures = 0  # Calls in a row without a word: while there are any, it is closed.
         self.unanswered = 0  # Calls since the last answer, however often it was opened meanwhile.
         self.well = True  # The last ask raised nothing: if the next does, a row is to blame.
-        self._next_scan_s = 0.0
-        self._hinted = False  # Somebody has said that something is due.
+        self._hinted = False  # Something is due, or may be: the table is to be looked at.
         self._probing = False
         self._work = Bell()
         self._stopping = False
@@ -45,9 +43,10 @@ class Lane(Generic[Tx]):
         self._work.ring()
 
     def look(self) -> None:
-        """Look for what is due now, and not at the next scan."""
+        """Something is due. Who waits for a system that is away is not to try it sooner."""
         self._hinted = True
-        self._work.ring()
+        if not self.closed:
+            self._work.ring()
 
     def stop(self) -> None:
         self._stopping = True
@@ -82,36 +81,31 @@ class Lane(Generic[Tx]):
         if self.closed:
             await self._probe()
             return
-        now_s = self.means.clock()
-        if not len(self.ring) and not self._scans(now_s):
-            await self._rest(min(max(self._next_scan_s - now_s, 0.0), self.scan_s))
+        if not (self._hinted or len(self.ring)):
+            await self._rest()
             return
         with self.means.apart.expecting() as expect:
-            if batch := await self._batch(now_s, expect):
+            if batch := await self._batch(expect):
                 await self._step(batch)
 
-    def _scans(self, now_s: float) -> bool:
-        """Whether the table is to be looked at. A clock that was set back must not put it off."""
-        return self._hinted or not 0 < self._next_scan_s - now_s <= 2 * self.scan_s
-
-    async def _batch(self, now_s: float, expect: Expect) -> list[Transfer]:
-        """From the ring, and from the table at least once per scan interval."""
-        if not self._scans(now_s):
-            return await self._popped(now_s, expect)
+    async def _batch(self, expect: Expect) -> list[Transfer]:
+        """From the table where something is due, else from the ring."""
+        if not self._hinted:
+            return await self._popped(expect)
         # Before the look: a hint that comes meanwhile may be about what the look did not see. The
         # other loop of this lane must not make the same look at the same time.
-        self._hinted, self._next_scan_s = False, now_s + self.scan_s
-        more = True
+        self._hinted = False
         try:
             claimed = list(await self.means.store.claim(self.name, MAX_BATCH, self.means.tables))
-            more = len(claimed) == MAX_BATCH
-        finally:
-            if more:  # Or it is not known, because the claim failed.
-                self._next_scan_s = 0.0
-        return claimed or await self._popped(self.means.clock(), expect)
+        except BaseException:
+            self._hinted = True  # Nothing is known of what is due. Whoever rests goes on resting.
+            raise
+        if len(claimed) == MAX_BATCH:
+            self.look()  # There is more, for the other loop too.
+        return claimed or await self._popped(expect)
 
-    async def _popped(self, now_s: float, expect: Expect) -> list[Transfer]:
-        batch = self.ring.pop(MAX_BATCH, now_s)
+    async def _popped(self, expect: Expect) -> list[Transfer]:
+        batch = self.ring.pop(MAX_BATCH, self.means.clock())
         if not batch:
             return []
         expect(owners_locked(self.means, batch))
@@ -139,8 +133,7 @@ class Lane(Generic[Tx]):
     def _open(self) -> None:
         self.failures = 0
         self.ring.open = True
-        self._next_scan_s = 0.0
-        self._work.ring()
+        self.look()
 
     def _close(self, reason: str) -> None:
         """No claims and no attempts until one probe is answered; one page for the whole lane."""
@@ -189,7 +182,7 @@ class Lane(Generic[Tx]):
     def _alert(self, alarm: Alarm, code: Code, cause: str, *, cleared: bool = False) -> None:
         self.means.alert(Alert(alarm, code, cause, self.name, cleared=cleared))
 
-    async def _rest(self, seconds: float) -> None:
+    async def _rest(self, seconds: float | None = None) -> None:
         """Until there is work, or the time is over."""
         if not self._stopping:
             await self._work.rest(seconds)

@@ -1,7 +1,7 @@
 """The rule by kinds: what holds for all transfers of a kind is worked out once."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from tidegate.core.answers import Alarm
 from tidegate.core.decide import Terms, done_step
@@ -88,6 +88,9 @@ class Rules:
         if asked is None:
             asked = _kept(self._asked, kind, asked_about(self._flows[kind.flow], kind))
         return questions_of(asked, kind, transfers)
+
+
+RulesOf: TypeAlias = Callable[[Mapping[str, Flow], frozenset[str]], Rules]
 
 
 def _kept(found: dict[K, V], key: K, value: V) -> V:

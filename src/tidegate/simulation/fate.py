@@ -40,6 +40,7 @@ CRASH = (F.CORE_KILLED, F.POWER_LOST)
 
 # Every point, and what can happen there.
 POINTS: Mapping[str, tuple[Fault, ...]] = {
+    "due": STATEMENT,
     "claim": CALL,
     "look": STATEMENT,
     "find": STATEMENT,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.simulation.world import World
 
 HELD_S = (3.0, 9.0)  # Longer than a lock is waited for, often several times.
-LOOK_S = 0.1
+LOOK_S = 0.5
 TRANSFERS_HELD = 0.3  # So often it is the row of an open transfer.
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from tidegate.core.transfer import Party, Transfer
 from tidegate.systems.guild.judge import LEDGER
-from tidegate.systems.guild.memory import DAY_US, PENDING, SECOND_US, Pending, Rules, status_of
+from tidegate.systems.guild.memory import DAY_US, PENDING, SECOND_US, GuildRules, Pending, status_of
 
 PASSED = {"balance": 1, "cooldown": 1, "daily_limit": 1}
 
@@ -19,7 +19,7 @@ class PoolAuditor:
         self, blame: Callable[[str], None], books: Mapping[tuple[str, int, str, int], int]
     ) -> None:
         self.blame, self.books = blame, books
-        self.rules: dict[int, Rules] = {}
+        self.rules: dict[int, GuildRules] = {}
         self.pending: dict[UUID, Pending] = {}
         self.paid: set[UUID] = set()
         self.sent: Counter[tuple[Party, int]] = Counter()  # By member and day.
@@ -52,7 +52,7 @@ class PoolAuditor:
 
     def _count(self, transfer: Transfer, payer: Party) -> None:
         """What is paid out of the core was allowed in another transaction: it only counts."""
-        at_us, rules = transfer.updated_us, self.rules.get(payer.owner, Rules())
+        at_us, rules = transfer.updated_us, self.rules.get(payer.owner, GuildRules())
         last_us = self.last_us.get(payer, 0)
         day = max(at_us, last_us) // DAY_US
         self.paid.add(transfer.id)

@@ -2,13 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tidegate.app import collect_seldom
-from tidegate.core.flow import Edge
+from tidegate.core.flow import Edge, Flow
+from tidegate.engine.rules import Rules, RulesOf
 from tidegate.flows import FLOWS
 from tidegate.simulation.effects import plain, reachable
 from tidegate.simulation.fate import KINDS, Fault
@@ -101,11 +102,26 @@ class Tally:
         }
 
 
+def shared_rules() -> RulesOf:
+    """What holds for all transfers of a kind holds in every seed: each worker that starts in one
+    would work it out anew, where a real one works for days.
+    """
+    kept: dict[tuple[frozenset[str], frozenset[str]], Rules] = {}
+
+    def rules_of(flows: Mapping[str, Flow], irreversible: frozenset[str]) -> Rules:
+        version = frozenset(flows), irreversible
+        if version not in kept:
+            kept[version] = Rules(flows, irreversible)
+        return kept[version]
+
+    return rules_of
+
+
 def run_chunk(seeds: Sequence[int]) -> Tally:
     """Some seeds, one after the other, in this process."""
-    tally, begun_s = Tally(), time.process_time()
+    tally, begun_s, rules_of = Tally(), time.process_time(), shared_rules()
     for seed in seeds:
-        result = run(seed)
+        result = run(seed, rules_of=rules_of)
         tally.take(result)
         if seed % TWICE == 0:
             # Not counted among the seeds, only the time that it takes.

@@ -16,6 +16,7 @@ from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account
 from tidegate.core.request import Request
 from tidegate.core.wire import Verb
+from tidegate.engine.rules import Rules, RulesOf
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
 from tidegate.simulation.clients import Clients
@@ -28,7 +29,6 @@ from tidegate.simulation.loop import SimLoop, simulate, uncollected
 from tidegate.simulation.people import (
     ASSET,
     BOOKS,
-    LONG_SIEGE_S,
     MEMBERS,
     MORE,
     OWNERS,
@@ -43,7 +43,7 @@ from tidegate.simulation.result import Meddling, Result
 from tidegate.simulation.store import MARKS
 from tidegate.simulation.terms import Terms
 from tidegate.simulation.world import World, until
-from tidegate.systems.guild.memory import SETTINGS, Rules
+from tidegate.systems.guild.memory import SETTINGS, GuildRules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
 from tidegate.systems.ledger.judge import Balance
 from tidegate.systems.ledger.memory import ACCOUNTS
@@ -51,11 +51,10 @@ from tidegate.systems.ledger.memory import ACCOUNTS
 SAFETY_S = 8.0
 LEASES_S = 20.0  # A claim may be lost, and so may the one after it.
 LIVENESS_S = 60.0
-# A siege lasts minutes: scans each second, which find nothing, would take most of the time.
-SIEGE_SCAN_S, LONG_SIEGE_SCAN_S = 5.0, 30.0
+SIEGE_SCAN_S = 5.0  # A siege lasts minutes: a scan each second would take most of the time.
 BRIMFUL = MAX_AMOUNT // 2  # An account that holds more was flooded.
 # Some owners' guilds have rules of their own.
-GUILDS = {3: Rules(limit=0), 4: Rules(limit=0, cooldown_s=2, every_transfer=True)}
+GUILDS = {3: GuildRules(limit=0), 4: GuildRules(limit=0, cooldown_s=2, every_transfer=True)}
 
 # What people and machines do besides, which every long run must contain often enough.
 PLEDGED = (
@@ -287,13 +286,14 @@ def run(
     fate: Fate | None = None,
     alter: Callable[[Scenario], None] | None = None,
     flows: Mapping[str, Flow] = FLOWS,
+    rules_of: RulesOf = Rules,
 ) -> Result:
     """One seed from beginning to end, by the dice of the seed or by a plan.
 
     `alter` may change the scenario before it begins: its wishes, its mood, the world's terms.
     """
     with uncollected():
-        return _run(seed, fate, alter, flows)
+        return _run(seed, fate, alter, flows, rules_of)
 
 
 def _run(
@@ -301,12 +301,14 @@ def _run(
     fate: Fate | None,
     alter: Callable[[Scenario], None] | None,
     flows: Mapping[str, Flow],
+    rules_of: RulesOf,
 ) -> Result:
     dice = random.Random(seed)  # noqa: S311  To be thrown again.
     scenes: list[Scenario] = []
 
     async def main(loop: SimLoop) -> None:
         world = World(loop, dice, flows)
+        world.rules_of = rules_of
         scene = by_plan(world, fate) if fate is not None else by_dice(world)
         scenes.append(scene)
         if alter is not None:
@@ -344,8 +346,7 @@ def by_dice(world: World) -> Scenario:
     scene.wishes = wishes(dice, mood, count)  # Now: what is thrown below shall not depend on when.
     scene.nodes = dice.choice((1, 2, 2, 3))
     if mood.siege.lasts:
-        scan_s = LONG_SIEGE_SCAN_S if mood.siege_s is LONG_SIEGE_S else SIEGE_SCAN_S
-        world.terms = world.terms._replace(scan_s=scan_s)
+        world.terms = world.terms._replace(scan_s=SIEGE_SCAN_S)
     if mood.retiring:
         scene.retire()
     return scene

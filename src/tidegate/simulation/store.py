@@ -158,6 +158,10 @@ class NodeStore(MemoryStore):
         tx.commit()
         tx.end()
 
+    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+        await self.reach("due")
+        return await super().due(lanes, flows)
+
     async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
         fault = await self.reach("claim")
         claimed = await super().claim(lane, limit, flows)

@@ -31,11 +31,11 @@ class Terms(NamedTuple):
         return cls(
             loops_per_lane=dice.choice((1, 1, 2)),
             ring_size=dice.choice((1, 100, 100)),
-            scan_s=dice.choice((1.0, 4.0, 4.0)),
+            scan_s=dice.choice((1.0, 2.0, 2.0)),
             many=dice.choice((2, MANY)),
             snapshot_records=dice.choice((8, 25, 10**6)),
             reversible=dice.random() < 0.8,
             added=dice.choice(tuple(FLOWS)) if dice.random() < 0.3 else None,
-            inbox=dice.random() < 0.35,
+            inbox=dice.random() < 0.3,
             daily=Daily(dice.randrange(1, 4), 1_000) if dice.random() < 0.15 else None,
         )

@@ -25,6 +25,7 @@ from tidegate.core.wire import (
 )
 from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.rules import Rules, RulesOf
 from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, Eyes
 from tidegate.simulation.core_client import SimTrading
 from tidegate.simulation.disk import Hands, Platter, SimDisk
@@ -99,6 +100,7 @@ class Node:
                 worker=self.name,
                 forms=forms(self.flows) if world.terms.inbox else {},
                 admission=None if daily is None else SimLimits(self, daily),
+                rules_of=world.rules_of,
             )
         )
         await self.engine.__aenter__()
@@ -250,6 +252,7 @@ class World:
 
     def __init__(self, loop: SimLoop, dice: random.Random, flows: Mapping[str, Flow]) -> None:
         self.loop, self.dice, self.flows = loop, dice, flows
+        self.rules_of: RulesOf = Rules
         self.terms = Terms()
         self.fates: Fate = Plan()
         self.faults: Counter[tuple[str, Fault]] = Counter()

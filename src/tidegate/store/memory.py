@@ -74,6 +74,16 @@ class MemoryStore:
         await tx.pause()
         tx.commit()
 
+    async def due(self, lanes: Sequence[str], flows: Flows) -> Sequence[str]:
+        await self.pause()
+        now, ours = self.clock(), self.ours(flows)
+        due = {
+            transfer.kind.lane
+            for transfer, due_s, _, _ in self.tables.rows[TRANSFERS].values()
+            if due_s <= now and transfer.kind.flow in ours
+        }
+        return sorted(due.intersection(lanes))
+
     async def claim(self, lane: str, limit: int, flows: Flows) -> Sequence[Transfer]:
         await self.pause()
         now, rows, holders = self.clock(), self.tables.rows[TRANSFERS], self.tables.holders

@@ -1,12 +1,11 @@
 """The store on PostgreSQL: one schema, reached by the search path of its connections."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 from uuid import UUID
 
 import psycopg
-from psycopg.adapt import Buffer, Loader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from tidegate.core.answers import bounded
@@ -50,7 +49,7 @@ from tidegate.store.rows import (
     transfer_from,
     written,
 )
-from tidegate.store.sessions import Bounds, lost_after, session_options
+from tidegate.store.sessions import Bounds, WholeNumber, lost_after, session_options
 
 __all__ = ["Bounds", "PostgresStore", "PostgresTransaction"]
 
@@ -59,13 +58,6 @@ STATEMENTS = {
     name: statement.replace("{transfer}", TRANSFER_COLUMNS)
     for name, statement in load("tidegate.store", "queries.sql").items()
 }
-
-
-class WholeNumber(Loader):
-    """Every NUMERIC of ours is whole: an int, without the detour over Decimal."""
-
-    # The type itself, because a function of Python would be called for each of them.
-    load: Callable[[Buffer], int] = staticmethod(int)  # type: ignore[assignment]
 
 
 class Session(psycopg.AsyncConnection[Any]):
@@ -207,6 +199,10 @@ class PostgresStore:
             except BaseException:
                 await pipe.roll_back()
                 raise
+
+    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+        values = {"lanes": texts(lanes), **table_columns(flows)}
+        return [lane for (lane,) in await self._fetch("due", values)]
 
     async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s, **table_columns(flows)}

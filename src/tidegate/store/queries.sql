@@ -46,6 +46,26 @@ SELECT f.flow, f.checksum
   FROM flow_tables AS f
  WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
 
+-- due: the lanes in which a claim may find something, by the same rules. It locks nothing, so that
+-- a look in vain, as most are, costs one entry of the index per lane and flow.
+SELECT l.lane
+  FROM unnest(%(lanes)s::text[]) AS l (lane)
+ WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
+   AND EXISTS (
+           SELECT
+             FROM unnest(%(flows)s::text[], %(checksums)s::text[]) AS k (flow, checksum)
+            CROSS JOIN LATERAL (
+                      SELECT
+                        FROM transfers AS t
+                       WHERE t.lane = l.lane
+                         AND t.flow = k.flow
+                         AND t.due_at <= now()
+                       LIMIT 1
+                  ) AS d
+            WHERE k.checksum = (SELECT f.checksum FROM flow_tables AS f WHERE f.flow = k.flow)
+       )
+ ORDER BY l.lane;
+
 -- claim: lease what is due, of flows whose installed table is ours. SKIP LOCKED keeps workers
 -- apart; correctness is the version's. Each flow is read by its own part of the index, so that a
 -- backlog of a flow that we do not know costs nothing. Rows locked beyond the limit are free again

@@ -34,6 +34,7 @@ from tidegate.engine.context import Means
 from tidegate.engine.lanes import MAX_BATCH, Expect, Lane
 from tidegate.engine.retirement import Retirement
 from tidegate.engine.rings import Slots
+from tidegate.engine.scan import Scan
 from tidegate.engine.settle import Group
 from tidegate.engine.write import Work, Written
 from tidegate.store.inbox import MemoryInbox
@@ -311,8 +312,8 @@ def unordered_locks(patch: Patch) -> None:
 def ring_ignores_the_brake(patch: Patch) -> None:
     """What was handed over inside the process is asked although all is halted."""
 
-    async def popped(self: Lane[Any], now_s: float, _: Expect) -> list[Transfer]:
-        return self.ring.pop(MAX_BATCH, now_s)
+    async def popped(self: Lane[Any], _: Expect) -> list[Transfer]:
+        return self.ring.pop(MAX_BATCH, self.means.clock())
 
     patch.setattr(Lane, "_popped", popped)
 
@@ -320,11 +321,10 @@ def ring_ignores_the_brake(patch: Patch) -> None:
 def never_scans(patch: Patch) -> None:
     """Only what was handed over is asked about: what a dead worker held is forgotten."""
 
-    async def batch(self: Lane[Any], now_s: float, expect: Expect) -> list[Transfer]:
-        self._hinted, self._next_scan_s = False, now_s + self.scan_s
-        return await self._popped(now_s, expect)
+    async def look(self: Scan[Any]) -> None:
+        return
 
-    patch.setattr(Lane, "_batch", batch)
+    patch.setattr(Scan, "_look", look)
 
 
 def forgets_how_often(patch: Patch) -> None:

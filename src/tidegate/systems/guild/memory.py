@@ -35,7 +35,7 @@ class Throttle(NamedTuple):
     sent: int = 0
 
 
-class Rules(NamedTuple):
+class GuildRules(NamedTuple):
     """A guild's settings."""
 
     limit: int = 500
@@ -59,7 +59,7 @@ def status_of(state: str) -> str:
 def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) -> Standing:
     member = party.owner, member_of(party.book)
     throttle = tx.get(THROTTLES, member) or Throttle()
-    rules = tx.get(SETTINGS, party.owner) or Rules()
+    rules = tx.get(SETTINGS, party.owner) or GuildRules()
     balance = tx.get(ACCOUNTS, Account(party.owner, party.book, asset_id))
     throttled_us = 0 if throttle.until_us is None else throttle.until_us - at_us
     return Standing(
@@ -130,7 +130,7 @@ class MemoryAllowance:
             counted = sent + move.after.amount
             latest = max(throttle.day, today)
             tx.put(THROTTLES, member, throttle._replace(day=latest, sent=counted))
-            rules = tx.get(SETTINGS, guild) or Rules()
+            rules = tx.get(SETTINGS, guild) or GuildRules()
             if rules.every_transfer:
                 cool_down(tx, member, at_us + rules.cooldown_s * SECOND_US)
 
