@@ -24,8 +24,8 @@ from bench.machine import python_steps_per_s
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "docs" / "proof.json", ROOT / "docs" / "proof.md"
 PART_S = 3600.0
-# The machine on which the floor of seeds per second was set. Another, or a slow hour of the same, is
-# told from slow code by a fixed loop.
+# The machine on which the floor of seeds per second was set. A slower one, or a slow hour of the
+# same, is told from slow code by a fixed loop.
 USUAL_STEPS_PER_S = 8_650_000
 LOOKS = 5  # At the machine, before the simulation and after it.
 
@@ -107,9 +107,7 @@ FIGURES = (
     Figure("seeds", "seeds of the simulation, each a world in which everything fails", 5_000),
     Figure("transfers", "transfers in it", 100_000),
     Figure("seeds_per_second_per_core", "seeds per second and core", None),
-    Figure(
-        "python_steps_per_s", "steps of a fixed Python loop per second, in the same minute", None
-    ),
+    Figure("python_steps_per_s", "steps of a fixed Python loop per second, just then", None),
     Figure(
         "usual_seeds_per_second",
         f"seeds per second of a core that makes {USUAL_STEPS_PER_S:,} of these steps",
