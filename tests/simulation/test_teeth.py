@@ -14,10 +14,13 @@ from tidegate.core.answers import Answer, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow
 from tidegate.core.transfer import Move, Transfer
+from tidegate.engine.rules import Rules, RulesOf
 from tidegate.simulation.fate import POINTS, Fault, Plan
 from tidegate.simulation.result import Result
 from tidegate.simulation.runs import run_seeds
 from tidegate.simulation.scenario import Scenario, run
+
+MANY = range(40)  # Seeds. The mistake below shows in one of eight.
 
 
 def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
@@ -42,7 +45,7 @@ def single(scene: Scenario) -> None:
 
 def test_treating_a_timeout_as_a_no_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
-    assert run_seeds(range(20)).failures
+    assert run_seeds(MANY).failures
 
 
 def test_a_failing_seed_is_told_with_its_revision_and_its_story(
@@ -50,7 +53,7 @@ def test_a_failing_seed_is_told_with_its_revision_and_its_story(
 ) -> None:
     monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
     with pytest.raises(Exception) as ended:  # noqa: PT011  Typer's way to leave, of no name.
-        simulate(Chosen(seeds=20, jobs=1), Printing())
+        simulate(Chosen(seeds=len(MANY), jobs=1), Printing())
     assert getattr(ended.value, "exit_code", None) == 1
     said = capsys.readouterr().out
     assert "VIOLATION" in said
@@ -70,9 +73,9 @@ def test_seeds_begin_where_one_says(
 ) -> None:
     ran: list[int] = []
 
-    def noted(seed: int) -> Result:
+    def noted(seed: int, *, rules_of: RulesOf = Rules) -> Result:
         ran.append(seed)
-        return run(seed)
+        return run(seed, rules_of=rules_of)
 
     monkeypatch.setattr(tidegate.simulation.runs, "run", noted)
     words = ["tidegate", "simulate", "--from", "700", "--seeds", "3", "--jobs", "1"]
