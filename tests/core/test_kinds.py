@@ -113,8 +113,9 @@ def test_done_is_the_same_for_all_of_a_kind_and_for_one_alone(
         assert by_kind.move(0) == alone
         asked = asked_about(flow, one.kind)
         assert questions_of(asked, one.kind, [other]) == [question_of(flow, other)]
-        [row], [hashes] = written(by_kind, [True], 99)
-        assert written(moves_of([alone]), [True], 99) == ([row], [hashes])
+        batch = written(by_kind, [True], 99)
+        [row], [hashes] = batch.rows, batch.chains
+        assert written(moves_of([alone]), [True], 99) == batch
         assert hashes == [chained(other.head_hash, other.id, other.flow, alone.entries[0], 99)]
         assert (row.attempts, row.updated_us, row.waited_s) == (1, 99, 0.0)
 

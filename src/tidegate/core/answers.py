@@ -32,11 +32,12 @@ def keepable(text: str) -> bool:
 def bounded_evidence(evidence: Evidence) -> Evidence:
     if not evidence:
         return NO_EVIDENCE
-    if len(evidence) == 1:
-        [(name, value)] = evidence.items()
-        return {bounded(name): bounded(value)}
-    kept = list(evidence.items())[:MAX_EVIDENCE]
+    kept = evidence.items() if len(evidence) <= MAX_EVIDENCE else _first(evidence)
     return {bounded(name): bounded(value) for name, value in kept}
+
+
+def _first(evidence: Evidence) -> list[tuple[str, str]]:
+    return list(evidence.items())[:MAX_EVIDENCE]
 
 
 class Alarm(IntEnum):

@@ -5,19 +5,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 from uuid import UUID
 
+import msgspec
+
+from tidegate.core.account import Account as Account  # noqa: PLC0414  Re-exported.
 from tidegate.core.answers import Answer
 from tidegate.core.ids import NO_FLOOR
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
 from tidegate.core.transfer import Move, Moves, Question, Transfer
-
-
-class Account(NamedTuple):
-    """One balance: the order of these is the order in which they are locked."""
-
-    owner: int
-    book: str
-    asset_id: int
 
 
 class Known(NamedTuple):
@@ -52,7 +47,7 @@ class InboxRequest(NamedTuple):
     attempts: int
 
 
-class Key(NamedTuple):
+class Key(msgspec.Struct, frozen=True, gc=False):
     """A caller's key, what it stands for, and the transfer that it becomes."""
 
     owner: int

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Container, Mapping
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -109,21 +109,7 @@ class Request(msgspec.Struct, frozen=True):
         Not the fee: the fee schedule may change between a request and its replay. The database
         computes the same for requests that reach its inbox: `request_fingerprint`.
         """
-        terms = self._spelled() if self.terms is None else self.terms
-        asset, amount = str(self.asset_id), str(self.amount)
-        text = f"{len(self.flow)}:{self.flow}{len(asset)}:{asset}{len(amount)}:{amount}"
-        for name in sorted(terms):
-            term = terms[name]
-            text += f"{len(name)}:{name}{len(term)}:{term}"
-        return hashlib.sha256(text.encode()).digest()[:16]
-
-    def _spelled(self) -> Terms:
-        spelled = {f"detail {name}": value for name, value in self.detail.items()}
-        for role, who in self.parties.items():
-            spelled[role] = f"{who.system}/{who.book}/{who.owner}"
-        if self.lives_s is not None:
-            spelled["lives_s"] = str(self.lives_s)
-        return spelled
+        return spelling_of(self).fingerprint(self.owner, self.amount)
 
     def older_fingerprint(self) -> bytes:
         """As versions before the key spaces computed it. Their keys are still known."""
@@ -133,6 +119,47 @@ class Request(msgspec.Struct, frozen=True):
         if self.lives_s is not None:
             body = (*body, self.lives_s)
         return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
+
+
+class Spelling(NamedTuple):
+    """The text that a fingerprint is the hash of, without owner and amount: requests that differ in
+    nothing else share it. Each text in it is preceded by its length.
+    """
+
+    head: str  # The flow and the asset. The amount follows.
+    # Terms that end with the owner: what comes before, the length without the owner, the beginning.
+    owned: tuple[tuple[str, int, str], ...]
+    tail: str
+
+    def fingerprint(self, owner: int, amount: int) -> bytes:
+        owner_text, amount_text = str(owner), str(amount)
+        text = f"{self.head}{len(amount_text)}:{amount_text}"
+        for before, length, start in self.owned:
+            text += f"{before}{length + len(owner_text)}:{start}{owner_text}"
+        return hashlib.sha256((text + self.tail).encode()).digest()[:16]
+
+
+def spelling_of(request: Request) -> Spelling:
+    terms: dict[str, str] = dict(request.terms or {})
+    owned: dict[str, str] = {}
+    if request.terms is None:
+        terms = {f"detail {name}": value for name, value in request.detail.items()}
+        for role, who in request.parties.items():
+            own = who.owner == request.owner
+            start = f"{who.system}/{who.book}/"
+            (owned if own else terms)[role] = start if own else f"{start}{who.owner}"
+        if request.lives_s is not None:
+            terms["lives_s"] = str(request.lives_s)
+    parts, before = [], ""
+    for name in sorted({*terms, *owned}):
+        before += f"{len(name)}:{name}"
+        if name in owned:
+            parts.append((before, len(owned[name]), owned[name]))
+            before = ""
+        else:
+            before += f"{len(terms[name])}:{terms[name]}"
+    flow, asset = request.flow, str(request.asset_id)
+    return Spelling(f"{len(flow)}:{flow}{len(asset)}:{asset}", tuple(parts), before)
 
 
 def key_of(space: str, cid: str) -> str:

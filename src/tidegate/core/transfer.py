@@ -338,7 +338,27 @@ def hashed_form(flow: str, entry: Entry | Line) -> Form:
 
 def link(head: bytes, form: Form, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
     """SHA-256 of the hash before and a JSON array: id, what is common, evidence, actor, time."""
+    [hashed] = chain(head, (dated(form, at_us),), id_, (evidence,))
+    return hashed
+
+
+def dated(form: Form, at_us: int) -> Form:
+    """The same text with its punctuation and the time: what all rows of a batch have in common."""
     common, actor = form
-    kept = msgspec.json.encode(sorted(evidence.items())) if evidence else b"[]"
-    row = b'%b["%032x",%b,%b,%b,%d]' % (head, id_.int, common, kept, actor, at_us)
-    return hashlib.sha256(row).digest()
+    return b'",%b,' % common, b",%b,%d]" % (actor, at_us)
+
+
+def chain(
+    head: bytes, forms: Sequence[Form], id_: UUID, evidences: Sequence[Evidence]
+) -> list[bytes]:
+    """The hash of each answer of a transfer, chained to the one before. The forms are dated."""
+    hashes = []
+    name = b'["%032x' % id_.int
+    for (before, after), evidence in zip(forms, evidences, strict=True):
+        kept = _encode(sorted(evidence.items())) if evidence else b"[]"
+        head = _sha256(b"".join((head, name, before, kept, after))).digest()
+        hashes.append(head)
+    return hashes
+
+
+_encode, _sha256 = msgspec.json.encode, hashlib.sha256

@@ -1,8 +1,9 @@
 """Births: concurrent requests become transfers together, each exactly once."""
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Generic
 from uuid import UUID
 
@@ -55,7 +56,8 @@ class Births(Generic[Tx]):
         self._means = means
         self._waiting: deque[PendingRequest] = deque()
         self._replays: deque[PendingRequest] = deque()
-        self._owners: Counter[int] = Counter()  # Of those that wait.
+        self._owners: dict[int, int] = {}  # How many requests of an owner wait.
+        self._loop = asyncio.get_running_loop()  # To ask for it each time is a system call.
         self._gathering = Gathering(many)
         self._stopping = False
         self._died = ""  # Of what a loop of the engine has died.
@@ -64,7 +66,7 @@ class Births(Generic[Tx]):
         self, request: Request, veto: Refusal | None = None, follow: Follow | None = None
     ) -> Receipt | Refusal:
         """Answered when the transfer is durable, wherever it rests then, or is followed on."""
-        answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Receipt | Refusal] = self._loop.create_future()
         self._enter(request, veto, answer, follow)
         self._gathering.callers += 1
         self.wake()
@@ -98,8 +100,7 @@ class Births(Generic[Tx]):
         refusal = origin.absent or own_refusal(request) or origin.refusal
         if self._stopping:
             refusal = Refusal.OVERLOADED
-        flow = self._means.flows.get(request.flow)
-        if request.fee and flow is not None:
+        if request.fee and (flow := self._means.flows.get(request.flow)) is not None:
             veto = veto or fee_veto(request, flow)
         replay = veto is not None and request.cid is not None
         refusal = refusal or (None if replay else veto or self._crowded(request))
@@ -108,21 +109,24 @@ class Births(Generic[Tx]):
         if origin.kind is None or refusal is not None:
             answer.set_result(refusal or Refusal.INVALID_REQUEST)
             return
-        pending = PendingRequest(
-            request, origin.kind, answer, request.fingerprint(), veto, follow, origin.local
-        )
+        # Whose accounts its creation will lock, if anybody's.
+        locks = request.owner if origin.local and veto is None else None
+        fingerprint = origin.fingerprint(request)
+        pending = PendingRequest(request, origin.kind, answer, fingerprint, veto, follow, locks)
         if replay:
             self._replays.append(pending)
         else:
             self._waiting.append(pending)
-            self._owners[request.owner] += 1
+            self._owners[request.owner] = self._owners.get(request.owner, 0) + 1
 
     def _crowded(self, request: Request) -> Refusal | None:
         """Whether there is no place for it: all are taken, or too many of them by its owner."""
         waiting = len(self._waiting)
-        share = waiting < MAX_WAITING // 2 or request.space not in SHARED_SPACES
-        full = waiting >= MAX_WAITING or not (share or self._owners[request.owner] < MAX_SHARE)
-        return Refusal.OVERLOADED if full else None
+        if waiting < MAX_WAITING // 2:
+            return None
+        shared = request.space in SHARED_SPACES
+        greedy = shared and self._owners.get(request.owner, 0) >= MAX_SHARE
+        return Refusal.OVERLOADED if waiting >= MAX_WAITING or greedy else None
 
     async def run(self) -> None:
         """Take what arrived while the batch before was on its way, when it is worth its price."""
@@ -133,7 +137,7 @@ class Births(Generic[Tx]):
                 continue
             if batch := self._chosen():
                 gathering.left()
-                with apart.locking(map(self._locks, batch)):
+                with apart.locking(pending.locks for pending in batch):
                     await self._deliver(batch)
             else:
                 await gathering.rest()
@@ -142,19 +146,18 @@ class Births(Generic[Tx]):
         return len(self._waiting) + len(self._replays)
 
     def _chosen(self) -> list[PendingRequest]:
-        chosen = self._means.apart.choose(self._waiting, MAX_BATCH, self._locks)
+        chosen = self._means.apart.choose(self._waiting, MAX_BATCH, attrgetter("locks"))
+        owners = self._owners
         for pending in chosen:
-            self._owners[pending.request.owner] -= 1
-            if not self._owners[pending.request.owner]:
-                del self._owners[pending.request.owner]
+            owner = pending.request.owner
+            if owners[owner] == 1:
+                del owners[owner]
+            else:
+                owners[owner] -= 1
         if self._replays:
             chosen += self._replays
             self._replays.clear()
         return chosen
-
-    def _locks(self, pending: PendingRequest) -> int | None:
-        """Whose accounts its creation will lock, if anybody's."""
-        return pending.request.owner if pending.local and pending.veto is None else None
 
     def wake(self) -> None:
         self._gathering.arrived(self._here())
@@ -204,7 +207,7 @@ class Delivery(Source, Generic[Tx]):
 
     def __init__(self, means: Means[Tx]) -> None:
         self._means = means
-        self._requests: dict[UUID, PendingRequest] = {}
+        self._requests: dict[int, PendingRequest] = {}  # By the numbers of their ids.
 
     async def begin(self, batch: Sequence[PendingRequest]) -> Work:
         """Answer those that are known already; give the others their ids."""
@@ -215,14 +218,14 @@ class Delivery(Source, Generic[Tx]):
         for index, pending in enumerate(open_):
             id_ = uuid_of(time_bits | chance | index)
             pending.name(id_)
-            self._requests[id_] = pending
+            self._requests[id_.int] = pending
         return self._work(open_)
 
     async def still_open(self, work: Work) -> Work:
         doubts = work.doubts
         if doubts and await self._means.store.aborted(doubts):
             doubts = ()
-        at_us, open_ = await self._look([self._requests[t.id] for t in work.batch])
+        at_us, open_ = await self._look([self._requests[t.id.int] for t in work.batch])
         late = [p for p in open_ if too_old(p.id, at_us)]
         for pending in late:
             self._refuse(pending, Refusal.TOO_LATE, doubts)
@@ -258,7 +261,7 @@ class Delivery(Source, Generic[Tx]):
 
     async def written(self, result: Written) -> None:
         for row in result.rows:
-            pending = self._requests[row.id]
+            pending = self._requests[row.id.int]
             if pending.followers:
                 self._tell(pending, Known(pending.fingerprint, row.id, row))
             else:
@@ -270,7 +273,7 @@ class Delivery(Source, Generic[Tx]):
         """Look again first: another process may have made the same request meanwhile, by a COMMIT
         that was late. A limit that is full because of it must not be told as its refusal.
         """
-        refused = {self._requests[id_]: refusal for id_, refusal in result.refused}
+        refused = {self._requests[id_.int]: refusal for id_, refusal in result.refused}
         keyed = [pending for pending in refused if pending.request.cid is not None]
         doubts = result.work.doubts
         try:
@@ -287,7 +290,7 @@ class Delivery(Source, Generic[Tx]):
             cause = f"a request cannot be written: {fault}"
             self._means.alert(Alert(Alarm.PAGE, Code.REQUEST_REFUSED, cause))
         for transfer in work.batch:
-            pending = self._requests[transfer.id]
+            pending = self._requests[transfer.id.int]
             if work.doubts:
                 self._accept(pending)
             elif isinstance(fault, BelowFloor):
@@ -298,11 +301,11 @@ class Delivery(Source, Generic[Tx]):
     def doubtful(self, work: Work) -> None:
         """It may have been committed: nobody may be invited to ask for it under another key."""
         for transfer in work.batch:
-            self._accept(self._requests[transfer.id])
+            self._accept(self._requests[transfer.id.int])
 
     def broken(self, work: Work, bug: BaseException) -> None:
         for transfer in work.batch:
-            answer(self._requests[transfer.id], EngineStopped(repr(bug), maybe_accepted=True))
+            answer(self._requests[transfer.id.int], EngineStopped(repr(bug), maybe_accepted=True))
 
     def _refuse(self, pending: PendingRequest, refusal: Refusal, doubts: Sequence[object]) -> None:
         """A refusal says that nothing moved. While an earlier try may have, it is not true."""

@@ -3,9 +3,18 @@
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from tidegate.core.flow import Flow
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request, cast_refusal, kind_born, own_refusal
+from tidegate.core.request import (
+    Request,
+    Spelling,
+    cast_refusal,
+    kind_born,
+    own_refusal,
+    spelling_of,
+)
 from tidegate.core.transfer import Kind, details_of
 
 MAX_KEPT = 4_096
@@ -16,6 +25,12 @@ class Origin(NamedTuple):
     absent: Refusal | None  # The flow, or a system, is not here.
     refusal: Refusal | None  # Something else holds against all of them.
     local: bool  # Their first question is for a system of our own database.
+    spelling: Spelling | None = None  # Of those without terms and life of their own.
+
+    def fingerprint(self, request: Request) -> bytes:
+        if self.spelling is None or request.terms is not None or request.lives_s is not None:
+            return request.fingerprint()
+        return self.spelling.fingerprint(request.owner, request.amount)
 
 
 class Origins:
@@ -62,7 +77,8 @@ class Origins:
         if (refusal := cast_refusal(request, flow, self._local)) is not None:
             return Origin(None, None, refusal, local=False)
         kind = kind_born(request, flow)
-        return Origin(kind, None, None, local=kind.lane in self._local)
+        spelling = spelling_of(replace(request, terms=None, lives_s=None))
+        return Origin(kind, None, None, local=kind.lane in self._local, spelling=spelling)
 
     def has_systems(self, request: Request) -> bool:
         systems = {party.system for party in request.parties.values()}

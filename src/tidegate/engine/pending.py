@@ -42,7 +42,7 @@ class PendingRequest:
     fingerprint: bytes
     veto: Refusal | None = None  # It is new, and something speaks against it.
     follow: Follow | None = None  # Of one who would rather be answered at the end.
-    local: bool = False  # Its first question is for a system of our own database.
+    locks: int | None = None  # The owner whose accounts its creation will lock, if any.
     id: UUID | None = None
     followers: list["PendingRequest"] = field(default_factory=list)
     key: tuple[int, str] = field(init=False)

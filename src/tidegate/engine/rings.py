@@ -1,7 +1,7 @@
 """Hand-over inside a process: the happy path never waits for a scan of the table."""
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self, TypeVar
 
@@ -22,7 +22,7 @@ class Apart:
 
     def __init__(self, freed: Callable[[], None]) -> None:
         self._freed = freed
-        self._busy: Counter[int] = Counter()
+        self._busy: dict[int, int] = {}  # By owner, in how many batches.
         self._passed_over: set[int] = set()  # Owners whose turn it is as soon as they are free.
         self._waits = False  # Somebody was passed over and not yet called.
 
@@ -34,10 +34,11 @@ class Apart:
         chosen: list[T] = []
         passed: list[T] = []
         owners: set[int] = set()
+        busy = self._busy
         while waiting and len(chosen) < limit and len(passed) < limit:
             item = waiting.popleft()
             whose = owner(item)
-            if whose is not None and whose in self._busy:
+            if whose is not None and whose in busy:
                 passed.append(item)
                 self._passed_over.add(whose)
             else:
@@ -63,16 +64,19 @@ class Apart:
 
     def take(self, owners: Iterable[int | None]) -> set[int]:
         taken = {owner for owner in owners if owner is not None}
-        self._busy.update(taken)
+        busy = self._busy
+        for owner in taken:
+            busy[owner] = busy.get(owner, 0) + 1
         return taken
 
     def free(self, taken: set[int]) -> None:
         """All of them, and once."""
+        busy = self._busy
         for owner in taken:
-            if self._busy[owner] == 1:
-                del self._busy[owner]
+            if busy[owner] == 1:
+                del busy[owner]
             else:
-                self._busy[owner] -= 1
+                busy[owner] -= 1
         taken.clear()
         if self._waits:
             self._waits = False

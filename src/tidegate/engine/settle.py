@@ -6,12 +6,15 @@ from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
-from tidegate.core.answers import Answer, Done, bounded_evidence
+from tidegate.core.account import Account, account_at
+from tidegate.core.answers import NO_EVIDENCE, Answer, Done, bounded_evidence
 from tidegate.core.decide import Terms, decide
-from tidegate.core.ports import Account, InboxRequest, LocalSystem, StoreFault, Tx
+from tidegate.core.ports import InboxRequest, LocalSystem, StoreFault, Tx
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Kind, Moves, Question, step_of
+from tidegate.core.transfer import Moves, Question, Step, step_of
 from tidegate.engine.context import Means
+
+NOTHING_KEPT = (NO_EVIDENCE,)
 
 
 class Group(NamedTuple):
@@ -26,11 +29,13 @@ def answered(
 ) -> None:
     """Move each of some transfers by the answer that it got."""
     steps, evidences, rules = moves.steps, moves.evidences, means.rules
+    plain = not terms.actor
     for place, answer in zip(places, answers, strict=True):
         step = steps[place]
-        if type(answer) is Done and not terms.actor:
+        if plain and type(answer) is Done:
             steps[place] = rules.done(step)
-            evidences[place] += (bounded_evidence(answer.evidence),)
+            evidence = answer.evidence
+            evidences[place] += (bounded_evidence(evidence),) if evidence else NOTHING_KEPT
         else:
             later = decide(means.flows[step.after.flow], moves.now(place), answer, terms)
             steps[place] = step.then(step_of(later))
@@ -54,24 +59,26 @@ async def settle(means: Means[Tx], tx: Tx, moves: Moves, groups: dict[str, Group
 
 
 def groups_of(means: Means[Tx], moves: Moves, among: Iterable[int]) -> dict[str, Group]:
-    by_kind: dict[Kind, list[int]] = {}
-    local, steps = means.local, moves.steps
+    by_step: dict[Step, list[int]] = {}
+    steps = moves.steps
     for place in among:
-        step = steps[place]
-        if not step.rests and step.after.lane in local:
-            by_kind.setdefault(step.after, []).append(place)
-    found: dict[str, list[tuple[int, Question]]] = {}
-    for kind, places in by_kind.items():
-        transfers = [moves.transfers[place] for place in places]
-        asked = means.rules.asked(kind, transfers)
-        found.setdefault(str(kind.lane), []).extend(zip(places, asked, strict=True))
-    # In the order of the batch, in which one who asks twice expects to be judged.
-    groups = {}
-    for name, pairs in found.items():
-        if len(by_kind) > 1:
-            pairs.sort(key=itemgetter(0))
-        groups[name] = Group([place for place, _ in pairs], [question for _, question in pairs])
-    return groups
+        by_step.setdefault(steps[place], []).append(place)
+    found: dict[str, list[Group]] = {}
+    for step, places in by_step.items():
+        kind = step.after
+        if not step.rests and kind.lane in means.local:
+            asked = means.rules.asked(kind, [moves.transfers[place] for place in places])
+            found.setdefault(str(kind.lane), []).append(Group(places, asked))
+    return {name: _merged(groups) for name, groups in found.items()}
+
+
+def _merged(groups: Sequence[Group]) -> Group:
+    """In the order of the batch, in which one who asks twice expects to be judged."""
+    if len(groups) == 1:
+        return groups[0]
+    pairs = [pair for group in groups for pair in zip(*group, strict=True)]
+    pairs.sort(key=itemgetter(0))
+    return Group([place for place, _ in pairs], [question for _, question in pairs])
 
 
 async def _ask_locally(
@@ -135,17 +142,28 @@ async def lock_accounts(
 
     In one order, because two batches that lock the same accounts in different orders deadlock.
     """
-    owners: dict[Kind, set[int]] = {}
+    owners: dict[Step, set[int]] = {}
+    steps, transfers = moves.steps, moves.transfers
     for group in groups.values():
         for place in group.places:
-            owners.setdefault(moves.steps[place].after, set()).add(moves.transfers[place].owner)
-    wanted: dict[str, set[Account]] = {}
-    for kind, named in owners.items():
+            owners.setdefault(steps[place], set()).add(transfers[place].owner)
+    wanted: dict[str, dict[tuple[str, int], set[int]]] = {}  # Owners by system, book and asset.
+    for step, named in owners.items():
+        kind = step.after
         for _, system, book, other in kind.seats:
             if system in means.local:
+                accounts = wanted.setdefault(system, {})
                 whose = named if other is None else (other,)
-                accounts = [Account(owner, book, kind.asset_id) for owner in whose]
-                wanted.setdefault(system, set()).update(accounts)
+                accounts.setdefault((book, kind.asset_id), set()).update(whose)
     for name in sorted(wanted):
         asked = groups[name].questions if name in groups else ()
-        await means.local[name].lock(tx, sorted(wanted[name]), asked)
+        await means.local[name].lock(tx, _in_order(wanted[name]), asked)
+
+
+def _in_order(wanted: Mapping[tuple[str, int], set[int]]) -> list[Account]:
+    """Sorted as accounts are, by their owners first."""
+    ordered = [
+        [account_at((owner, book, asset_id)) for owner in sorted(owners)]
+        for (book, asset_id), owners in wanted.items()
+    ]
+    return ordered[0] if len(ordered) == 1 else sorted(chain.from_iterable(ordered))

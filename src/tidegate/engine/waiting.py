@@ -19,7 +19,8 @@ class Watcher:
 
 class Waiting:
     def __init__(self) -> None:
-        self._watchers: dict[UUID, list[Watcher]] = {}
+        self._loop = asyncio.get_running_loop()  # To ask for it each time is a system call.
+        self._watchers: dict[int, list[Watcher]] = {}  # By the number of the transfer's id.
         # By how long they wait, so that whoever came first is the first to go: one timer is enough
         # for a line of thousands. A timer for each costs more than all else that waiting takes.
         self._lines: dict[float, dict[Watcher, None]] = {}
@@ -27,17 +28,21 @@ class Waiting:
 
     def follow(self, answer: Answering, receipt: Receipt, patience_s: float) -> None:
         """Let somebody wait for the end, who is then answered by it; or by this, if it is late."""
-        loop = asyncio.get_running_loop()
-        watcher = Watcher(answer, receipt, patience_s, loop.time() + patience_s)
-        self._watchers.setdefault(receipt.transfer.id, []).append(watcher)
-        self.anyone.set()
-        if patience_s not in self._lines:
-            self._lines[patience_s] = {}
-            loop.call_at(watcher.until_s, self._look, patience_s)
-        self._lines[patience_s][watcher] = None
+        watcher = Watcher(answer, receipt, patience_s, self._loop.time() + patience_s)
+        if not self._watchers:
+            self.anyone.set()
+        self._watchers.setdefault(receipt.transfer.id.int, []).append(watcher)
+        line = self._lines.get(patience_s)
+        if line is None:
+            line = self._lines[patience_s] = {}
+            self._loop.call_at(watcher.until_s, self._look, patience_s)
+        line[watcher] = None
 
     def ended(self, transfer: Transfer) -> None:
-        for watcher in self._watchers.pop(transfer.id, ()):
+        watchers = self._watchers.pop(transfer.id.int, None)
+        if watchers is None:
+            return
+        for watcher in watchers:
             del self._lines[watcher.patience_s][watcher]
             if not watcher.answer.done():
                 watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
@@ -51,30 +56,26 @@ class Waiting:
 
     def longest(self, limit: int, least_s: float) -> list[UUID]:
         """For what those wait who have waited longest, and at least so long."""
-        before_s = asyncio.get_running_loop().time() - least_s
-        return list(islice((i for i in self._watchers if self._since_s(i) <= before_s), limit))
-
-    def _since_s(self, id_: UUID) -> float:
-        watcher = self._watchers[id_][0]
-        return watcher.until_s - watcher.patience_s
+        before_s = self._loop.time() - least_s
+        late = (w for w, *_ in self._watchers.values() if w.until_s - w.patience_s <= before_s)
+        return [watcher.receipt.transfer.id for watcher in islice(late, limit)]
 
     def _look(self, patience_s: float) -> None:
         """Let those go whose time is over, and come again for the next in their line."""
-        loop, line = asyncio.get_running_loop(), self._lines[patience_s]
-        now_s = loop.time()
+        line, now_s = self._lines[patience_s], self._loop.time()
         for watcher in list(takewhile(lambda w: w.until_s <= now_s, line)):
             self._give_up(watcher)
         if line:
-            loop.call_at(next(iter(line)).until_s, self._look, patience_s)
+            self._loop.call_at(next(iter(line)).until_s, self._look, patience_s)
         else:
             del self._lines[patience_s]
 
     def _give_up(self, watcher: Watcher) -> None:
-        id_ = watcher.receipt.transfer.id
+        number = watcher.receipt.transfer.id.int
         del self._lines[watcher.patience_s][watcher]
-        self._watchers[id_].remove(watcher)
-        if not self._watchers[id_]:
-            del self._watchers[id_]
+        self._watchers[number].remove(watcher)
+        if not self._watchers[number]:
+            del self._watchers[number]
         if not watcher.answer.done():
             watcher.answer.set_result(watcher.receipt)
         self._seen_off()

@@ -14,6 +14,8 @@ from itertools import compress, count
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from tidegate.core.answers import Answer, Evidence
 from tidegate.core.ports import (
     Account,
@@ -61,7 +63,7 @@ class Pace(Enum):
     BRIEF = 2  # Somebody holds a lock: each try gives up soon, so that it keeps no session busy.
 
 
-class Creation(NamedTuple):
+class Creation(msgspec.Struct, frozen=True):
     """What the creation of a transfer needs besides the transfer itself."""
 
     request: Request
@@ -369,7 +371,9 @@ def _first_moves(means: Means[Tx], work: Work) -> Moves:
     evidences: list[tuple[Evidence, ...]] = [()] * len(batch)
     if work.creations:
         created = {kind: rules.created(kind) for kind in {t.kind for t in batch}}
-        expiries = [c.request.expiry for c in work.creations]
+        requests = [creation.request for creation in work.creations]
+        expire = any(r.lives_s is not None or r.expires_us is not None for r in requests)
+        expiries = [request.expiry for request in requests] if expire else ()
         return Moves(batch, [created[t.kind] for t in batch], evidences, expiries)
     stays = {kind: rules.stays(kind) for kind in {t.kind for t in batch}}
     moves = Moves(batch, [stays[t.kind] for t in batch], evidences)

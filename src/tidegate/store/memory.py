@@ -118,8 +118,9 @@ class MemoryStore:
 
     async def reserve(self, tx: Twin, keys: Sequence[Key]) -> None:
         await tx.pause()
-        for owner, text, fingerprint, id_ in sorted(keys, key=lambda k: (k.owner, k.text)):
-            if not await tx.insert(CIDS, (owner, text), (fingerprint, id_)):
+        for key in sorted(keys, key=lambda k: (k.owner, k.text)):
+            row = key.fingerprint, key.transfer_id
+            if not await tx.insert(CIDS, (key.owner, key.text), row):
                 raise KeyTaken("one of these requests is already known")
 
     async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
@@ -130,7 +131,7 @@ class MemoryStore:
             # They are locked already. Whoever comes without that waits for what is met.
             standing = [t.id for t in moves.transfers if _stands(tx, t)]
             await tx.lock(TRANSFERS, sorted(standing, key=_number))
-        rows, chains = written(moves, leased, tx.at_us)
+        rows, chains, *_ = written(moves, leased, tx.at_us)
         for row, (after, hashes, held) in enumerate(zip(rows, chains, leased, strict=True)):
             self._row(tx, moves.move(row), after, hashes, held)
         if any(step.attempt for step in moves.steps):

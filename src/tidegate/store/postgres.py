@@ -227,11 +227,11 @@ class PostgresStore:
     ) -> Sequence[Transfer]:
         begun = await tx.begun()
         self._saw(begun.at_us)
-        rows, chains = written(moves, leased, begun.at_us)
-        states = state_columns(moves, rows, leased, self.lease_s)
-        values = states | entry_columns(moves, chains)
+        batch = written(moves, leased, begun.at_us)
+        rows = batch.rows
+        values = state_columns(batch, self.lease_s) | entry_columns(moves, batch.chains)
         if moves.created:
-            if min(row.id for row in rows) < begun.floor:
+            if min([row.id.int for row in rows]) < begun.floor.int:
                 raise BelowFloor(f"an id is below the floor of this store, {begun.floor}")
             await tx.post(STATEMENTS["create"], values | creation_columns(moves))
         else:

@@ -35,10 +35,11 @@ from tidegate.core.transfer import (
     Seat,
     Step,
     Transfer,
+    chain,
+    dated,
     details_of,
     hashed_form,
     kind_of,
-    link,
     seats_of,
 )
 
@@ -85,25 +86,41 @@ def _leased(kind: Kind) -> Kind:
     return kind.but(attempts=kind.attempts + 1)
 
 
-def written(
-    moves: Moves, leased: Sequence[bool], at_us: int
-) -> tuple[list[Transfer], list[list[bytes]]]:
-    """The transfers as the moves leave them in the store, and the hash of each of their answers."""
+class Mark(NamedTuple):
+    """What rows of a batch have in common: their step, their kind in the store, and the lease."""
+
+    step: Step
+    kind: Kind
+    leased: bool
+
+
+class WrittenRows(NamedTuple):
+    """A batch as it is in the store when it has committed."""
+
+    rows: list[Transfer]
+    chains: list[list[bytes]]  # Of each row, the hashes of its answers.
+    which: list[int]  # Of each row, the number of its mark, from one on.
+    marks: list[Mark]
+
+
+def written(moves: Moves, leased: Sequence[bool], at_us: int) -> WrittenRows:
+    which, pairs = numbered(zip(moves.steps, leased, strict=True))
+    marks = [Mark(step, _leased(step.after) if held else step.after, held) for step, held in pairs]
+    plans = [(m.kind, [dated(form, at_us) for form in _forms(m.step)]) for m in marks]
     rows, chains = [], []
-    columns = moves.transfers, moves.steps, moves.evidences, leased
-    for t, step, evidence, held in zip(*columns, strict=True):
-        head, hashes = t.head_hash, []
-        for form, kept in zip(_forms(step), evidence, strict=True):
-            head = link(head, form, t.id, kept, at_us)
-            hashes.append(head)
+    for t, number, evidences in zip(moves.transfers, which, moves.evidences, strict=True):
+        kind, forms = plans[number - 1]
+        created_us = t.created_us or at_us
+        if forms:
+            hashes = chain(t.head_hash, forms, t.id, evidences)
+            head, updated_us, waited_s = hashes[-1], at_us, 0.0
+        else:
+            hashes = []
+            head, updated_us, waited_s = t.head_hash, t.updated_us or at_us, t.waited_s
         chains.append(hashes)
-        kind = _leased(step.after) if held else step.after
-        answered = bool(hashes)
-        times = (t.created_us or at_us, at_us if answered else t.updated_us or at_us)
-        waited_s = 0.0 if answered else t.waited_s
-        own = (t.owner, t.amount, t.parent, t.cid, head, t.trace)
-        rows.append(Transfer(kind, t.id, *own, *times, waited_s))
-    return rows, chains
+        own = (t.id, t.owner, t.amount, t.parent, t.cid, head, t.trace)
+        rows.append(Transfer(kind, *own, created_us, updated_us, waited_s))
+    return WrittenRows(rows, chains, which, marks)
 
 
 def text(mapping: object) -> str | None:
@@ -190,22 +207,18 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
     return encoded(columns)
 
 
-def state_columns(
-    moves: Moves, rows: Sequence[Transfer], leased: Sequence[bool], lease_s: float
-) -> Columns:
+def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
     """The columns that a creation and a move share."""
-    kinds_written = [row.kind for row in rows]
-    by_object, marks = numbered(zip(moves.steps, kinds_written, leased, strict=True))
     contents = [
         _Written(step.start, step.deadline_s, lease_s if held else step.delay_s, *_said_of(kind))
-        for step, kind, held in marks
+        for step, kind, held in batch.marks
     ]
     merged, kinds = numbered(contents)
-    which = by_object if len(kinds) == len(marks) else [merged[n - 1] for n in by_object]
+    same = len(kinds) == len(contents)
     return {
-        "ids": uuids([t.id for t in rows]),
-        "kinds": integers(which),
-        "hashes": blobs([t.head_hash for t in rows]),
+        "ids": uuids([t.id for t in batch.rows]),
+        "kinds": integers(batch.which if same else [merged[n - 1] for n in batch.which]),
+        "hashes": blobs([t.head_hash for t in batch.rows]),
         **shared(_kind_columns, kinds),
     }
 
@@ -224,6 +237,12 @@ def party_columns(moves: Moves) -> Columns:
         for t, step in zip(moves.transfers, moves.steps, strict=True)
     ]
     return {"parties": strings(parties)}
+
+
+def _party_texts(transfers: Sequence[Transfer]) -> list[str]:
+    forms = {kind: _party_form(kind.seats) for kind in {t.kind for t in transfers}}
+    pairs = [(*forms[t.kind], t.owner) for t in transfers]
+    return [form % ((owner,) * times) for form, times, owner in pairs]
 
 
 def _party_text(seats: tuple[Seat, ...], owner: int) -> str:
@@ -258,7 +277,7 @@ def creation_columns(moves: Moves) -> Columns:
     small, large = amounts([t.amount for t in created])
     return {
         "owners": bigints([t.owner for t in created]),
-        "parties": strings([_party_text(t.kind.seats, t.owner) for t in created]),
+        "parties": strings(_party_texts(created)),
         "amounts": small,
         "large_amounts": large,
         "parents": uuids([t.parent for t in created]),

@@ -169,7 +169,7 @@ def lost_commit_under_new_ids(patch: Patch) -> None:
     """After a COMMIT without a reply the batch runs again, as other transfers."""
 
     async def still_open(self: Delivery[Any], work: Work) -> Work:
-        return await self.begin([self._requests[t.id] for t in work.batch])
+        return await self.begin([self._requests[t.id.int] for t in work.batch])
 
     patch.setattr(Delivery, "still_open", still_open)
 
@@ -203,7 +203,7 @@ def refuses_what_another_process_made(patch: Patch) -> None:
 
     async def refused(self: Delivery[Any], result: Written) -> None:
         for id_, refusal in result.refused:
-            self._refuse(self._requests[id_], refusal, result.work.doubts)
+            self._refuse(self._requests[id_.int], refusal, result.work.doubts)
 
     patch.setattr(Delivery, "_refused", refused)
 

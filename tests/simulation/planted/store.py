@@ -17,8 +17,8 @@ from tidegate.core.transfer import (
     Question,
     Step,
     Transfer,
+    chain,
     hashed_form,
-    link,
     moves_of,
 )
 from tidegate.engine import settle, write
@@ -38,7 +38,7 @@ async def write_blindly(
     self: MemoryStore, tx: Twin, moves: Moves, leased: Sequence[bool]
 ) -> Sequence[Transfer]:
     """An UPDATE by id alone."""
-    found, chains = rows.written(moves, leased, tx.at_us)
+    found, chains, *_ = rows.written(moves, leased, tx.at_us)
     if not moves.created:
         await tx.lock(TRANSFERS, sorted(t.id for t in moves.transfers))
     for row, (after, hashes, held) in enumerate(zip(found, chains, leased, strict=True)):
@@ -152,10 +152,13 @@ def cid_per_worker(patch: Patch) -> None:
 def history_not_chained(patch: Patch) -> None:
     """Each answer's hash stands for itself, so that one before it can be taken out."""
 
-    def alone(_: bytes, form: Form, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
-        return link(GENESIS, form, id_, evidence, at_us)
+    def alone(
+        _: bytes, forms: Sequence[Form], id_: UUID, evidences: Sequence[Evidence]
+    ) -> list[bytes]:
+        pairs = zip(forms, evidences, strict=True)
+        return [chain(GENESIS, (form,), id_, (evidence,))[0] for form, evidence in pairs]
 
-    patch.setattr(rows, "link", alone)
+    patch.setattr(rows, "chain", alone)
 
 
 def hash_leaves_out_the_answer(patch: Patch) -> None:
@@ -228,15 +231,18 @@ def ledger_forgets_refusals(patch: Patch) -> None:
 
 def ledger_batch_sees_no_balance_before_it(patch: Patch) -> None:
     """Each question is judged by the balance before its batch: together they overdraw."""
-    honest = Judgement._move
+    honest = Judgement.judge_all
 
-    def move(self: Judgement, question: Question, account: Account) -> Answer:
-        before = self.accounts[account]
-        answer = honest(self, question, account)
-        self.accounts[account] = before
-        return answer
+    def judge_all(
+        self: Judgement, questions: Sequence[Question], accounts: Sequence[Account]
+    ) -> list[Answer]:
+        before, answers = dict(self.accounts), []
+        for question, account in zip(questions, accounts, strict=True):
+            answers += honest(self, [question], [account])
+            self.accounts.update(before)
+        return answers
 
-    patch.setattr(Judgement, "_move", move)
+    patch.setattr(Judgement, "judge_all", judge_all)
 
 
 def ledger_takes_a_reused_key(patch: Patch) -> None:

@@ -1,12 +1,14 @@
 """What the ledger answers, and why: pure rules over accounts and operations already read."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
 from msgspec.structs import replace
 
+from tidegate.core.account import account_at
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.money import MAX_AMOUNT
@@ -74,6 +76,14 @@ UNDONE: dict[Verb, tuple[Verb, ...]] = {
 }
 
 
+class Moved(NamedTuple):
+    """An operation that was done as it was asked, in short: most are."""
+
+    question: Question
+    account: Account
+    balance_after: int
+
+
 class Judgement:
     """Judges a batch in order: each question sees the ones before it, keys and balances."""
 
@@ -93,6 +103,39 @@ class Judgement:
             (o.transfer_id, o.undoes): o for o in known if o.undoes is not None and o.moved
         }
         self.written: list[Operation] = []
+        self.moved: list[Moved] = []  # Written as well.
+
+    def judge_all(self, questions: Sequence[Question], accounts: Sequence[Account]) -> list[Answer]:
+        """As `judge` judges each in turn, in less time for what is plain.
+
+        Plain is a debit or a credit without a fee, under a key of a transfer that is named once
+        and was never seen, of an active account whose balance allows it.
+        """
+        if self.operations or len({q.transfer_id.int for q in questions}) < len(questions):
+            return list(map(self.judge, questions, accounts))
+        answers: list[Answer] = []
+        balances, moved = self.accounts, self.moved
+        for question, account in zip(questions, accounts, strict=True):
+            balance, amount, sign = balances.get(account), question.amount, PLAIN.get(question.verb)
+            if (
+                sign is not None
+                and balance is not None
+                and balance.status == ACTIVE
+                and not (question.fee or question.void)
+                and 0 < amount <= MAX_AMOUNT
+                and has_owner(question)
+                and 0 <= (after := balance.available + sign * amount) <= MAX_AMOUNT - balance.held
+            ):
+                balances[account] = balance_of((after, balance.held, ACTIVE))
+                moved.append(moved_of((question, account, after)))
+                answers.append(DONE)
+            else:
+                answers.append(self.judge(question, account))
+        return answers
+
+    def operations_written(self) -> list[Operation]:
+        """All of them, in their long form."""
+        return [*self.written, *map(operation_of, self.moved)]
 
     def judge(self, question: Question, account: Account) -> Answer:
         """What becomes of a question about an account, which is `account_of` the question."""
@@ -209,6 +252,11 @@ class Judgement:
 
 
 DONE = Done()
+ACTIVE = Status.ACTIVE.value
+PLAIN = {verb: EFFECTS[verb][0] for verb in (Verb.DEBIT, Verb.CREDIT)}
+# Of their fields, by no function of Python: one of each is made for most questions.
+balance_of: Callable[[tuple[int, int, str]], Balance] = partial(tuple.__new__, Balance)
+moved_of: Callable[[tuple[Question, Account, int]], Moved] = partial(tuple.__new__, Moved)
 KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
 
 
@@ -223,7 +271,14 @@ def may_open(question: Question) -> bool:
 
 
 def account_of(question: Question) -> Account:
-    return Account(question.party.owner, question.party.book, question.asset_id)
+    party = question.party
+    return account_at((party.owner, party.book, question.asset_id))
+
+
+def operation_of(moved: Moved) -> Operation:
+    question, account, after = moved
+    change = PLAIN[question.verb] * question.amount, 0, after
+    return _operation(question, account, "done", "", change)
 
 
 def fee_part(question: Question) -> Question:

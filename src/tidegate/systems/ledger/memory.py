@@ -56,9 +56,9 @@ class MemoryLedger:
         judgement = Judgement(_found(tx, named), _known(tx, questions), strange)
         if any(q.verb in UNDOES for q in questions):
             await tx.pause()
-        answers = [judgement.judge(question, account_of(question)) for question in questions]
-        if judgement.written:
-            await self._apply(tx, judgement.written)
+        answers = judgement.judge_all(questions, [account_of(question) for question in questions])
+        if written := judgement.operations_written():
+            await self._apply(tx, written)
         return answers
 
     async def _open(self, tx: MemoryTransaction, accounts: Sequence[Account]) -> None:

@@ -24,12 +24,15 @@ from tidegate.systems.ledger.judge import (
     FEES_ENTRY,
     Balance,
     Judgement,
+    Moved,
     Operation,
     Status,
     account_of,
     answer_of,
+    balance_of,
     has_owner,
     may_open,
+    operation_of,
     parts,
 )
 
@@ -98,9 +101,9 @@ class Ledger:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})
             known += [_operation(row) for row in rows]
         judgement = Judgement(tx.locked, known, strange)
-        answers = list(map(judgement.judge, questions, accounts))
-        if judgement.written:
-            await tx.post(STATEMENTS["apply"], _operation_columns(judgement.written))
+        answers = judgement.judge_all(questions, accounts)
+        if judgement.written or judgement.moved:
+            await tx.post(STATEMENTS["apply"], _operation_columns(judgement))
         return answers
 
     async def _look(self, tx: LockingTransaction, questions: Sequence[Question]) -> list[Operation]:
@@ -109,8 +112,8 @@ class Ledger:
         tx.looking = None
         rows = await tx.rows(sent if foreseen is questions else self._send_look(tx, questions))
         for accounts, locked in tx.locking:
-            for place, available, held, status in await tx.rows(locked):
-                tx.locked[accounts[place - 1]] = Balance(available, held, status)
+            for place, *balance in await tx.rows(locked):
+                tx.locked[accounts[place - 1]] = balance_of(balance)
         tx.locking.clear()
         return [_operation(row) for row in rows]
 
@@ -181,6 +184,19 @@ def _common(o: Operation) -> tuple[object, ...]:
     )
 
 
+def _shapes(moved: Sequence[Moved]) -> list[tuple[object, ...]]:
+    """What operations in the short form have in common. It is worked out once for each kind."""
+    found: dict[tuple[object, ...], tuple[object, ...]] = {}
+    shapes = []
+    for each in moved:
+        question, account, _ = each
+        kind = question.verb, question.version, account.book, account.asset_id, question.undoes
+        if (shape := found.get(kind)) is None:
+            shape = found[kind] = _common(operation_of(each))
+        shapes.append(shape)
+    return shapes
+
+
 def _sign(delta: int, amount: int) -> int:
     if delta == 0:
         return 0
@@ -188,14 +204,16 @@ def _sign(delta: int, amount: int) -> int:
     return 1 if delta > 0 else -1
 
 
-def _operation_columns(operations: Sequence[Operation]) -> Columns:
-    which, kinds = numbered(map(_common, operations))
-    small, large = amounts([o.amount for o in operations])
-    small_after, large_after = amounts([o.balance_after for o in operations])
+def _operation_columns(judgement: Judgement) -> Columns:
+    long, short = judgement.written, judgement.moved
+    which, kinds = numbered([*map(_common, long), *_shapes(short)])
+    small, large = amounts([o.amount for o in long] + [q.amount for q, _, _ in short])
+    after = [o.balance_after for o in long] + [after for _, _, after in short]
+    small_after, large_after = amounts(after)
     return {
-        "ids": uuids([o.transfer_id for o in operations]),
+        "ids": uuids([o.transfer_id for o in long] + [q.transfer_id for q, _, _ in short]),
         "kinds": integers(which),
-        "owners": bigints([o.account.owner for o in operations]),
+        "owners": bigints([o.account.owner for o in long] + [a.owner for _, a, _ in short]),
         "amounts": small,
         "large_amounts": large,
         "balances": small_after,

@@ -1,0 +1,88 @@
+"""A batch is judged as each of its questions would be, one after the other."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.money import MAX_AMOUNT
+from tidegate.core.request import MAX_OWNER
+from tidegate.core.transfer import Party, Question
+from tidegate.systems.ledger.judge import (
+    OUTSIDE,
+    Balance,
+    Judgement,
+    Operation,
+    Status,
+    account_of,
+)
+
+OWNERS, BOOKS = (1, 2), ("FUNDING", OUTSIDE)
+PLAIN = (Verb.DEBIT, Verb.CREDIT)
+AMOUNTS = st.sampled_from((0, 1, 60, 100, MAX_AMOUNT - 50, MAX_AMOUNT, MAX_AMOUNT + 1))
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> Question:
+    verb = draw(st.sampled_from((*PLAIN, *PLAIN, *PLAIN, Verb.HOLD, Verb.REFUND, Verb.RELEASE)))
+    owner = draw(st.sampled_from((*OWNERS, *OWNERS, 0, 3, MAX_OWNER + 1)))
+    party = Party("ledger", draw(st.sampled_from(BOOKS)), owner)
+    id_, version = UUID(int=draw(st.integers(1, 40))), draw(st.integers(0, 2))
+    fee = draw(st.sampled_from((0, 0, 0, 5))) if verb is Verb.CREDIT else 0
+    return Question(
+        id_,
+        version + (verb in UNDOES),
+        verb,
+        party,
+        draw(st.sampled_from((3, 3, 9))),
+        draw(AMOUNTS),
+        undoes=version if verb in UNDOES else None,
+        expect_done=draw(st.booleans()) if verb in UNDOES else False,
+        void=draw(st.sampled_from((False, False, False, True))),
+        fee=fee,
+        fees=Party("ledger", "FEES", owner) if fee else None,
+    )
+
+
+BALANCES = st.builds(
+    Balance,
+    st.sampled_from((0, 100, MAX_AMOUNT - 60)),
+    st.sampled_from((0, 50)),
+    st.sampled_from((*[str(Status.ACTIVE)] * 3, str(Status.FROZEN), str(Status.DISABLED))),
+)
+ACCOUNTS = st.dictionaries(
+    st.builds(
+        lambda owner, book, asset: account_of(
+            Question(UUID(int=1), 0, Verb.DEBIT, Party("ledger", book, owner), asset, 1)
+        ),
+        st.sampled_from(OWNERS),
+        st.sampled_from((*BOOKS, "FEES")),
+        st.sampled_from((3, 9)),
+    ),
+    BALANCES,
+    max_size=8,
+)
+
+
+def told(judgement: Judgement) -> list[Operation]:
+    return sorted(
+        judgement.operations_written(), key=lambda o: (o.transfer_id.int, o.version, o.entry)
+    )
+
+
+@given(ACCOUNTS, st.lists(questions(), max_size=12), st.lists(questions(), max_size=3))
+@example({}, [], [])
+def test_a_batch_is_judged_as_its_questions_in_turn(
+    accounts: dict[object, Balance], asked: Sequence[Question], earlier: Sequence[Question]
+) -> None:
+    before = Judgement(dict(accounts), [])  # type: ignore[arg-type]
+    for question in earlier:
+        before.judge(question, account_of(question))
+    known = before.operations_written()
+    in_turn, together = (Judgement(dict(before.accounts), known) for _ in range(2))
+    one_by_one = [in_turn.judge(question, account_of(question)) for question in asked]
+    assert together.judge_all(asked, [account_of(q) for q in asked]) == one_by_one
+    assert together.accounts == in_turn.accounts
+    assert told(together) == told(in_turn)
