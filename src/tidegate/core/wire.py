@@ -23,6 +23,8 @@ MAX_ASSETS = 65_536
 HEAD = struct.Struct(">IIBI")  # Length of the body, CRC, kind, request id.
 STAMP = struct.Struct(">QQI")  # Epoch, position and chain CRC at the moment of the reply.
 OPERATION = struct.Struct(">20sBBI13s16s")  # Key, verb, mode, undoes, account, amount.
+FIELDS = struct.Struct(">16sIBBIBIQ16s")  # The same, with the fields of key and account apart.
+assert FIELDS.size == OPERATION.size
 # The mode of an operation: an undo of what we hold as done, or a refusal of what is undecided.
 EXPECT_DONE, VOID = 1, 2
 RECORD = struct.Struct(">20sBBI13s16sB16s16s")  # The same, then outcome, delta, balance after.

@@ -3,8 +3,6 @@
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from tidegate.core.flow import Flow
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import (
@@ -18,6 +16,7 @@ from tidegate.core.request import (
 from tidegate.core.transfer import Kind, details_of
 
 MAX_KEPT = 4_096
+MAX_SPELLINGS = 64  # Of one origin.
 
 
 class Origin(NamedTuple):
@@ -25,12 +24,17 @@ class Origin(NamedTuple):
     absent: Refusal | None  # The flow, or a system, is not here.
     refusal: Refusal | None  # Something else holds against all of them.
     local: bool  # Their first question is for a system of our own database.
-    spelling: Spelling | None = None  # Of those without terms and life of their own.
+    spellings: dict[object, Spelling]  # By their terms, if they have any, and by their lives.
 
     def fingerprint(self, request: Request) -> bytes:
-        if self.spelling is None or request.terms is not None or request.lives_s is not None:
-            return request.fingerprint()
-        return self.spelling.fingerprint(request.owner, request.amount)
+        terms = request.terms
+        mark = request.lives_s if terms is None else tuple(terms.items())
+        spelling = self.spellings.get(mark)
+        if spelling is None:
+            spelling = spelling_of(request)
+            if len(self.spellings) < MAX_SPELLINGS:
+                self.spellings[mark] = spelling
+        return spelling.fingerprint(request.owner, request.amount)
 
 
 class Origins:
@@ -71,15 +75,18 @@ class Origins:
     def _origin(self, request: Request) -> Origin:
         flow = self._flows.get(request.flow)
         if flow is None:
-            return Origin(None, Refusal.INVALID_REQUEST, None, local=False)
+            return _impossible(absent=Refusal.INVALID_REQUEST)
         if not self.has_systems(request):
-            return Origin(None, Refusal.UNSUPPORTED_ACCOUNT_TYPE, None, local=False)
+            return _impossible(absent=Refusal.UNSUPPORTED_ACCOUNT_TYPE)
         if (refusal := cast_refusal(request, flow, self._local)) is not None:
-            return Origin(None, None, refusal, local=False)
+            return _impossible(refusal=refusal)
         kind = kind_born(request, flow)
-        spelling = spelling_of(replace(request, terms=None, lives_s=None))
-        return Origin(kind, None, None, local=kind.lane in self._local, spelling=spelling)
+        return Origin(kind, None, None, local=kind.lane in self._local, spellings={})
 
     def has_systems(self, request: Request) -> bool:
         systems = {party.system for party in request.parties.values()}
         return all(system in self._outside or system in self._local for system in systems)
+
+
+def _impossible(absent: Refusal | None = None, refusal: Refusal | None = None) -> Origin:
+    return Origin(None, absent, refusal, local=False, spellings={})

@@ -174,14 +174,19 @@ class Slots:
 
     def reserve(self, moves: Moves, *, halted: bool) -> list[bool]:
         """Which of the moves will be handed over: those rows are to be leased."""
-        self._lanes = [None if halted else self._slot(step) for step in moves.steps]
+        if halted:
+            self._lanes = [None] * len(moves)
+        else:
+            rings = {step: self._ring(step) for step in set(moves.steps)}
+            self._lanes = [
+                step.after.lane if (ring := rings[step]) is not None and ring.reserve() else None
+                for step in moves.steps
+            ]
         return [lane is not None for lane in self._lanes]
 
-    def _slot(self, step: Step) -> str | None:
+    def _ring(self, step: Step) -> Ring | None:
         lane = step.after.lane
-        if lane is None or lane not in self._rings or step.delay_s > 0:
-            return None
-        return lane if self._rings[lane].reserve() else None
+        return None if lane is None or step.delay_s > 0 else self._rings.get(lane)
 
     def fill(self, rows: Sequence[Transfer]) -> set[str]:
         """Hand the committed rows over, in the order of their moves; return who has work now."""

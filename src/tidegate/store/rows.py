@@ -163,7 +163,9 @@ def entry_columns(moves: Moves, chains: Sequence[Sequence[bytes]]) -> Columns:
     return {
         "history_ids": uuids([t.id for t, step in pairs for _ in step.lines]),
         "history_kinds": integers([place for step in steps for place in places[step]]),
-        "evidences": strings([text(kept) for row in evidences for kept in row]),
+        "evidences": strings(
+            [_encode(kept).decode() if kept else None for row in evidences for kept in row]
+        ),
         "history_hashes": blobs([hashed for hashes in chains for hashed in hashes]),
         **shared(_line_columns, lines),
     }
@@ -240,24 +242,27 @@ def party_columns(moves: Moves) -> Columns:
 
 
 def _party_texts(transfers: Sequence[Transfer]) -> list[str]:
-    forms = {kind: _party_form(kind.seats) for kind in {t.kind for t in transfers}}
-    pairs = [(*forms[t.kind], t.owner) for t in transfers]
-    return [form % ((owner,) * times) for form, times, owner in pairs]
+    pieces = {kind: _party_pieces(kind.seats) for kind in {t.kind for t in transfers}}
+    return [str(t.owner).join(pieces[t.kind]) for t in transfers]
 
 
 def _party_text(seats: tuple[Seat, ...], owner: int) -> str:
-    form, times = _party_form(seats)
-    return form % ((owner,) * times)
+    return str(owner).join(_party_pieces(seats))
 
 
 @lru_cache(4096)
-def _party_form(seats: tuple[Seat, ...]) -> tuple[str, int]:
-    """The parties as JSON, with a place for the transfer's own owner wherever it stands."""
-    words = []
-    for seat in seats:
-        role_, system_, book_ = (_encode(w).decode().replace("%", "%%") for w in seat[:3])
-        words.append(f"{role_}:[{system_},{book_},{'%d' if seat.owner is None else seat.owner}]")
-    return "{" + ",".join(words) + "}", sum(seat.owner is None for seat in seats)
+def _party_pieces(seats: tuple[Seat, ...]) -> tuple[str, ...]:
+    """The parties as JSON, in pieces between which the transfer's own owner stands."""
+    pieces, text = [], "{"
+    for number, seat in enumerate(seats):
+        role, system, book = (_encode(word).decode() for word in seat[:3])
+        text += f"{',' if number else ''}{role}:[{system},{book},"
+        if seat.owner is None:
+            pieces.append(text)
+            text = "]"
+        else:
+            text += f"{seat.owner}]"
+    return (*pieces, text + "}")
 
 
 def attempt_columns(moves: Moves) -> Columns:
@@ -292,8 +297,8 @@ def key_columns(keys: Sequence[Key]) -> Columns:
     return {
         "owners": bigints([key.owner for key in keys]),
         "keys": strings([key.text for key in keys]),
-        "fingerprints": blobs(key.fingerprint for key in keys),
-        "ids": uuids(key.transfer_id for key in keys),
+        "fingerprints": blobs([key.fingerprint for key in keys]),
+        "ids": uuids([key.transfer_id for key in keys]),
     }
 
 

@@ -149,7 +149,7 @@ class Ledger:
 
 def _account_columns(accounts: Sequence[Account]) -> Columns:
     """The books and assets of a batch are few: each account names its own by its place."""
-    which, kinds = numbered((book, asset_id) for _, book, asset_id in accounts)
+    which, kinds = numbered([account[1:] for account in accounts])
     return {
         "owners": bigints([account.owner for account in accounts]),
         "kinds": integers(which),

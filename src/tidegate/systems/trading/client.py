@@ -116,23 +116,24 @@ class Trading:
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         """Answer each question, in order, or raise Unreachable: then nothing is known of any."""
-        answers: list[Answer] = [MALFORMED] * len(questions)
         if not self._assets.issuperset({q.asset_id for q in questions}):
             await self._tell_assets()
         wrong = {i: reason for i, q in enumerate(questions) if (reason := self._objection(q))}
-        asked = [
-            (i, packed)
-            for i, q in enumerate(questions)
-            if (packed := _packed(replace(q, void=True) if i in wrong else q))
-        ]
-        for start in range(0, len(asked), wire.MAX_OPERATIONS):
-            chunk = asked[start : start + wire.MAX_OPERATIONS]
-            found = await self._call(Kind.ASK, b"".join(packed for _, packed in chunk))
-            outcomes = self._answers(found, len(chunk))
-            for (i, _), (outcome, position) in zip(chunk, outcomes, strict=True):
-                answers[i] = _answer(outcome, position)
-                if i in wrong and outcome == Outcome.UNDONE:
-                    answers[i] = Rejected(wrong[i], {"position": str(position)})
+        packed = list(map(_packed, questions))
+        for i in wrong:
+            packed[i] = _packed(replace(questions[i], void=True))
+        sent = [each for each in packed if each is not None]
+        answers: list[Answer] = []
+        for start in range(0, len(sent), wire.MAX_OPERATIONS):
+            chunk = sent[start : start + wire.MAX_OPERATIONS]
+            found = await self._call(Kind.ASK, b"".join(chunk))
+            answers += [_answer(*each) for each in self._answers(found, len(chunk))]
+        if len(sent) < len(packed):
+            following = iter(answers)
+            answers = [MALFORMED if each is None else next(following) for each in packed]
+        for i, reason in wrong.items():
+            if isinstance(said := answers[i], Rejected) and said.reason == Reason.UNDONE:
+                answers[i] = Rejected(reason, said.evidence)
         return answers
 
     def _objection(self, question: Question) -> Reason | None:
@@ -140,11 +141,12 @@ class Trading:
 
         It is sent as a void, because only what the core keeps under the key is refused for ever.
         """
+        if question.asset_id in self._assets and question.party.owner > 0:
+            return None
         if question.void or question.verb not in (DEBIT, CREDIT):
             return None
-        if question.asset_id not in self._assets:
-            return Reason.INVALID_ASSET
-        return None if question.party.owner > 0 else Reason.INVALID_OWNER
+        wrong_asset = question.asset_id not in self._assets
+        return Reason.INVALID_ASSET if wrong_asset else Reason.INVALID_OWNER
 
     async def _tell_assets(self) -> None:
         """An asset may have been added since we have greeted the core."""
@@ -353,18 +355,22 @@ class Trading:
 
 def _packed(question: Question) -> bytes | None:
     """The question as the core is asked it, or None where the core has no words for it."""
-    verb, book, undoes = question.verb, BOOKS.get(question.party.book), question.undoes
+    verb, party, undoes = question.verb, question.party, question.undoes
+    book = BOOKS.get(party.book)
     code = 2 if verb is CREDIT else 1 if verb is DEBIT else 3 if verb is REFUND else 0
     if not code or book is None or (verb is REFUND) != (undoes is not None):
         return None
     try:
-        return wire.OPERATION.pack(
-            wire.KEY.pack(question.transfer_id.bytes, question.version),
+        return wire.FIELDS.pack(
+            question.transfer_id.int.to_bytes(16, "big"),
+            question.version,
             code,
             wire.VOID if question.void else question.expect_done,
             undoes or 0,
-            wire.ACCOUNT.pack(book, question.asset_id, question.party.owner),
-            question.amount.to_bytes(16),
+            book,
+            question.asset_id,
+            party.owner,
+            question.amount.to_bytes(16, "big"),
         )
     except (struct.error, OverflowError):
         return None  # A number that does not fit its field.
