@@ -26,7 +26,7 @@ def test_who_waits_is_told_at_once_and_so_is_whoever_comes_later(play: Play) -> 
         async with rig.engine() as engine:
             before = await made(engine, request("in", 5, "before"))
             await rig.ended([before])
-            rig.store.look = broken  # type: ignore[method-assign]
+            rig.store.reserve = broken  # type: ignore[method-assign]
             with pytest.raises(EngineStopped):
                 await asyncio.wait_for(engine.submit(request("in", 5, "a")), SOON_S)
             await asyncio.wait_for(engine.died, SOON_S)

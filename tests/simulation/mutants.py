@@ -89,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(store.cid_per_worker, "became|was written again|nobody was told of"),
     Mutant(store.history_not_chained, "the chain is broken"),
     Mutant(store.hash_leaves_out_the_answer, "the chain is broken"),
-    Mutant(store.judges_before_it_locks, "overdrawn", hunts.CROWD),
+    Mutant(store.judges_before_it_locks, "overdrawn|nothing failed, and all ended", hunts.CROWD),
     Mutant(
         store.effect_before_the_lock, "changed or repeated|overdrawn", waiting_hunts.OUT_OF_THE_CORE
     ),
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(store.ledger_takes_a_reused_key, "is Unknown", hunts.LEDGER_CERTIFICATE),
     Mutant(store.ledger_undoes_twice, "the balance is", hunts.LEDGER_CERTIFICATE),
     Mutant(store.ledger_undo_without_tombstone, "is Rejected", hunts.LEDGER_CERTIFICATE),
-    Mutant(guild.stale_checks_approve, "was approved to pay", hunts.PAYERS),
+    Mutant(guild.stale_checks_approve, "was approved to pay|not ended", hunts.PAYERS),
     Mutant(guild.approved_is_paid, "is the limit", hunts.PAYERS),
     Mutant(guild.allowance_sees_no_payment_before_it, "is the limit", hunts.PAYERS),
     Mutant(guild.pool_keeps_no_record, "the pool has it as"),

@@ -21,10 +21,9 @@ from tidegate.core.request import Request
 SIZES = (1, 10, 300)
 Flight = list[str]  # What travels together, and is waited for once.
 
-BIRTH: list[Flight] = [
-    ["look"],
-    ["BEGIN", "begin", "reserve", "ledger lock", "ledger look"],
-]
+# Keys are not looked up first: the store's clock was read lately, and nobody repeats a request.
+RESERVED = ["BEGIN", "begin", "reserve", "ledger lock", "ledger look"]
+BIRTH: list[Flight] = [RESERVED]
 BROUGHT = ["ledger apply", "create", "COMMIT"]
 ANSWERED = ["BEGIN", "begin", "lock"]
 SETTLED = [*ANSWERED, "ledger lock", "ledger look"]
@@ -88,10 +87,10 @@ def transactions(database: str, state: str) -> int:
     return count
 
 
-def test_a_batch_of_deposits_is_eleven_statements_in_four_flights(database: str) -> None:
+def test_a_batch_of_deposits_is_ten_statements_in_three_flights(database: str) -> None:
     told = said(database, deposit)
     assert told == [*BIRTH, ["ledger apply", "ledger look"], BROUGHT]
-    assert length(told) == 11
+    assert length(told) == 10
     assert transactions(database, "COMPLETED") == 1
 
 
@@ -99,31 +98,31 @@ def test_first_deposits_open_their_accounts_in_six_more(database: str) -> None:
     told = said(database, lambda owner, amount: deposit(1000 * amount + owner, amount))
     opening = ["ledger open", "ledger lock", "ledger look"]
     assert told == [*BIRTH, opening, ["ledger apply", "ledger look"], opening, BROUGHT]
-    assert length(told) == 17
+    assert length(told) == 16
     assert transactions(database, "COMPLETED") == 1
 
 
-def test_between_two_books_of_the_ledger_is_eleven_statements_in_four_flights(
+def test_between_two_books_of_the_ledger_is_ten_statements_in_three_flights(
     database: str,
 ) -> None:
     told = said(database, to_savings)
     assert told == [*BIRTH, ["ledger apply", "ledger look"], BROUGHT]
-    assert length(told) == 11
+    assert length(told) == 10
     assert transactions(database, "COMMITTED") == 1
 
 
-def test_to_a_system_outside_is_fifteen_statements_in_six_flights(database: str) -> None:
+def test_to_a_system_outside_is_fourteen_statements_in_five_flights(database: str) -> None:
     told = said(database, to_remote)
     assert told == [*BIRTH, BROUGHT, ["askable"], ANSWERED, ["record", "COMMIT"]]
-    assert length(told) == 15
+    assert length(told) == 14
     assert transactions(database, "COMMITTED") == 2
 
 
-def test_from_a_system_outside_is_fifteen_statements_in_six_flights(database: str) -> None:
+def test_from_a_system_outside_is_fourteen_statements_in_five_flights(database: str) -> None:
     told = said(database, from_remote)
-    birth = [["look"], ["BEGIN", "begin", "reserve"], ["create", "COMMIT"]]
+    birth = [["BEGIN", "begin", "reserve"], ["create", "COMMIT"]]
     assert told == [*birth, ["askable"], SETTLED, ["ledger apply", "record", "COMMIT"]]
-    assert length(told) == 15
+    assert length(told) == 14
     # The birth writes no answer into the history: nobody has been asked yet.
     assert transactions(database, "COMMITTED") == 1
 
@@ -132,11 +131,12 @@ def test_a_refused_transfer_comes_home_in_the_same_two_commits(database: str) ->
     told = said(database, to_remote, Remote(refusing))
     refund = [SETTLED, ["ledger look_undone"], ["ledger apply", "record", "COMMIT"]]
     assert told == [*BIRTH, BROUGHT, ["askable"], *refund]
-    assert length(told) == 19
+    assert length(told) == 18
     assert transactions(database, "ROLLED_BACK") == 2
 
 
-def test_the_same_requests_again_are_one_statement_and_no_commit(database: str) -> None:
+def test_the_same_requests_again_are_looked_up_and_not_committed(database: str) -> None:
+    """The first repeat finds its key taken. For a moment after it keys are looked up first."""
     pipe, heard = listening()
     setting = Setting(database, scan_s=3600, pipe=pipe)
 
@@ -148,6 +148,7 @@ def test_the_same_requests_again_are_one_statement_and_no_commit(database: str) 
                 heard.clear()
                 again = await asyncio.gather(*[moved(engine, request) for request in requests])
                 assert [t.id for t in again] == [t.id for t in first]
-                assert flown(heard) == [["look"]]
+                tried = [] if size > SIZES[0] else [RESERVED, ["ROLLBACK"]]
+                assert flown(heard) == [*tried, ["look"]]
 
     asyncio.run(twice())

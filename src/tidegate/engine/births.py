@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Generic
 from uuid import UUID
@@ -26,6 +26,7 @@ from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.context import Means
 from tidegate.engine.gathering import MANY, Gathering
+from tidegate.engine.id_time import IdTime
 from tidegate.engine.pending import (
     Answering,
     Follow,
@@ -58,6 +59,7 @@ class Births(Generic[Tx]):
         self._replays: deque[PendingRequest] = deque()
         self._owners: dict[int, int] = {}  # How many requests of an owner wait.
         self._loop = asyncio.get_running_loop()  # To ask for it each time is a system call.
+        self._id_time = IdTime(means.clock)
         self._gathering = Gathering(many)
         self._stopping = False
         self._died = ""  # Of what a loop of the engine has died.
@@ -142,6 +144,17 @@ class Births(Generic[Tx]):
             else:
                 await gathering.rest()
 
+    def _return(self, pending: PendingRequest) -> None:
+        """Nothing became of it: it waits again, and is given a new id."""
+        if self._died:
+            answer(pending, EngineStopped(self._died, maybe_accepted=False))
+            return
+        for each in (*reversed(pending.followers), pending):
+            each.followers = []
+            self._waiting.appendleft(each)
+            self._owners[each.request.owner] = self._owners.get(each.request.owner, 0) + 1
+        self.wake()
+
     def _here(self) -> int:
         return len(self._waiting) + len(self._replays)
 
@@ -187,7 +200,8 @@ class Births(Generic[Tx]):
             raise
 
     async def _write(self, batch: Sequence[PendingRequest]) -> None:
-        means, delivery, first = self._means, Delivery(self._means), gathered(batch)
+        means, first = self._means, gathered(batch)
+        delivery = Delivery(means, self._id_time, self._return)
         for attempt in range(LOOKS + 1):
             try:
                 work = await delivery.begin(first)
@@ -205,14 +219,20 @@ class Births(Generic[Tx]):
 class Delivery(Source, Generic[Tx]):
     """One batch of requests, and who is told what became of each."""
 
-    def __init__(self, means: Means[Tx]) -> None:
-        self._means = means
+    def __init__(
+        self, means: Means[Tx], id_time: IdTime, return_: Callable[[PendingRequest], None]
+    ) -> None:
+        self._means, self._id_time, self._return = means, id_time, return_
+        self._looked = True  # Whether the store told the time of its ids.
         self._requests: dict[int, PendingRequest] = {}  # By the numbers of their ids.
 
     async def begin(self, batch: Sequence[PendingRequest]) -> Work:
-        """Answer those that are known already; give the others their ids."""
-        at_us, open_ = await self._look([p for p in batch if p.request.cid is not None])
-        open_ += [p for p in batch if p.request.cid is None]
+        """Answer those that are known already, if that is to be looked up; give the others ids."""
+        at_us = self._id_time.now_us() if all(map(_is_plain, batch)) else None
+        open_, self._looked = list(batch), at_us is None
+        if at_us is None:
+            at_us, open_ = await self._look([p for p in batch if p.request.cid is not None])
+            open_ += [p for p in batch if p.request.cid is None]
         # Ids take their time from the database's clock, so that all processes agree on it.
         time_bits, chance = at_us // 1000 << 80, self._means.dice.getrandbits(60) << 20
         for index, pending in enumerate(open_):
@@ -235,7 +255,9 @@ class Delivery(Source, Generic[Tx]):
         """The time, and which requests are not known. The others are answered."""
         look = await self._means.store.look([key for pending in batch for key in pending.keys])
         known: dict[int, Known] = {}
+        self._id_time.told(look.at_us)
         if any(look.known):
+            self._id_time.repeated()
             asked = [(pending, key) for pending in batch for key in pending.keys]
             for (pending, key), found in zip(asked, look.known, strict=True):
                 if found and (key == pending.key or _is_of_older_version(found, pending)):
@@ -293,6 +315,9 @@ class Delivery(Source, Generic[Tx]):
             pending = self._requests[transfer.id.int]
             if work.doubts:
                 self._accept(pending)
+            elif isinstance(fault, BelowFloor) and not self._looked:
+                self._id_time.forget()
+                self._return(pending)
             elif isinstance(fault, BelowFloor):
                 answer(pending, Refusal.TOO_LATE)
             else:
@@ -330,6 +355,13 @@ class Delivery(Source, Generic[Tx]):
             else:
                 transfer = known.transfer or _expected(each, known.id)
                 reply(each, Receipt(transfer, duplicate=known.id != each.id))
+
+
+def _is_plain(pending: PendingRequest) -> bool:
+    """Whether it may be written without being looked up: a key that it has is its only one, and
+    nothing speaks against it. If the key is known, to reserve it fails.
+    """
+    return pending.veto is None and not (pending.request.space and pending.request.cid)
 
 
 def _is_of_older_version(found: Known, pending: PendingRequest) -> bool:
