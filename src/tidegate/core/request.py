@@ -255,6 +255,8 @@ def own_refusal(request: Request) -> Refusal | None:
         return Refusal.INVALID_REQUEST
     if request.lives_s is not None and not 0 < request.lives_s <= MAX_LIFE_S:
         return Refusal.INVALID_REQUEST
+    if request.trace is None and request.terms is None and not request.detail:
+        return None
     words = _words(request)
     if words and not (len(words) <= MAX_WORDS_CHARS and keepable(words)):
         return Refusal.INVALID_REQUEST

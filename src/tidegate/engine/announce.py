@@ -14,6 +14,11 @@ async def announce(means: Means[Tx], moves: Moves, rows: Sequence[Transfer]) -> 
     steps = set(moves.steps)
     ends = {step for step in steps if step.after.lane is None}
     loud = {s for s in steps if s.alarm is not Alarm.NONE or (s.before and s.before.paged)}
+    if not loud:
+        for row in rows if ends else ():
+            if row.kind.lane is None:
+                means.ended(row)
+        return
     for place, (row, step) in enumerate(zip(rows, moves.steps, strict=True)):
         if step in ends:
             means.ended(row)

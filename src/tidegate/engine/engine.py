@@ -163,7 +163,9 @@ class Engine(Generic[Tx]):
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
         follow = partial(self.waiting.follow, patience_s=wait_s)
         said = await self.births.submit(request, veto, follow)
-        return said if isinstance(said, Refusal) else await self._latest(said)
+        if isinstance(said, Refusal) or said.transfer.kind.lane is None:
+            return said
+        return await self._latest(said)
 
     async def transfer_all(self, asked: Sequence[Checked], wait_s: float = 0.5) -> list[Said]:
         """Many transfers, each as if it were made by itself, answered together in their order.
