@@ -19,8 +19,9 @@ from tidegate.core import wire
 from tidegate.core.answers import Answer, Done, Unreachable
 from tidegate.core.wire import Binding, Event, Kind, Outcome, Rebinding, Status
 from tidegate.systems.trading import Caller, Recollection, Refused, Trading, dial
-from tidegate.trading_core.book import VERSION_BITS, key_of
+from tidegate.trading_core.book import key_of
 from tidegate.trading_core.core import Core, Stopped
+from tidegate.trading_core.memory import VERSION_BITS
 from tidegate.trading_core.pipe import PipeWriter, connect_to, pipe
 from tidegate.trading_core.requests import Rebound
 from tidegate.trading_core.server import Sessions

@@ -5,7 +5,6 @@ applied. Replay writes the records of the log into the book itself, by the same 
 judges nothing: the log holds decisions.
 """
 
-import struct
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,68 +12,50 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-import msgspec
-
-from tidegate.core.wire import KEY, RECORD, Binding, Outcome, Status, Verb, rows
-
-# The hot loop compares plain numbers: an enum member costs a lookup and a call.
-DEBIT, CREDIT, REFUND = int(Verb.DEBIT), int(Verb.CREDIT), int(Verb.REFUND)
-DONE, TOMBSTONE = int(Outcome.DONE), int(Outcome.TOMBSTONE)
-ACTIVE, ABSENT = int(Status.ACTIVE), int(Status.ABSENT)
-
-# One remembered operation is one int: amount | undoes 32 | account 40 | position 48 | verb 2 |
-# undone 1 | outcome 5. As a value in a dict it takes 48 bytes while the amount is below 2**52.
-POSITION_BITS, ACCOUNT_BITS, UNDOES_BITS = 48, 40, 32
-FINGERPRINT = POSITION_BITS + 8  # What lies above this bit is the account, undoes and amount.
-UNDOES = FINGERPRINT + ACCOUNT_BITS
-AMOUNT = 1 << UNDOES + UNDOES_BITS  # A factor: to multiply and add is faster than to shift.
-OUTCOMES, UNDONE_BIT, VERB = 31, 32, 6
-CREDITED, DEBITED = CREDIT << VERB | DONE, DEBIT << VERB | DONE
-NEXT = 1 << 8  # One position further.
-POSITIONS = (1 << POSITION_BITS) - 1
-VERSION_BITS = 32  # The last four bytes of an operation's key. Keys are kept as they come.
-
-# A record of a plain move as replay reads it, because to read bytes as a number costs more than
-# all the other fields: amount and balance in two halves, whose upper ones must be nothing.
-PLAIN = struct.Struct(">20sB5x13sQQB16xQQ")
-assert PLAIN.size == RECORD.size
+from tidegate.core.wire import KEY, RECORD, Binding, Outcome
+from tidegate.trading_core.columns import Moves, read_records
+from tidegate.trading_core.memory import (
+    ABSENT,
+    ACTIVE,
+    AMOUNT,
+    CREDIT,
+    DEBIT,
+    DONE,
+    FINGERPRINT,
+    NEXT,
+    REFUND,
+    TOMBSTONE,
+    UNDOES,
+    UNDONE_BIT,
+    VERB,
+    VERSION_BITS,
+    AccountState,
+    GroupTotal,
+    Memory,
+    MoveRun,
+    answer_of,
+    number_in,
+    numbers,
+    remember,
+)
 
 GROUP = 5  # The first bytes of an account: its book and asset.
+MANY = 50_000  # Accounts that are no longer all in the processor's cache.
 
+NOBODY = AccountState(0, GroupTotal())  # Stands where there is no account. It is never opened.
 
 Asked: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
-
-
-class GroupTotal(msgspec.Struct, gc=False, eq=False):
-    """The sum of the balances of one book and asset."""
-
-    total: int = 0
-
-
-class AccountState(msgspec.Struct, gc=False, eq=False):
-    """All that is known of one account, in one place: to find each part costs a cache miss.
-
-    The garbage collector leaves it alone. It would look at a million of them in vain.
-    """
-
-    number: int  # Shifted to where a remembered operation has it.
-    group: GroupTotal
-    status: int = ABSENT
-    balance: int = 0
 
 
 class Inconsistent(Exception):
     """A record does not follow from the state before it: the log is not of this history."""
 
 
-MANY = 50_000  # Accounts that are no longer all in the processor's cache.
-
-
 class Pages(ABC):
     """Where a decided operation is written: into a draft, or on replay into the book itself."""
 
     position: int
-    memory: dict[bytes, int]  # By the operation's key.
+    memory: Memory
 
     @abstractmethod
     def find(self, key: bytes) -> int | None:
@@ -163,25 +144,38 @@ class Book(Pages):
         return {name: group.total for name, group in self.groups.items()}
 
     def find(self, key: bytes) -> int | None:
-        return self.memory.get(key)
+        return number_in(self.memory, key)
+
+    def remembered(self) -> Iterator[tuple[bytes, int]]:
+        """What is remembered of each operation, in the order in which they were decided."""
+        return numbers(self.memory)
 
     def state(self, account: bytes) -> AccountState | None:
         return self.states.get(account)
 
-    def look_up(self, accounts: list[bytes]) -> Sequence[AccountState | None]:
-        """The states of those accounts that are open.
+    def look_up(self, accounts: Sequence[bytes]) -> tuple[AccountState, ...]:
+        """The states of those accounts that are open, and NOBODY for the others.
 
         Among many accounts each look-up waits for main memory. The processor waits for several
         at once if it has little else to do between them: so all are hashed first.
         """
+        return self._find_all(accounts) or tuple(
+            [self.states.get(account, NOBODY) for account in accounts]
+        )
+
+    def open_all(self, accounts: Sequence[bytes]) -> tuple[AccountState, ...]:
+        return self._find_all(accounts) or tuple(map(self.open, accounts))
+
+    def _find_all(self, accounts: Sequence[bytes]) -> tuple[AccountState, ...]:
+        """The states of all of them; of none if one is not open."""
         if len(accounts) > 1 and len(self.states) >= MANY:
             deque(map(hash, accounts), 0)
             with suppress(KeyError):
-                found: Sequence[AccountState] = itemgetter(*accounts)(self.states)
+                found: tuple[AccountState, ...] = itemgetter(*accounts)(self.states)
                 return found
-        return list(map(self.states.get, accounts))
+        return ()
 
-    def are_new(self, keys: list[bytes]) -> bool:
+    def are_new(self, keys: Sequence[bytes]) -> bool:
         """Whether nothing is remembered under any of these keys."""
         deque(map(hash, keys), 0)
         return self.memory.keys().isdisjoint(keys)
@@ -230,31 +224,31 @@ class Book(Pages):
 
         The totals are counted when the whole log is read.
         """
-        memory, start = self.memory, self.position
-        at = start * NEXT
-        read = list(rows(PLAIN, records))
-        states = self.look_up([row[2] for row in read])
-        for row, found in zip(read, states, strict=True):
-            key, verb, account, high, amount, outcome, above, balance = row
-            state = self.open(account) if found is None else found
+        moves = read_records(records)
+        states = self.open_all(moves.accounts)
+        first = last = 0  # Of the plain moves that are not yet remembered.
+        for verb, state, amount, after in zip(
+            moves.verbs, states, moves.amounts, moves.balances, strict=True
+        ):
             # What `note` does with a plain move, without a call for each.
-            told = 0
-            if outcome == DONE and amount and not (high or above):
-                if verb == CREDIT and state.balance + amount == balance:
-                    told = CREDITED
-                    if state.status == ABSENT:
-                        state.status = ACTIVE
-                elif verb == DEBIT and state.balance - amount == balance:
-                    told = DEBITED
-            if told:
-                at += NEXT
-                memory[key] = amount * AMOUNT + state.number + at + told
-                state.balance = balance
-                continue
-            self.position = position = at // NEXT
-            self._replay(RECORD.unpack_from(records, (position - start) * RECORD.size))
-            at += NEXT
-        self.position = at // NEXT
+            if verb == CREDIT and amount and state.balance + amount == after:
+                state.balance = after
+                if state.status == ABSENT:
+                    state.status = ACTIVE
+            elif verb == DEBIT and amount and state.balance - amount == after:
+                state.balance = after
+            else:
+                self._remember(moves, states, slice(first, last))
+                self._replay(RECORD.unpack_from(records, last * RECORD.size))
+                first = last + 1
+            last += 1
+        self._remember(moves, states, slice(first, last))
+
+    def _remember(self, moves: Moves, states: tuple[AccountState, ...], part: slice) -> None:
+        keys = moves.keys[part]
+        run = MoveRun(self.position, keys, states[part], moves.amounts[part], moves.verbs[part])
+        remember(self.memory, run)
+        self.position += len(keys)
 
     def _replay(self, row: tuple[Any, ...]) -> None:
         """Any record."""
@@ -273,7 +267,7 @@ class Book(Pages):
         """What is stored under a key: outcome and position."""
         if key < key_of(self.floor):
             return Outcome.RETIRED, 0
-        stored = self.memory.get(key)
+        stored = self.find(key)
         return (Outcome.NOTHING, 0) if stored is None else answer_of(stored)
 
 
@@ -291,8 +285,8 @@ class Draft(Pages):
         self.binding, self.assets = book.binding, book.assets
 
     def find(self, key: bytes) -> int | None:
-        found = self.memory.get(key)
-        return self.book.memory.get(key) if found is None else found
+        found = number_in(self.memory, key)
+        return number_in(self.book.memory, key) if found is None else found
 
     def state(self, account: bytes) -> AccountState | None:
         found = self.book.states.get(account)
@@ -357,14 +351,6 @@ def unfit(position: int) -> Inconsistent:
 
 def undoes_something(outcome: int) -> bool:
     return outcome in (DONE, TOMBSTONE)
-
-
-def answer_of(stored: int) -> tuple[int, int]:
-    return stored & OUTCOMES, stored >> 8 & POSITIONS
-
-
-def verb_of(stored: int) -> int:
-    return stored >> VERB & 3
 
 
 def group_totals(book: Book) -> Iterator[tuple[bytes, int]]:

@@ -23,7 +23,7 @@ from tidegate.core.wire import (
     Welcome,
 )
 from tidegate.trading_core import recovery, wal
-from tidegate.trading_core.book import VERSION_BITS, Draft
+from tidegate.trading_core.book import Draft
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.judge import (
     add_assets,
@@ -33,6 +33,7 @@ from tidegate.trading_core.judge import (
     retire,
     set_status,
 )
+from tidegate.trading_core.memory import VERSION_BITS
 from tidegate.trading_core.reads import read
 from tidegate.trading_core.recovery import Recovered
 from tidegate.trading_core.requests import (

@@ -1,6 +1,6 @@
 """Which operations are done and which are refused: the rules, in a fixed order."""
 
-import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,26 +23,30 @@ from tidegate.core.wire import (
     unpack_binding,
     unpack_rebinding,
 )
-from tidegate.trading_core.book import (
+from tidegate.trading_core.book import Asked, Draft, key_of, undone_by
+from tidegate.trading_core.columns import (
+    VERB_AT,
+    Moves,
+    pack_answers,
+    pack_done,
+    read_operations,
+)
+from tidegate.trading_core.memory import (
     ABSENT,
     ACTIVE,
     AMOUNT,
     CREDIT,
-    CREDITED,
     DEBIT,
-    DEBITED,
     DONE,
     FINGERPRINT,
-    NEXT,
     REFUND,
     UNDOES,
     UNDONE_BIT,
     VERSION_BITS,
-    Asked,
-    Draft,
+    AccountState,
+    MoveRun,
     answer_of,
-    key_of,
-    undone_by,
+    remember,
     verb_of,
 )
 
@@ -54,85 +58,104 @@ UNDONE = int(Outcome.UNDONE)
 RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
 MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
 MAX_OWNER = 2**63 - 1
-CARRY = 2**64  # What no longer fits in the lower half of an amount.
-FEW = 32  # Answers for which it does not pay to write them together.
-# A plain move as the short way reads and writes it: amounts in two halves, as numbers.
-PLAIN_OPERATION = struct.Struct(">20sHI13sQQ")
-PLAIN_RECORD = struct.Struct(">20sH4x13s8xQBqQ8xQ")
-PLAIN_CREDIT, PLAIN_DEBIT = CREDIT << 8, DEBIT << 8  # Verb and mode.
-
-assert (PLAIN_OPERATION.size, PLAIN_RECORD.size) == (OPERATION.size, RECORD.size)
 
 
 def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
-    book, memory, balances, changed = draft.book, draft.memory, draft.balances, draft.statuses
-    durable, lowest = book.memory, key_of(draft.floor)
-    moved, record = balances.get, PLAIN_RECORD.pack
-    answers: list[bytes] = []
-    records: list[bytes] = []
-    asked = list(rows(PLAIN_OPERATION, operations))
-    are_new = book.are_new([row[0] for row in asked])
-    states = book.look_up([row[3] for row in asked])
-    answered, at = draft.position, draft.position * NEXT
-    for (key, verb, undoes, account, high, amount), state in zip(asked, states, strict=True):
-        # Most are new, and are plain moves of money on an open account. They are judged by the
-        # rules that all are judged by, but without a call for each thing that the rules look at.
-        if (
-            state is not None
-            and (are_new or key not in durable)
-            and not (undoes or key < lowest or key in memory or (changed and state in changed))
-        ):
-            if high:
-                amount |= high << 64  # noqa: PLW2901
-            balance, status = moved(state, state.balance), state.status
-            if verb == PLAIN_CREDIT:
-                outcome = credit(status, balance, amount)
-                after, told, sign, change = balance + amount, CREDITED, 0, amount
-            elif verb == PLAIN_DEBIT:
-                outcome = debit(status, balance, amount)
-                after, told, sign, change = balance - amount, DEBITED, -1, CARRY - amount
-            else:
-                outcome = MALFORMED
-            if outcome == DONE and status == ACTIVE:
-                at += NEXT
-                balances[state] = after
-                memory[key] = amount * AMOUNT + state.number + at + told
-                if high or after >= CARRY:
-                    records.append(_wide_record((key, verb, account, amount), balance, after))
-                else:
-                    records.append(record(key, verb, account, amount, DONE, sign, change, after))
-                continue
-        draft.position = at // NEXT
-        answers.append(_done(answered, draft.position))
-        size = (high << 64 | amount).to_bytes(16)
-        row = (key, verb >> 8, verb & 255, undoes, account, size)
-        answers.append(ANSWER.pack(*_judge(draft, row, records)))
-        answered, at = draft.position, draft.position * NEXT
-    draft.position = at // NEXT
-    answers.append(_done(answered, draft.position))
-    return b"".join(answers), b"".join(records)
+    moves = read_operations(operations)
+    states = draft.book.look_up(moves.accounts)
+    verbs = _short_ways(draft, operations, moves, states)
+    batch = Batch(draft, operations, moves, states)
+    balances, balance_of = draft.balances, draft.balances.get
+    ended: list[int] = []  # The balances after the moves that are not yet written down.
+    for verb, state, amount in zip(verbs, states, moves.amounts, strict=True):
+        # Most are new, and are plain moves of money on an open account. Whatever `credit` and
+        # `debit` say is done is done here, without a call for each thing that they look at.
+        if amount and state.status == ACTIVE:
+            if verb == CREDIT:
+                after = balance_of(state, state.balance) + amount
+                if after <= MAX_AMOUNT:
+                    balances[state] = after
+                    ended.append(after)
+                    continue
+            elif verb == DEBIT:
+                after = balance_of(state, state.balance) - amount
+                if after >= 0:
+                    balances[state] = after
+                    ended.append(after)
+                    continue
+        batch.write_down(ended)
+        batch.judge_next()
+    batch.write_down(ended)
+    return b"".join(batch.answers), b"".join(batch.records)
 
 
-def _wide_record(move: tuple[bytes, int, bytes, int], before: int, after: int) -> bytes:
-    """The record of a plain move whose numbers need more than their lower halves."""
-    key, verb, account, amount = move
-    change, size = (after - before).to_bytes(16, signed=True), amount.to_bytes(16)
-    return RECORD.pack(key, verb >> 8, 0, 0, account, size, DONE, change, after.to_bytes(16))
+class Batch:
+    """Operations, with the answers and records of those that are judged already."""
+
+    def __init__(
+        self, draft: Draft, operations: bytes, moves: Moves, states: tuple[AccountState, ...]
+    ) -> None:
+        self.answers: list[bytes] = []
+        self.records: list[bytes] = []
+        self._draft, self._operations, self._moves, self._states = draft, operations, moves, states
+        self._judged = 0
+
+    def write_down(self, ended: list[int]) -> None:
+        """Take in the moves that were done since, and forget the balances after them."""
+        if not ended:
+            return
+        draft, moves = self._draft, self._moves
+        part = slice(self._judged, self._judged + len(ended))
+        run = MoveRun(
+            draft.position,
+            moves.keys[part],
+            self._states[part],
+            moves.amounts[part],
+            moves.verbs[part],
+        )
+        remember(draft.memory, run)
+        draft.position += len(ended)
+        self._judged = part.stop
+        rows = self._operations[part.start * OPERATION.size : part.stop * OPERATION.size]
+        self.records.append(pack_done(rows, run.amounts, ended))
+        self.answers.append(pack_answers(run.before, draft.position))
+        ended.clear()
+
+    def judge_next(self) -> None:
+        """Judge the next one as any operation is."""
+        row = OPERATION.unpack_from(self._operations, self._judged * OPERATION.size)
+        self.answers.append(ANSWER.pack(*_judge(self._draft, row, self.records)))
+        self._judged += 1
 
 
-def _done(after: int, last: int) -> bytes:
-    """The answers to operations that are done, whose records follow each other.
+def _short_ways(
+    draft: Draft, operations: bytes, moves: Moves, states: Sequence[AccountState]
+) -> bytes:
+    """The verbs of those whose key and account nothing has touched that is not durable.
 
-    Written byte by byte of all of them together, at half the cost of packing one after another.
+    And 0 for the others, and for those whose key is known or repeated or retired.
     """
-    if last - after < FEW:
-        return b"".join([ANSWER.pack(DONE, position) for position in range(after + 1, last + 1)])
-    positions = struct.pack(f">{last - after}Q", *range(after + 1, last + 1))
-    answers = bytearray(ANSWER.pack(DONE, 0) * (last - after))
-    for i in range(8):
-        answers[i + 1 :: ANSWER.size] = positions[i::8]
-    return bytes(answers)
+    keys, book, memory = moves.keys, draft.book, draft.memory
+    lowest = key_of(draft.floor)
+    if (
+        len(set(keys)) == len(keys)
+        and book.are_new(keys)
+        and memory.keys().isdisjoint(keys)
+        and not (draft.statuses or REFUND in operations[VERB_AT :: OPERATION.size])
+        and (not draft.floor or min(keys, default=lowest) >= lowest)
+    ):
+        return moves.verbs
+    # An undo may bury another key, which shows only when it is judged.
+    asked = rows(OPERATION, operations)
+    seen = {undone_by(row[0], row[3]) for row in asked if row[1] == REFUND}
+    verbs = bytearray(moves.verbs)
+    for at, (key, state) in enumerate(zip(keys, states, strict=True)):
+        known = key in memory or key in book.memory or key in seen
+        if known or key < lowest or state in draft.statuses:
+            verbs[at] = 0
+        seen.add(key)
+    return bytes(verbs)
 
 
 def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def chunks(state: State) -> Iterator[bytes]:
         ACCOUNT.pack(account, BALANCE.pack(state.status, state.balance.to_bytes(16)))
         for account, state in book.states.items()
     )
-    memory = (k + v.to_bytes(32) for k, v in book.memory.items())
+    memory = (k + v.to_bytes(32) for k, v in book.remembered())
     listed = (MARK.pack(*mark) for mark in zip(marks.positions, marks.crcs, strict=True))
     for rows in (accounts, memory, listed):
         while chunk := b"".join(islice(rows, CHUNK)):

@@ -17,9 +17,10 @@ from tidegate.systems.trading import Trading
 from tidegate.systems.trading import client as trading
 from tidegate.trading_core import core as cores
 from tidegate.trading_core import judge, recovery, snapshot, wal
-from tidegate.trading_core.book import Book, Draft, answer_of
+from tidegate.trading_core.book import Book, Draft
 from tidegate.trading_core.core import Core, Reply
 from tidegate.trading_core.disk import Disk, File
+from tidegate.trading_core.memory import Memory, answer_of
 from tidegate.trading_core.requests import Request
 from tidegate.trading_core.snapshot import State
 from tidegate.trading_core.wal import Frame, Header, Log, Place
@@ -205,7 +206,7 @@ def core_batch_sees_no_key_before_it(patch: Patch) -> None:
     """A question that is twice in one batch is new both times, and is done twice."""
     honest = Draft.__init__
 
-    class Blind(dict[bytes, int]):
+    class Blind(Memory):
         """What is put in is found only once it is in the book."""
 
         def get(self, _: bytes, __: object = None) -> None:  # type: ignore[override]
