@@ -17,7 +17,7 @@ from tidegate.core.wire import (
     pack_operations,
     rows,
 )
-from tidegate.trading_core import book
+from tidegate.trading_core import accounts
 from tidegate.trading_core.book import Asked, Book, Draft, group_totals
 from tidegate.trading_core.judge import _judge, judge
 
@@ -67,17 +67,19 @@ def replayed_the_long_way(draft: Draft, records: bytes) -> None:
         draft.note(raw, asked, outcome, delta, balance)
 
 
-@pytest.mark.parametrize("many", [0, book.MANY])
+@pytest.mark.parametrize("listed", [False, True])
 @given(life=batches)
 @example(life=[[[credit(1, 2**100), debit(2, 2**64), debit(3, 1), credit(3, 1)]]])
 @example(life=[[[debit(1, 5)], [credit(2, 9)]], [[credit(3, 9)], (ANN, 2), [debit(4, 1)]]])
 @example(life=[[[debit(1, 5)]], [[credit(2, 9)]], [[debit(3, 4)]]])
 @example(life=[[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
 @example(life=[[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]])
-def test_both_ways_judge_and_replay_the_same(life: list[list[object]], many: int) -> None:
-    """Also where accounts are looked up as among many."""
+def test_both_ways_judge_and_replay_the_same(life: list[list[object]], listed: bool) -> None:
+    """Also where accounts stand in the list of their group."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(book, "MANY", many)
+        if listed:
+            patch.setattr(accounts, "FEWEST", 1)
+            patch.setattr(accounts, "SPARSEST", 10_000)
         judge_and_replay_both_ways(life)
 
 

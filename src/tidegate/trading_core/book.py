@@ -8,41 +8,34 @@ judges nothing: the log holds decisions.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from operator import itemgetter
+from itertools import count
 from typing import Any, TypeAlias
 
-from tidegate.core.wire import KEY, RECORD, Binding, Outcome
-from tidegate.trading_core.columns import Moves, read_records
-from tidegate.trading_core.memory import (
-    ABSENT,
+from tidegate.core.wire import KEY, OPERATION, RECORD, Binding, Outcome, rows
+from tidegate.trading_core.accounts import ABSENT, NOBODY, Accounts, AccountState, GroupTotal
+from tidegate.trading_core.columns import (
     ACTIVE,
-    AMOUNT,
     CREDIT,
     DEBIT,
     DONE,
-    FINGERPRINT,
-    NEXT,
     REFUND,
     TOMBSTONE,
-    UNDOES,
+    Moves,
+    read_operations,
+    read_records,
+)
+from tidegate.trading_core.memory import (
+    NEXT,
     UNDONE_BIT,
     VERB,
     VERSION_BITS,
-    AccountState,
-    GroupTotal,
     Memory,
     MoveRun,
     answer_of,
-    number_in,
-    numbers,
+    fingerprint,
+    number_of_move,
     remember,
 )
-
-GROUP = 5  # The first bytes of an account: its book and asset.
-MANY = 50_000  # Accounts that are no longer all in the processor's cache.
-
-NOBODY = AccountState(0, GroupTotal())  # Stands where there is no account. It is never opened.
 
 Asked: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
 
@@ -60,6 +53,14 @@ class Pages(ABC):
     @abstractmethod
     def find(self, key: bytes) -> int | None:
         """What is remembered of an operation."""
+
+    def number_in(self, run: MoveRun, key: bytes) -> int:
+        """What is remembered of one move of a run, as of any operation."""
+        position, operation = run.find(key)
+        _, verb, _, _, account, amount = OPERATION.unpack(operation)
+        state = self.state(account)
+        assert state is not None, "money was moved, so there is an account"
+        return number_of_move(state, int.from_bytes(amount), position, verb)
 
     @abstractmethod
     def state(self, account: bytes) -> AccountState | None: ...
@@ -93,8 +94,8 @@ class Pages(ABC):
         verb, undoes, account, amount = asked
         state = self.open(account)
         self.position = position = self.position + 1
-        what = amount * AMOUNT + state.number + position * NEXT
-        self.memory[key] = what | undoes << UNDOES | verb << VERB | outcome
+        what = fingerprint(state, undoes, amount) + position * NEXT
+        self.memory[key] = what | verb << VERB | outcome
         if verb == REFUND and undoes_something(outcome):
             original = undone_by(key, undoes)
             if outcome == DONE:
@@ -103,6 +104,7 @@ class Pages(ABC):
                     raise Inconsistent(f"record {position} undoes what was never done")
                 self.memory[original] = found | UNDONE_BIT
             else:
+                what = fingerprint(state, 0, amount) + position * NEXT
                 self.memory[original] = what | DEBIT << VERB | Outcome.UNDONE
         if delta:
             self.set_balance(state, balance)
@@ -115,8 +117,7 @@ class Book(Pages):
 
     def __init__(self) -> None:
         self.position = 0
-        self.states: dict[bytes, AccountState] = {}  # In the order of their numbers.
-        self.groups: dict[bytes, GroupTotal] = {}
+        self.states = Accounts()
         self.memory = {}
         self.floor = 0  # Keys below it are retired. It never falls.
         # Floors of an earlier format, per store. The lowest of them counts.
@@ -127,53 +128,46 @@ class Book(Pages):
     @property
     def accounts(self) -> dict[bytes, int]:
         """The number of each account. A copy, as are the balances, statuses and totals."""
-        return {account: index for index, account in enumerate(self.states)}
+        return {account: index for index, account in enumerate(dict(self.states.items()))}
 
     @property
     def balances(self) -> list[int]:
         """By the account's number."""
-        return [state.balance for state in self.states.values()]
+        return [state.balance for state in self.states]
 
     @property
     def statuses(self) -> list[int]:
         """By the account's number."""
-        return [state.status for state in self.states.values()]
+        return [state.status for state in self.states]
 
     @property
     def totals(self) -> dict[bytes, int]:
-        return {name: group.total for name, group in self.groups.items()}
+        return {name: group.total.total for name, group in self.states.groups.items()}
 
     def find(self, key: bytes) -> int | None:
-        return number_in(self.memory, key)
+        kept = self.memory.get(key)
+        return self.number_in(kept, key) if isinstance(kept, MoveRun) else kept
 
     def remembered(self) -> Iterator[tuple[bytes, int]]:
         """What is remembered of each operation, in the order in which they were decided."""
-        return numbers(self.memory)
+        run: int | MoveRun = 0
+        unfolded: dict[bytes, int] = {}
+        for key, kept in self.memory.items():
+            if isinstance(kept, int):
+                yield key, kept
+                continue
+            if kept is not run:  # Those of a run follow each other.
+                run, unfolded = kept, self._unfolded(kept)
+            yield key, unfolded[key]
+
+    def _unfolded(self, run: MoveRun) -> dict[bytes, int]:
+        moves = read_operations(run.operations)
+        states = self.states.find_all(moves.groups, moves.owners)
+        told = map(number_of_move, states, moves.amounts, count(run.before + 1), moves.verbs)
+        return dict(zip(moves.keys, told, strict=True))
 
     def state(self, account: bytes) -> AccountState | None:
-        return self.states.get(account)
-
-    def look_up(self, accounts: Sequence[bytes]) -> tuple[AccountState, ...]:
-        """The states of those accounts that are open, and NOBODY for the others.
-
-        Among many accounts each look-up waits for main memory. The processor waits for several
-        at once if it has little else to do between them: so all are hashed first.
-        """
-        return self._find_all(accounts) or tuple(
-            [self.states.get(account, NOBODY) for account in accounts]
-        )
-
-    def open_all(self, accounts: Sequence[bytes]) -> tuple[AccountState, ...]:
-        return self._find_all(accounts) or tuple(map(self.open, accounts))
-
-    def _find_all(self, accounts: Sequence[bytes]) -> tuple[AccountState, ...]:
-        """The states of all of them; of none if one is not open."""
-        if len(accounts) > 1 and len(self.states) >= MANY:
-            deque(map(hash, accounts), 0)
-            with suppress(KeyError):
-                found: tuple[AccountState, ...] = itemgetter(*accounts)(self.states)
-                return found
-        return ()
+        return self.states.find(account)
 
     def are_new(self, keys: Sequence[bytes]) -> bool:
         """Whether nothing is remembered under any of these keys."""
@@ -181,13 +175,10 @@ class Book(Pages):
         return self.memory.keys().isdisjoint(keys)
 
     def open(self, account: bytes) -> AccountState:
-        state = self.states.get(account)
+        state = self.states.find(account)
         if state is None:
-            group = self.groups.get(account[:GROUP])
-            if group is None:
-                group = self.groups[account[:GROUP]] = GroupTotal()
-            state = AccountState(len(self.states) << FINGERPRINT, group)
-            self.states[account] = state
+            state = AccountState(len(self.states), GroupTotal(b""))
+            self.states.add(account, state)
         return state
 
     def balance_of(self, state: AccountState) -> int:
@@ -205,8 +196,7 @@ class Book(Pages):
     def apply(self, draft: "Draft") -> None:
         self.position = draft.position
         for account, state in draft.opened.items():
-            state.group = self.groups.setdefault(account[:GROUP], state.group)
-            self.states[account] = state
+            self.states.add(account, state)
         for state, balance in draft.balances.items():
             state.group.total += balance - state.balance
             state.balance = balance
@@ -225,7 +215,10 @@ class Book(Pages):
         The totals are counted when the whole log is read.
         """
         moves = read_records(records)
-        states = self.open_all(moves.accounts)
+        states = self.states.find_all(moves.groups, moves.owners)
+        if NOBODY in set(states):
+            accounts = (row[4] for row in rows(RECORD, records))
+            states = tuple(map(self.open, accounts))
         first = last = 0  # Of the plain moves that are not yet remembered.
         for verb, state, amount, after in zip(
             moves.verbs, states, moves.amounts, moves.balances, strict=True
@@ -244,11 +237,9 @@ class Book(Pages):
             last += 1
         self._remember(moves, states, slice(first, last))
 
-    def _remember(self, moves: Moves, states: tuple[AccountState, ...], part: slice) -> None:
-        keys = moves.keys[part]
-        run = MoveRun(self.position, keys, states[part], moves.amounts[part], moves.verbs[part])
-        remember(self.memory, run)
-        self.position += len(keys)
+    def _remember(self, moves: Moves, states: Sequence[AccountState], part: slice) -> None:
+        remember(self.memory, self.position, moves, states, part)
+        self.position += part.stop - part.start
 
     def _replay(self, row: tuple[Any, ...]) -> None:
         """Any record."""
@@ -261,7 +252,7 @@ class Book(Pages):
     def recount(self) -> None:
         """The totals, afresh from the balances."""
         for name, total in group_totals(self):
-            self.groups[name].total = total
+            self.states.groups[name].total.total = total
 
     def answer(self, key: bytes) -> tuple[int, int]:
         """What is stored under a key: outcome and position."""
@@ -285,18 +276,20 @@ class Draft(Pages):
         self.binding, self.assets = book.binding, book.assets
 
     def find(self, key: bytes) -> int | None:
-        found = number_in(self.memory, key)
-        return number_in(self.book.memory, key) if found is None else found
+        kept = self.memory.get(key)
+        if kept is None:
+            return self.book.find(key)
+        return self.number_in(kept, key) if isinstance(kept, MoveRun) else kept
 
     def state(self, account: bytes) -> AccountState | None:
-        found = self.book.states.get(account)
+        found = self.book.states.find(account)
         return self.opened.get(account) if found is None else found
 
     def open(self, account: bytes) -> AccountState:
         state = self.state(account)
         if state is None:
             number = len(self.book.states) + len(self.opened)
-            state = self.opened[account] = AccountState(number << FINGERPRINT, GroupTotal())
+            state = self.opened[account] = AccountState(number, GroupTotal(b""))
         return state
 
     def balance_of(self, state: AccountState) -> int:
@@ -356,7 +349,7 @@ def undoes_something(outcome: int) -> bool:
 def group_totals(book: Book) -> Iterator[tuple[bytes, int]]:
     """The sums, counted afresh from the balances: what the running totals must equal."""
     sums: dict[bytes, int] = {}
-    for account, state in book.states.items():
-        group = account[:GROUP]
+    for state in book.states:
+        group = state.group.name
         sums[group] = sums.get(group, 0) + state.balance
     return iter(sums.items())

@@ -23,8 +23,14 @@ from tidegate.core.wire import (
     unpack_binding,
     unpack_rebinding,
 )
+from tidegate.trading_core.accounts import ABSENT, AccountState
 from tidegate.trading_core.book import Asked, Draft, key_of, undone_by
 from tidegate.trading_core.columns import (
+    ACTIVE,
+    CREDIT,
+    DEBIT,
+    DONE,
+    REFUND,
     VERB_AT,
     Moves,
     pack_answers,
@@ -32,20 +38,11 @@ from tidegate.trading_core.columns import (
     read_operations,
 )
 from tidegate.trading_core.memory import (
-    ABSENT,
-    ACTIVE,
-    AMOUNT,
-    CREDIT,
-    DEBIT,
-    DONE,
     FINGERPRINT,
-    REFUND,
-    UNDOES,
     UNDONE_BIT,
     VERSION_BITS,
-    AccountState,
-    MoveRun,
     answer_of,
+    fingerprint,
     remember,
     verb_of,
 )
@@ -63,9 +60,9 @@ MAX_OWNER = 2**63 - 1
 def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
     moves = read_operations(operations)
-    states = draft.book.look_up(moves.accounts)
-    verbs = _short_ways(draft, operations, moves, states)
-    batch = Batch(draft, operations, moves, states)
+    states = draft.book.states.find_all(moves.groups, moves.owners)
+    verbs = _short_ways(draft, moves, states)
+    batch = Batch(draft, moves, states)
     balances, balance_of = draft.balances, draft.balances.get
     ended: list[int] = []  # The balances after the moves that are not yet written down.
     for verb, state, amount in zip(verbs, states, moves.amounts, strict=True):
@@ -93,12 +90,10 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
 class Batch:
     """Operations, with the answers and records of those that are judged already."""
 
-    def __init__(
-        self, draft: Draft, operations: bytes, moves: Moves, states: tuple[AccountState, ...]
-    ) -> None:
+    def __init__(self, draft: Draft, moves: Moves, states: Sequence[AccountState]) -> None:
         self.answers: list[bytes] = []
         self.records: list[bytes] = []
-        self._draft, self._operations, self._moves, self._states = draft, operations, moves, states
+        self._draft, self._moves, self._states = draft, moves, states
         self._judged = 0
 
     def write_down(self, ended: list[int]) -> None:
@@ -107,31 +102,22 @@ class Batch:
             return
         draft, moves = self._draft, self._moves
         part = slice(self._judged, self._judged + len(ended))
-        run = MoveRun(
-            draft.position,
-            moves.keys[part],
-            self._states[part],
-            moves.amounts[part],
-            moves.verbs[part],
-        )
-        remember(draft.memory, run)
-        draft.position += len(ended)
-        self._judged = part.stop
-        rows = self._operations[part.start * OPERATION.size : part.stop * OPERATION.size]
-        self.records.append(pack_done(rows, run.amounts, ended))
-        self.answers.append(pack_answers(run.before, draft.position))
+        remember(draft.memory, draft.position, moves, self._states, part)
+        rows = moves.operations[part.start * OPERATION.size : part.stop * OPERATION.size]
+        self.records.append(pack_done(rows, moves.amounts[part], ended))
+        last = draft.position + len(ended)
+        self.answers.append(pack_answers(draft.position, last))
+        self._judged, draft.position = part.stop, last
         ended.clear()
 
     def judge_next(self) -> None:
         """Judge the next one as any operation is."""
-        row = OPERATION.unpack_from(self._operations, self._judged * OPERATION.size)
+        row = OPERATION.unpack_from(self._moves.operations, self._judged * OPERATION.size)
         self.answers.append(ANSWER.pack(*_judge(self._draft, row, self.records)))
         self._judged += 1
 
 
-def _short_ways(
-    draft: Draft, operations: bytes, moves: Moves, states: Sequence[AccountState]
-) -> bytes:
+def _short_ways(draft: Draft, moves: Moves, states: Sequence[AccountState]) -> bytes:
     """The verbs of those whose key and account nothing has touched that is not durable.
 
     And 0 for the others, and for those whose key is known or repeated or retired.
@@ -142,12 +128,12 @@ def _short_ways(
         len(set(keys)) == len(keys)
         and book.are_new(keys)
         and memory.keys().isdisjoint(keys)
-        and not (draft.statuses or REFUND in operations[VERB_AT :: OPERATION.size])
+        and not (draft.statuses or REFUND in moves.operations[VERB_AT :: OPERATION.size])
         and (not draft.floor or min(keys, default=lowest) >= lowest)
     ):
         return moves.verbs
     # An undo may bury another key, which shows only when it is judged.
-    asked = rows(OPERATION, operations)
+    asked = rows(OPERATION, moves.operations)
     seen = {undone_by(row[0], row[3]) for row in asked if row[1] == REFUND}
     verbs = bytearray(moves.verbs)
     for at, (key, state) in enumerate(zip(keys, states, strict=True)):
@@ -213,7 +199,7 @@ def _repeat(draft: Draft, stored: int, asked: Asked) -> tuple[int, int]:
     state = draft.state(account)
     if state is None or verb_of(stored) != verb:
         return KEY_REUSED, 0
-    if stored >> FINGERPRINT << FINGERPRINT != amount * AMOUNT + state.number + (undoes << UNDOES):
+    if stored >> FINGERPRINT << FINGERPRINT != fingerprint(state, undoes, amount):
         return KEY_REUSED, 0
     return answer_of(stored)
 
@@ -252,7 +238,7 @@ def refund(
     state = draft.state(account)
     if verb_of(stored) != DEBIT or state is None:
         return KEY_REUSED, 0
-    if stored >> FINGERPRINT << FINGERPRINT != amount * AMOUNT + state.number:
+    if stored >> FINGERPRINT << FINGERPRINT != fingerprint(state, 0, amount):
         return KEY_REUSED, 0
     if answer_of(stored)[0] != DONE:
         return (UNFOUNDED if expect_done else EMPTY), 0

@@ -1,19 +1,14 @@
 """What is remembered of accounts and of operations: of one, and of many plain moves together."""
 
-from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import count, repeat
+from collections.abc import Sequence
+from itertools import repeat
 from typing import TypeAlias
 
 import msgspec
 
-from tidegate.core.wire import Outcome, Status, Verb
-
-# The hot loops compare plain numbers: an enum member costs a lookup and a call.
-DEBIT, CREDIT, REFUND = int(Verb.DEBIT), int(Verb.CREDIT), int(Verb.REFUND)
-DONE, TOMBSTONE = int(Outcome.DONE), int(Outcome.TOMBSTONE)
-ACTIVE, ABSENT = int(Status.ACTIVE), int(Status.ABSENT)
+from tidegate.core.wire import OPERATION
+from tidegate.trading_core.accounts import AccountState
+from tidegate.trading_core.columns import DONE, Moves
 
 # One remembered operation is one int: amount | undoes 32 | account 40 | position 48 | verb 2 |
 # undone 1 | outcome 5. As a value in a dict it takes 48 bytes while the amount is below 2**52.
@@ -30,86 +25,51 @@ MOST_TOGETHER = 256  # A repeated key is searched for among so many.
 FEWEST_TOGETHER = 16
 
 
-class GroupTotal(msgspec.Struct, gc=False, eq=False):
-    """The sum of the balances of one book and asset."""
+def fingerprint(state: AccountState, undoes: int, amount: int) -> int:
+    """What a question under the same key must have in common with the first."""
+    return amount * AMOUNT + (undoes << UNDOES) + (state.number << FINGERPRINT)
 
-    total: int = 0
 
-
-class AccountState(msgspec.Struct, gc=False, eq=False):
-    """All that is known of one account, in one place: to find each part costs a cache miss.
-
-    The garbage collector leaves it alone. It would look at a million of them in vain.
-    """
-
-    number: int  # Shifted to where a remembered operation has it.
-    group: GroupTotal
-    status: int = ABSENT
-    balance: int = 0
+def number_of_move(state: AccountState, amount: int, position: int, verb: int) -> int:
+    """What is remembered of a plain move that was done."""
+    return fingerprint(state, 0, amount) + position * NEXT | verb << VERB | DONE
 
 
 class MoveRun(msgspec.Struct, gc=False, eq=False):
-    """Plain moves whose records follow each other, remembered together.
+    """Plain moves whose records follow each other, remembered together as they were asked.
 
-    To make one number of each takes four others, and almost none is ever looked at again.
+    To make one number of each takes four others, and almost none is ever looked at again. In one
+    piece of bytes they cost the garbage collector nothing.
     """
 
     before: int  # The position before the first.
-    keys: tuple[bytes, ...]
-    states: tuple[AccountState, ...]
-    amounts: Sequence[int]
-    verbs: bytes
+    operations: bytes
 
-    def number_at(self, index: int) -> int:
-        """What is remembered of one of them, as of any operation."""
-        position = self.before + 1 + index
-        what = self.amounts[index] * AMOUNT + self.states[index].number + position * NEXT
-        return what | self.verbs[index] << VERB | DONE
-
-    def number_of(self, key: bytes) -> int:
-        return self.number_at(self.keys.index(key))
-
-    def pieces(self) -> Iterator["MoveRun"]:
-        """The same, in parts in which a key is soon found."""
-        for first in range(0, len(self.keys), MOST_TOGETHER):
-            part = slice(first, first + MOST_TOGETHER)
-            amounts: Sequence[int] = self.amounts[part]
-            with suppress(OverflowError):
-                amounts = array("Q", amounts)  # In a quarter of the space, unless one is wide.
-            yield MoveRun(
-                self.before + first, self.keys[part], self.states[part], amounts, self.verbs[part]
-            )
+    def find(self, key: bytes) -> tuple[int, bytes]:
+        """The position of one of them, and the operation."""
+        at = self.operations.index(key)
+        while at % OPERATION.size:  # It stood across others.
+            at = self.operations.index(key, at + 1)
+        return self.before + 1 + at // OPERATION.size, self.operations[at : at + OPERATION.size]
 
 
 Memory: TypeAlias = dict[bytes, int | MoveRun]  # By the operation's key.
 
 
-def remember(memory: Memory, moves: MoveRun) -> None:
-    """Take in plain moves that were done."""
-    if len(moves.keys) < FEWEST_TOGETHER:
-        memory.update(zip(moves.keys, map(moves.number_at, count()), strict=False))
+def remember(
+    memory: Memory, before: int, moves: Moves, states: Sequence[AccountState], part: slice
+) -> None:
+    """Take in a part of these moves, all of which were done."""
+    size = OPERATION.size
+    if part.stop - part.start < FEWEST_TOGETHER:
+        for position, at in enumerate(range(part.start, part.stop), before + 1):
+            told = number_of_move(states[at], moves.amounts[at], position, moves.verbs[at])
+            memory[moves.keys[at]] = told
         return
-    for run in moves.pieces():
-        memory.update(zip(run.keys, repeat(run), strict=False))
-
-
-def numbers(memory: Memory) -> Iterator[tuple[bytes, int]]:
-    """Each operation's key and what is remembered of it, in the order of the memory."""
-    run: int | MoveRun = 0
-    unfolded: dict[bytes, int] = {}
-    for key, kept in memory.items():
-        if isinstance(kept, int):
-            yield key, kept
-            continue
-        if kept is not run:  # Those of a run follow each other.
-            run, unfolded = kept, dict(zip(kept.keys, map(kept.number_at, count()), strict=False))
-        yield key, unfolded[key]
-
-
-def number_in(memory: Memory, key: bytes) -> int | None:
-    """What is remembered under a key."""
-    kept = memory.get(key)
-    return kept if kept is None or isinstance(kept, int) else kept.number_of(key)
+    for at in range(part.start, part.stop, MOST_TOGETHER):
+        end = min(at + MOST_TOGETHER, part.stop)
+        run = MoveRun(before + at - part.start, moves.operations[at * size : end * size])
+        memory.update(zip(moves.keys[at:end], repeat(run), strict=False))
 
 
 def answer_of(number: int) -> tuple[int, int]:
