@@ -6,7 +6,6 @@ judges nothing: the log holds decisions.
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, TypeAlias
@@ -171,7 +170,6 @@ class Book(Pages):
 
     def are_new(self, keys: Sequence[bytes]) -> bool:
         """Whether nothing is remembered under any of these keys."""
-        deque(map(hash, keys), 0)
         return self.memory.keys().isdisjoint(keys)
 
     def open(self, account: bytes) -> AccountState:

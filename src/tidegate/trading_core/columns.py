@@ -7,7 +7,7 @@ one call for all rows; a call for each row costs more than to judge it.
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tidegate.core.wire import ANSWER, OPERATION, RECORD, Malformed, Outcome, Status, Verb
 from tidegate.trading_core.accounts import GROUP
@@ -27,24 +27,30 @@ UPPER_AMOUNT = range(AMOUNT_AT, AMOUNT_AT + HALF)
 UPPER_BALANCE = range(BALANCE_AT, BALANCE_AT + HALF)
 assert (OPERATION.size, RECORD.size) == (OUTCOME_AT, BALANCE_AT + WHOLE)
 
-# Rows are read many at a time, because to begin with each one costs as much as to read it.
-ASKED = "20s6x5sQ8xQ"  # Key, book and asset, owner, and the amount's lower half.
-RECORDED = "20s6x5sQ8xQ25xQ"  # The same, and the balance's lower half.
-WIDE = struct.Struct(">39xQQ")
-AT_ONCE = 64
-ASKED_ROWS = struct.Struct(">" + ASKED), struct.Struct(">" + AT_ONCE * ASKED)
-RECORDED_ROWS = struct.Struct(">" + RECORDED), struct.Struct(">" + AT_ONCE * RECORDED)
-PREFIX = f"{OPERATION.size}s{RECORD.size - OPERATION.size}x"
-OPERATION_ROWS = struct.Struct(PREFIX), struct.Struct(AT_ONCE * PREFIX)
-assert (ASKED_ROWS[0].size, WIDE.size) == (OPERATION.size, OPERATION.size)
-assert RECORDED_ROWS[0].size == RECORD.size
+AT_ONCE = 64  # Rows that are read or written by one call, because to begin one takes its time.
+Forms: TypeAlias = tuple[struct.Struct, struct.Struct]  # Of one row, and of so many.
 
-WHOLE_OPERATION = struct.Struct(f"{OPERATION.size}s")
-DONE_BYTE = bytes([DONE])
-BLANK = bytes(OUTCOME_AT) + DONE_BYTE + bytes(2 * WHOLE)
+
+def _forms(row: str, size: int) -> Forms:
+    one, many = struct.Struct(">" + row), struct.Struct(">" + row * AT_ONCE)
+    assert one.size == size, f"{row} is no row of {size} bytes"
+    return one, many
+
+
+# Key, book and asset, owner, and the amount's lower half; of records, the balance's, too.
+ASKED_ROWS = _forms("20s6x5sQ8xQ", OPERATION.size)
+RECORDED_ROWS = _forms("20s6x5sQ8xQ25xQ", RECORD.size)
+WIDE_AMOUNTS = struct.Struct(">39xQQ")
+# The operations as they stand in records; and records of them without the outcome. Of a change
+# below zero the upper half is the sign.
+OPERATION_ROWS = _forms("55s", OPERATION.size)
+PREFIX_ROWS = _forms("55s33x", RECORD.size)
+CREDITED_ROWS = _forms("56s8xQ8xQ", RECORD.size)
+MOVED_ROWS = _forms("56sqq8xQ", RECORD.size)
+WIDE_ROWS = _forms("56s16s16s", RECORD.size)
+
 NOT_DONE = bytes(code != DONE for code in range(256))  # As bytes.translate takes it.
-SIGN = bytes(128) + b"\xff" * 128  # What stands before a signed number that begins with a byte.
-FEW = 32  # Rows for which it does not pay to cut columns.
+LOWEST = struct.pack(">65536H", *range(65_536))  # The last two bytes of every position.
 
 
 class Moves(NamedTuple):
@@ -63,7 +69,7 @@ def read_operations(body: bytes) -> Moves:
     cells, size = _cells(ASKED_ROWS, body), OPERATION.size
     groups, amounts = _groups(cells[1::4], body, size), cells[3::4]
     if any(_filled(body, size, UPPER_AMOUNT)):
-        amounts = tuple([high << 64 | low for high, low in WIDE.iter_unpack(body)])
+        amounts = tuple([high << 64 | low for high, low in WIDE_AMOUNTS.iter_unpack(body)])
     verbs = _plain(body[VERB_AT::size], _filled(body, size, MODE_AND_UNDOES))
     return Moves(cells[::4], groups, cells[2::4], amounts, verbs, body)
 
@@ -77,11 +83,11 @@ def read_records(body: bytes) -> Moves:
         strange.append(outcomes.translate(NOT_DONE))
     verbs = _plain(body[VERB_AT::size], strange)
     groups = _groups(cells[1::5], body, size)
-    operations = b"".join(_cells(OPERATION_ROWS, body))
+    operations = b"".join(_cells(PREFIX_ROWS, body))
     return Moves(cells[::5], groups, cells[2::5], cells[3::5], verbs, operations, cells[4::5])
 
 
-def _cells(forms: tuple[struct.Struct, struct.Struct], body: bytes) -> tuple[Any, ...]:
+def _cells(forms: Forms, body: bytes) -> tuple[Any, ...]:
     one, many = forms
     cells: list[Any] = []
     if len(body) % one.size:
@@ -116,45 +122,50 @@ def _plain(verbs: bytes, strange: Sequence[bytes]) -> bytes:
 
 def pack_done(operations: bytes, amounts: Sequence[int], balances: Sequence[int]) -> bytes:
     """The records of plain moves that are done: each operation, and what it led to."""
+    asked = _cells(OPERATION_ROWS, operations)
     verbs = operations[VERB_AT :: OPERATION.size]
     changes = amounts
-    if verbs.count(CREDIT) < len(verbs):
-        changes = [a if verb == CREDIT else -a for verb, a in zip(verbs, amounts, strict=True)]
-    if len(verbs) < FEW:
-        asked = (cells[0] for cells in WHOLE_OPERATION.iter_unpack(operations))
-        return b"".join(map(_record, asked, changes, balances))
-    table = bytearray(BLANK * len(verbs))
-    for at in range(OUTCOME_AT):
-        table[at :: RECORD.size] = operations[at :: OPERATION.size]
-    _write(table, CHANGE_AT, changes)
-    _write(table, BALANCE_AT, balances)
+    try:
+        if verbs.count(CREDIT) == len(verbs):
+            table = _packed(CREDITED_ROWS, (asked, amounts, balances))
+        else:
+            changes = [a if verb == CREDIT else -a for verb, a in zip(verbs, amounts, strict=True)]
+            signs = [change >> 63 for change in changes]
+            table = _packed(MOVED_ROWS, (asked, signs, changes, balances))
+    except struct.error:
+        wide = [change.to_bytes(WHOLE, signed=True) for change in changes]
+        table = _packed(WIDE_ROWS, (asked, wide, [after.to_bytes(WHOLE) for after in balances]))
+    table[OUTCOME_AT :: RECORD.size] = bytes([DONE]) * len(verbs)
     return bytes(table)
 
 
-def _record(operation: bytes, change: int, balance: int) -> bytes:
-    return operation + DONE_BYTE + change.to_bytes(WHOLE, signed=True) + balance.to_bytes(WHOLE)
-
-
-def _write(table: bytearray, at: int, numbers: Sequence[int]) -> None:
-    """Write signed numbers of sixteen bytes down a table of records that holds zeros there."""
-    try:
-        lower, width = struct.pack(f">{len(numbers)}q", *numbers), HALF
-    except struct.error:
-        lower, width = b"".join([number.to_bytes(WHOLE, signed=True) for number in numbers]), WHOLE
-    for byte in range(width):
-        table[at + WHOLE - width + byte :: RECORD.size] = lower[byte::width]
-    if width == HALF and min(numbers) < 0:
-        sign = lower[::width].translate(SIGN)
-        for byte in range(HALF):
-            table[at + byte :: RECORD.size] = sign
+def _packed(forms: Forms, columns: Sequence[Sequence[Any]]) -> bytearray:
+    """Rows of these columns, written many at a time, and the last ones one by one."""
+    one, many = forms
+    count, width = len(columns[0]), len(columns)
+    cells: list[Any] = [0] * (count * width)
+    for at, column in enumerate(columns):
+        cells[at::width] = column
+    table, split = bytearray(count * one.size), count - count % AT_ONCE
+    for row in range(0, split, AT_ONCE):
+        many.pack_into(table, row * one.size, *cells[row * width : (row + AT_ONCE) * width])
+    for row in range(split, count):
+        one.pack_into(table, row * one.size, *cells[row * width : (row + 1) * width])
+    return table
 
 
 def pack_answers(after: int, last: int) -> bytes:
-    """The answers to operations that are done, whose records follow each other."""
-    if last - after < FEW:
-        return b"".join([ANSWER.pack(DONE, position) for position in range(after + 1, last + 1)])
-    positions = struct.pack(f">{last - after}Q", *range(after + 1, last + 1))
-    answers = bytearray(ANSWER.pack(DONE, 0) * (last - after))
-    for byte in range(8):
-        answers[byte + 1 :: ANSWER.size] = positions[byte::8]
+    """The answers to operations that are done, whose records follow each other.
+
+    Of positions that follow each other only the last two bytes differ, but for one in 65 536.
+    """
+    answers = bytearray()
+    while after < last:
+        upper, lower = divmod(after + 1, len(LOWEST) // 2)
+        lows = LOWEST[2 * lower : 2 * (lower + last - after)]
+        some = bytearray(ANSWER.pack(DONE, upper << 16) * (len(lows) // 2))
+        some[ANSWER.size - 2 :: ANSWER.size] = lows[::2]
+        some[ANSWER.size - 1 :: ANSWER.size] = lows[1::2]
+        answers += some
+        after += len(lows) // 2
     return bytes(answers)

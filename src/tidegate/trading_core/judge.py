@@ -125,7 +125,7 @@ def _short_ways(draft: Draft, moves: Moves, states: Sequence[AccountState]) -> b
     keys, book, memory = moves.keys, draft.book, draft.memory
     lowest = key_of(draft.floor)
     if (
-        len(set(keys)) == len(keys)
+        len(set(keys)) == len(keys)  # Which also hashes all before the first is looked up.
         and book.are_new(keys)
         and memory.keys().isdisjoint(keys)
         and not (draft.statuses or REFUND in moves.operations[VERB_AT :: OPERATION.size])
