@@ -19,7 +19,7 @@ from tidegate.core.wire import (
 )
 from tidegate.trading_core import accounts
 from tidegate.trading_core.book import Asked, Book, Draft, group_totals
-from tidegate.trading_core.judge import _judge, judge
+from tidegate.trading_core.judge import FEW, _judge, judge
 
 ELSEWHERE, NOWHERE = account(2, 6, 1001), account(9, 5, 1001)
 AMOUNTS = (0, 1, 2, 2**63, 2**64 - 1, 2**64, 2**100, MAX_AMOUNT, MAX_AMOUNT + 1)
@@ -128,7 +128,10 @@ class Watched(Draft):
         (debit(4, 1), True),
         (credit(3, 2**64 - 1), True),
         (credit(3, 2**100), True),
-        (debit(5, 100), False),
+        (debit(5, 100), True),
+        (debit(5, 0), True),
+        (debit(6, 1, BOB), True),
+        (debit(5, MAX_AMOUNT + 1), True),
         (credit(6, 1, BOB), False),
         (credit(7, 1, ELSEWHERE), False),
         (credit(1, 10), False),
@@ -140,7 +143,8 @@ def test_only_a_plain_move_goes_the_short_way(operation: Operation, is_plain: bo
     desk.ask(credit(1, 10), credit(2, 10, BOB))
     desk.admit(BOB, Status.FROZEN)
     draft = Watched(desk.book)
-    judge(draft, pack_operations([operation]))
+    others = [credit(100 + n, 1) for n in range(FEW)]
+    judge(draft, pack_operations([*others, operation]))
     assert draft.asked != is_plain
 
 
@@ -151,7 +155,9 @@ def test_only_a_plain_move_goes_the_short_way(operation: Operation, is_plain: bo
         (debit(4, 1), True),
         (debit(4, 10), True),
         (credit(3, 2**64), False),
-        (debit(5, 100), False),
+        (debit(5, 100), True),
+        (debit(5, 0), True),
+        (debit(7, 1, ELSEWHERE), True),
         (credit(7, 1, ELSEWHERE), True),
         (refund(2, 1), False),
     ],

@@ -5,10 +5,12 @@ owner's number; the others are in a dict. A dict costs four waits for main memor
 costs two, and twice the space.
 """
 
+import struct
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import repeat
 from operator import itemgetter
 
 import msgspec
@@ -17,7 +19,8 @@ from tidegate.core.wire import ACCOUNT, Status
 
 ABSENT = int(Status.ABSENT)
 GROUP, OWNER = 5, 8  # Bytes of an account: its book and asset, and then its owner.
-assert ACCOUNT.size == GROUP + OWNER
+PARTS = struct.Struct(f">{GROUP}sQ")
+assert ACCOUNT.size == PARTS.size == GROUP + OWNER
 FEWEST = 64  # Accounts apart for which it pays to see whether they belong in the list.
 SPARSEST = 4  # One in so many places of the list must be taken.
 
@@ -114,8 +117,9 @@ class Accounts:
             yield state.group.name + owner.to_bytes(OWNER), state
 
     def find(self, account: bytes) -> AccountState | None:
-        group = self.groups.get(account[:GROUP])
-        state = NOBODY if group is None else group.find(int.from_bytes(account[GROUP:]))
+        name, owner = PARTS.unpack(account)
+        group = self.groups.get(name)
+        state = NOBODY if group is None else group.find(owner)
         return None if state is NOBODY else state
 
     def find_all(self, groups: Sequence[bytes], owners: Sequence[int]) -> tuple[AccountState, ...]:
@@ -126,10 +130,32 @@ class Accounts:
         known = {name: self.groups.get(name, NO_GROUP).find for name in set(groups)}
         return tuple([known[name](owner) for name, owner in zip(groups, owners, strict=True)])
 
+    def open_all(self, groups: Sequence[bytes], owners: Sequence[int]) -> Sequence[AccountState]:
+        """The state of each, and a new one for each that there was not."""
+        found = self.find_all(groups, owners)
+        if NOBODY not in set(found):
+            return found
+        names = groups if len(groups) == len(owners) else repeat(groups[0])
+        return [
+            self._open(name, owner) if state is NOBODY else state
+            for state, name, owner in zip(found, names, owners, strict=False)
+        ]
+
+    def _open(self, name: bytes, owner: int) -> AccountState:
+        group = self.groups.get(name, NO_GROUP)
+        state = group.find(owner)
+        if state is NOBODY:
+            state = AccountState(len(self._states), group.total)
+            self._add(name, owner, state)
+        return state
+
     def add(self, account: bytes, state: AccountState) -> None:
         """Its number must be the next one."""
         assert state.number == len(self._states), f"account {state.number} is out of turn"
-        name, owner = account[:GROUP], int.from_bytes(account[GROUP:])
+        name, owner = PARTS.unpack(account)
+        self._add(name, owner, state)
+
+    def _add(self, name: bytes, owner: int, state: AccountState) -> None:
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = Group(name)

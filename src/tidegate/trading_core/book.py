@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
-from tidegate.core.wire import KEY, OPERATION, RECORD, Binding, Outcome, rows
-from tidegate.trading_core.accounts import ABSENT, NOBODY, Accounts, AccountState, GroupTotal
+from tidegate.core.wire import KEY, OPERATION, RECORD, Binding, Outcome
+from tidegate.trading_core.accounts import ABSENT, Accounts, AccountState, GroupTotal
 from tidegate.trading_core.columns import (
     ACTIVE,
     CREDIT,
@@ -34,7 +34,10 @@ from tidegate.trading_core.memory import (
     fingerprint,
     number_of_move,
     remember,
+    tell,
 )
+
+DONE_IF_NOT = bytes([DONE, *range(1, 256)])  # What is no refusal here is done.
 
 Asked: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
 
@@ -55,11 +58,11 @@ class Pages(ABC):
 
     def number_in(self, run: MoveRun, key: bytes) -> int:
         """What is remembered of one move of a run, as of any operation."""
-        position, operation = run.find(key)
+        operation, position, outcome = run.find(key)
         _, verb, _, _, account, amount = OPERATION.unpack(operation)
         state = self.state(account)
         assert state is not None, "money was moved, so there is an account"
-        return number_of_move(state, int.from_bytes(amount), position, verb)
+        return number_of_move(state, int.from_bytes(amount), position, verb << VERB | outcome)
 
     @abstractmethod
     def state(self, account: bytes) -> AccountState | None: ...
@@ -87,6 +90,10 @@ class Pages(ABC):
     def status(self, account: bytes) -> int:
         state = self.state(account)
         return ABSENT if state is None else self.status_of(state)
+
+    def status_and_balance(self, account: bytes) -> tuple[int, int]:
+        state = self.state(account)
+        return (ABSENT, 0) if state is None else (self.status_of(state), self.balance_of(state))
 
     def note(self, key: bytes, asked: Asked, outcome: int, delta: int, balance: int) -> None:
         """Take in one decided operation."""
@@ -162,8 +169,9 @@ class Book(Pages):
     def _unfolded(self, run: MoveRun) -> dict[bytes, int]:
         moves = read_operations(run.operations)
         states = self.states.find_all(moves.groups, moves.owners)
-        told = map(number_of_move, states, moves.amounts, count(run.before + 1), moves.verbs)
-        return dict(zip(moves.keys, told, strict=True))
+        told = tell(run.operations, run.outcomes)
+        kept = map(number_of_move, states, moves.amounts, count(run.before + 1), told)
+        return dict(zip(moves.keys, kept, strict=True))
 
     def state(self, account: bytes) -> AccountState | None:
         return self.states.find(account)
@@ -213,10 +221,7 @@ class Book(Pages):
         The totals are counted when the whole log is read.
         """
         moves = read_records(records)
-        states = self.states.find_all(moves.groups, moves.owners)
-        if NOBODY in set(states):
-            accounts = (row[4] for row in rows(RECORD, records))
-            states = tuple(map(self.open, accounts))
+        states = self.states.open_all(moves.groups, moves.owners)
         first = last = 0  # Of the plain moves that are not yet remembered.
         for verb, state, amount, after in zip(
             moves.verbs, states, moves.amounts, moves.balances, strict=True
@@ -228,16 +233,20 @@ class Book(Pages):
                     state.status = ACTIVE
             elif verb == DEBIT and amount and state.balance - amount == after:
                 state.balance = after
-            else:
-                self._remember(moves, states, slice(first, last))
+            elif not moves.refusals or not moves.refusals[last] or state.balance != after:
+                self._remember(moves, states, first, last)
                 self._replay(RECORD.unpack_from(records, last * RECORD.size))
                 first = last + 1
             last += 1
-        self._remember(moves, states, slice(first, last))
+        self._remember(moves, states, first, last)
 
-    def _remember(self, moves: Moves, states: Sequence[AccountState], part: slice) -> None:
-        remember(self.memory, self.position, moves, states, part)
-        self.position += part.stop - part.start
+    def _remember(
+        self, moves: Moves, states: Sequence[AccountState], first: int, last: int
+    ) -> None:
+        outcomes = moves.refusals[first:last]
+        outcomes = outcomes.translate(DONE_IF_NOT) if any(outcomes) else b""
+        remember(self.memory, self.position, moves.part(first, last), states[first:last], outcomes)
+        self.position += last - first
 
     def _replay(self, row: tuple[Any, ...]) -> None:
         """Any record."""

@@ -49,6 +49,7 @@ CREDITED_ROWS = _forms("56s8xQ8xQ", RECORD.size)
 MOVED_ROWS = _forms("56sqq8xQ", RECORD.size)
 WIDE_ROWS = _forms("56s16s16s", RECORD.size)
 
+REFUSALS = bytes(c if Outcome.INVALID_AMOUNT <= c < Outcome.BUSY else 0 for c in range(256))
 NOT_DONE = bytes(code != DONE for code in range(256))  # As bytes.translate takes it.
 LOWEST = struct.pack(">65536H", *range(65_536))  # The last two bytes of every position.
 
@@ -63,12 +64,23 @@ class Moves(NamedTuple):
     verbs: bytes
     operations: bytes  # As they were asked, in rows.
     balances: tuple[int, ...] = ()  # After each, of records.
+    refusals: bytes = b""  # Of records: the outcome of a refused plain move, and 0 for others.
+
+    def part(self, first: int, last: int) -> "Moves":
+        """Some of the operations that follow each other."""
+        if last - first == len(self.keys):
+            return self
+        rows = self.operations[first * OPERATION.size : last * OPERATION.size]
+        part = slice(first, last)
+        groups = self.groups if len(self.groups) == 1 else self.groups[part]
+        amounts, verbs = self.amounts[part], self.verbs[part]
+        return Moves(self.keys[part], groups, self.owners[part], amounts, verbs, rows)
 
 
 def read_operations(body: bytes) -> Moves:
     cells, size = _cells(ASKED_ROWS, body), OPERATION.size
     groups, amounts = _groups(cells[1::4], body, size), cells[3::4]
-    if any(_filled(body, size, UPPER_AMOUNT)):
+    if _filled(body, size, UPPER_AMOUNT):
         amounts = tuple([high << 64 | low for high, low in WIDE_AMOUNTS.iter_unpack(body)])
     verbs = _plain(body[VERB_AT::size], _filled(body, size, MODE_AND_UNDOES))
     return Moves(cells[::4], groups, cells[2::4], amounts, verbs, body)
@@ -78,13 +90,17 @@ def read_records(body: bytes) -> Moves:
     """Wide numbers and what was not done are no plain moves here."""
     cells, size = _cells(RECORDED_ROWS, body), RECORD.size
     strange = _filled(body, size, chain(MODE_AND_UNDOES, UPPER_AMOUNT, UPPER_BALANCE))
-    outcomes = body[OUTCOME_AT::size]
+    verbs, outcomes = _plain(body[VERB_AT::size], strange), body[OUTCOME_AT::size]
+    refusals = b""
     if outcomes.count(DONE) != len(outcomes):
-        strange.append(outcomes.translate(NOT_DONE))
-    verbs = _plain(body[VERB_AT::size], strange)
+        told = zip(verbs, outcomes.translate(REFUSALS), strict=True)
+        refusals = bytes([outcome if verb in (CREDIT, DEBIT) else 0 for verb, outcome in told])
+        verbs = _plain(verbs, [outcomes.translate(NOT_DONE)])
     groups = _groups(cells[1::5], body, size)
     operations = b"".join(_cells(PREFIX_ROWS, body))
-    return Moves(cells[::5], groups, cells[2::5], cells[3::5], verbs, operations, cells[4::5])
+    return Moves(
+        cells[::5], groups, cells[2::5], cells[3::5], verbs, operations, cells[4::5], refusals
+    )
 
 
 def _cells(forms: Forms, body: bytes) -> tuple[Any, ...]:
@@ -102,9 +118,11 @@ def _cells(forms: Forms, body: bytes) -> tuple[Any, ...]:
 
 def _groups(groups: tuple[bytes, ...], body: bytes, size: int) -> tuple[bytes, ...]:
     """One of them, if all are the same."""
-    columns = (body[at::size] for at in range(GROUP_AT, GROUP_AT + GROUP))
-    same = all(column[:1] * len(column) == column for column in columns)
-    return groups[:1] if same else groups
+    count, first = len(groups), body[GROUP_AT : GROUP_AT + GROUP]
+    for at, byte in enumerate(first, GROUP_AT):
+        if body[at::size].count(byte) != count:
+            return groups
+    return groups[:1]
 
 
 def _filled(body: bytes, size: int, columns: Iterable[int]) -> list[bytes]:
@@ -120,22 +138,25 @@ def _plain(verbs: bytes, strange: Sequence[bytes]) -> bytes:
     return bytes([0 if any(cells) else verb for verb, *cells in zip(verbs, *strange, strict=True)])
 
 
-def pack_done(operations: bytes, amounts: Sequence[int], balances: Sequence[int]) -> bytes:
-    """The records of plain moves that are done: each operation, and what it led to."""
-    asked = _cells(OPERATION_ROWS, operations)
-    verbs = operations[VERB_AT :: OPERATION.size]
-    changes = amounts
+def pack_records(moves: Moves, balances: Sequence[int], outcomes: bytes) -> bytes:
+    """The records of plain moves: each operation, and what it led to. No outcomes: all done."""
+    asked = _cells(OPERATION_ROWS, moves.operations)
+    changes: Sequence[int] = moves.amounts
     try:
-        if verbs.count(CREDIT) == len(verbs):
-            table = _packed(CREDITED_ROWS, (asked, amounts, balances))
+        if not outcomes and moves.verbs.count(CREDIT) == len(asked):
+            table = _packed(CREDITED_ROWS, (asked, changes, balances))
         else:
-            changes = [a if verb == CREDIT else -a for verb, a in zip(verbs, amounts, strict=True)]
+            told = zip(moves.verbs, changes, strict=True)
+            changes = [amount if verb == CREDIT else -amount for verb, amount in told]
+            if outcomes:
+                did = (outcome == DONE for outcome in outcomes)
+                changes = [a if done else 0 for a, done in zip(changes, did, strict=True)]
             signs = [change >> 63 for change in changes]
             table = _packed(MOVED_ROWS, (asked, signs, changes, balances))
     except struct.error:
         wide = [change.to_bytes(WHOLE, signed=True) for change in changes]
         table = _packed(WIDE_ROWS, (asked, wide, [after.to_bytes(WHOLE) for after in balances]))
-    table[OUTCOME_AT :: RECORD.size] = bytes([DONE]) * len(verbs)
+    table[OUTCOME_AT :: RECORD.size] = outcomes or bytes([DONE]) * len(asked)
     return bytes(table)
 
 
@@ -154,18 +175,20 @@ def _packed(forms: Forms, columns: Sequence[Sequence[Any]]) -> bytearray:
     return table
 
 
-def pack_answers(after: int, last: int) -> bytes:
-    """The answers to operations that are done, whose records follow each other.
+def pack_answers(before: int, count: int, outcomes: bytes) -> bytes:
+    """The answers to plain moves whose records follow each other. No outcomes: all are done.
 
     Of positions that follow each other only the last two bytes differ, but for one in 65 536.
     """
-    answers = bytearray()
-    while after < last:
-        upper, lower = divmod(after + 1, len(LOWEST) // 2)
-        lows = LOWEST[2 * lower : 2 * (lower + last - after)]
+    answers, last = bytearray(), before + count
+    while before < last:
+        upper, lower = divmod(before + 1, len(LOWEST) // 2)
+        lows = LOWEST[2 * lower : 2 * (lower + last - before)]
         some = bytearray(ANSWER.pack(DONE, upper << 16) * (len(lows) // 2))
         some[ANSWER.size - 2 :: ANSWER.size] = lows[::2]
         some[ANSWER.size - 1 :: ANSWER.size] = lows[1::2]
         answers += some
-        after += len(lows) // 2
+        before += len(lows) // 2
+    if outcomes:
+        answers[:: ANSWER.size] = outcomes
     return bytes(answers)

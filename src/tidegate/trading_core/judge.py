@@ -34,7 +34,7 @@ from tidegate.trading_core.columns import (
     VERB_AT,
     Moves,
     pack_answers,
-    pack_done,
+    pack_records,
     read_operations,
 )
 from tidegate.trading_core.memory import (
@@ -47,6 +47,7 @@ from tidegate.trading_core.memory import (
     verb_of,
 )
 
+FEW = 4  # Operations for which it does not pay to cut columns.
 STORED = 32  # Outcomes below this are stored under their key.
 BOOKS = frozenset(int(book) for book in Book)
 FROZEN, DISABLED = int(Status.FROZEN), int(Status.DISABLED)
@@ -59,13 +60,15 @@ MAX_OWNER = 2**63 - 1
 
 def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
+    if len(operations) <= FEW * OPERATION.size:
+        records: list[bytes] = []
+        few = [ANSWER.pack(*_judge(draft, row, records)) for row in rows(OPERATION, operations)]
+        return b"".join(few), b"".join(records)
     moves = read_operations(operations)
-    states = draft.book.states.find_all(moves.groups, moves.owners)
-    verbs = _short_ways(draft, moves, states)
-    batch = Batch(draft, moves, states)
-    balances, balance_of = draft.balances, draft.balances.get
-    ended: list[int] = []  # The balances after the moves that are not yet written down.
-    for verb, state, amount in zip(verbs, states, moves.amounts, strict=True):
+    batch = Batch(draft, moves, draft.book.states.find_all(moves.groups, moves.owners))
+    verbs = _short_ways(draft, moves, batch.states)
+    balances, balance_of, ended = draft.balances, draft.balances.get, batch.ended
+    for verb, state, amount in zip(verbs, batch.states, moves.amounts, strict=True):
         # Most are new, and are plain moves of money on an open account. Whatever `credit` and
         # `debit` say is done is done here, without a call for each thing that they look at.
         if amount and state.status == ACTIVE:
@@ -81,9 +84,14 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
                     balances[state] = after
                     ended.append(after)
                     continue
-        batch.write_down(ended)
-        batch.judge_next()
-    batch.write_down(ended)
+        balance = balance_of(state, state.balance)
+        if refused := _refusal(verb, state.status, balance, amount):
+            batch.refused[len(ended)] = refused
+            ended.append(balance)
+        else:
+            batch.write_down()
+            batch.judge_next()
+    batch.write_down()
     return b"".join(batch.answers), b"".join(batch.records)
 
 
@@ -91,30 +99,45 @@ class Batch:
     """Operations, with the answers and records of those that are judged already."""
 
     def __init__(self, draft: Draft, moves: Moves, states: Sequence[AccountState]) -> None:
+        self.states = states
         self.answers: list[bytes] = []
         self.records: list[bytes] = []
-        self._draft, self._moves, self._states = draft, moves, states
-        self._judged = 0
+        # Of the plain moves that are judged and not yet written down: the balance after each, and
+        # the outcomes of those that are not done.
+        self.ended: list[int] = []
+        self.refused: dict[int, int] = {}
+        self._draft, self._moves = draft, moves
+        self._written = 0
 
-    def write_down(self, ended: list[int]) -> None:
-        """Take in the moves that were done since, and forget the balances after them."""
-        if not ended:
+    def write_down(self) -> None:
+        """Take in the plain moves that were judged since."""
+        if not self.ended:
             return
-        draft, moves = self._draft, self._moves
-        part = slice(self._judged, self._judged + len(ended))
-        remember(draft.memory, draft.position, moves, self._states, part)
-        rows = moves.operations[part.start * OPERATION.size : part.stop * OPERATION.size]
-        self.records.append(pack_done(rows, moves.amounts[part], ended))
-        last = draft.position + len(ended)
-        self.answers.append(pack_answers(draft.position, last))
-        self._judged, draft.position = part.stop, last
-        ended.clear()
+        draft, count, get = self._draft, len(self.ended), self.refused.get
+        outcomes = bytes([get(at, DONE) for at in range(count)]) if self.refused else b""
+        moves = self._moves.part(self._written, self._written + count)
+        states = self.states[self._written : self._written + count]
+        remember(draft.memory, draft.position, moves, states, outcomes)
+        self.records.append(pack_records(moves, self.ended, outcomes))
+        self.answers.append(pack_answers(draft.position, count, outcomes))
+        draft.position += count
+        self._written += count
+        self.ended.clear()
+        self.refused.clear()
 
     def judge_next(self) -> None:
         """Judge the next one as any operation is."""
-        row = OPERATION.unpack_from(self._moves.operations, self._judged * OPERATION.size)
+        row = OPERATION.unpack_from(self._moves.operations, self._written * OPERATION.size)
         self.answers.append(ANSWER.pack(*_judge(self._draft, row, self.records)))
-        self._judged += 1
+        self._written += 1
+
+
+def _refusal(verb: int, status: int, balance: int, amount: int) -> int:
+    """Why a plain move is refused, if so, and if that is stored."""
+    if status == ABSENT or verb not in (CREDIT, DEBIT):
+        return 0
+    outcome = (credit if verb == CREDIT else debit)(status, balance, amount)
+    return outcome if DONE < outcome < STORED else 0
 
 
 def _short_ways(draft: Draft, moves: Moves, states: Sequence[AccountState]) -> bytes:
@@ -124,21 +147,29 @@ def _short_ways(draft: Draft, moves: Moves, states: Sequence[AccountState]) -> b
     """
     keys, book, memory = moves.keys, draft.book, draft.memory
     lowest = key_of(draft.floor)
+    # An undo may bury another key, which shows only when it is judged.
+    undone: set[bytes] = set()
+    if REFUND in moves.operations[VERB_AT :: OPERATION.size]:
+        asked = rows(OPERATION, moves.operations)
+        undone = {undone_by(row[0], row[3]) for row in asked if row[1] == REFUND}
     if (
         len(set(keys)) == len(keys)  # Which also hashes all before the first is looked up.
         and book.are_new(keys)
         and memory.keys().isdisjoint(keys)
-        and not (draft.statuses or REFUND in moves.operations[VERB_AT :: OPERATION.size])
-        and (not draft.floor or min(keys, default=lowest) >= lowest)
+        and undone.isdisjoint(keys)
+        and not draft.statuses
+        and (not draft.floor or min(keys) >= lowest)
     ):
         return moves.verbs
-    # An undo may bury another key, which shows only when it is judged.
-    asked = rows(OPERATION, moves.operations)
-    seen = {undone_by(row[0], row[3]) for row in asked if row[1] == REFUND}
-    verbs = bytearray(moves.verbs)
+    verbs, seen = bytearray(moves.verbs), undone
     for at, (key, state) in enumerate(zip(keys, states, strict=True)):
-        known = key in memory or key in book.memory or key in seen
-        if known or key < lowest or state in draft.statuses:
+        if (
+            key in seen
+            or key in memory
+            or key in book.memory
+            or key < lowest
+            or state in draft.statuses
+        ):
             verbs[at] = 0
         seen.add(key)
     return bytes(verbs)
@@ -153,7 +184,7 @@ def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[in
     stored = draft.find(key)
     if stored is not None:
         return _repeat(draft, stored, (verb, undoes, account, amount))
-    delta, status, balance = 0, draft.status(account), draft.balance(account)
+    delta, status, balance = 0, *draft.status_and_balance(account)
     if account[0] not in BOOKS or not _is_operation(verb, undoes, key):
         outcome = MALFORMED
     elif mode == VOID and 0 < amount <= MAX_AMOUNT:

@@ -8,7 +8,7 @@ import msgspec
 
 from tidegate.core.wire import OPERATION
 from tidegate.trading_core.accounts import AccountState
-from tidegate.trading_core.columns import DONE, Moves
+from tidegate.trading_core.columns import DONE, VERB_AT, Moves
 
 # One remembered operation is one int: amount | undoes 32 | account 40 | position 48 | verb 2 |
 # undone 1 | outcome 5. As a value in a dict it takes 48 bytes while the amount is below 2**52.
@@ -21,8 +21,8 @@ NEXT = 1 << 8  # One position further.
 POSITIONS = (1 << POSITION_BITS) - 1
 VERSION_BITS = 32  # The last four bytes of an operation's key. Keys are kept as they come.
 
-MOST_TOGETHER = 256  # A repeated key is searched for among so many.
-FEWEST_TOGETHER = 16
+MOST_TOGETHER = 64  # A repeated key is searched for among so many.
+FEWEST_TOGETHER = 8  # A run takes a hundred bytes for itself.
 
 
 def fingerprint(state: AccountState, undoes: int, amount: int) -> int:
@@ -30,9 +30,9 @@ def fingerprint(state: AccountState, undoes: int, amount: int) -> int:
     return amount * AMOUNT + (undoes << UNDOES) + (state.number << FINGERPRINT)
 
 
-def number_of_move(state: AccountState, amount: int, position: int, verb: int) -> int:
-    """What is remembered of a plain move that was done."""
-    return fingerprint(state, 0, amount) + position * NEXT | verb << VERB | DONE
+def number_of_move(state: AccountState, amount: int, position: int, told: int) -> int:
+    """What is remembered of a plain move, of which the verb and outcome are told in one."""
+    return fingerprint(state, 0, amount) + position * NEXT | told
 
 
 class MoveRun(msgspec.Struct, gc=False, eq=False):
@@ -44,32 +44,44 @@ class MoveRun(msgspec.Struct, gc=False, eq=False):
 
     before: int  # The position before the first.
     operations: bytes
+    outcomes: bytes = b""  # None: all are done.
 
-    def find(self, key: bytes) -> tuple[int, bytes]:
-        """The position of one of them, and the operation."""
+    def find(self, key: bytes) -> tuple[bytes, int, int]:
+        """One of them: the operation, the position of its record, and its outcome."""
         at = self.operations.index(key)
         while at % OPERATION.size:  # It stood across others.
             at = self.operations.index(key, at + 1)
-        return self.before + 1 + at // OPERATION.size, self.operations[at : at + OPERATION.size]
+        row, operation = at // OPERATION.size, self.operations[at : at + OPERATION.size]
+        return operation, self.before + 1 + row, self.outcomes[row] if self.outcomes else DONE
 
 
 Memory: TypeAlias = dict[bytes, int | MoveRun]  # By the operation's key.
 
 
 def remember(
-    memory: Memory, before: int, moves: Moves, states: Sequence[AccountState], part: slice
+    memory: Memory, before: int, moves: Moves, states: Sequence[AccountState], outcomes: bytes
 ) -> None:
-    """Take in a part of these moves, all of which were done."""
-    size = OPERATION.size
-    if part.stop - part.start < FEWEST_TOGETHER:
-        for position, at in enumerate(range(part.start, part.stop), before + 1):
-            told = number_of_move(states[at], moves.amounts[at], position, moves.verbs[at])
-            memory[moves.keys[at]] = told
+    """Take in plain moves. No outcomes: all are done."""
+    size, count = OPERATION.size, len(moves.keys)
+    if count < FEWEST_TOGETHER:
+        told = tell(moves.operations, outcomes)
+        kept = map(
+            number_of_move, states, moves.amounts, range(before + 1, before + count + 1), told
+        )
+        memory.update(zip(moves.keys, kept, strict=True))
         return
-    for at in range(part.start, part.stop, MOST_TOGETHER):
-        end = min(at + MOST_TOGETHER, part.stop)
-        run = MoveRun(before + at - part.start, moves.operations[at * size : end * size])
+    for at in range(0, count, MOST_TOGETHER):
+        end = at + MOST_TOGETHER
+        run = MoveRun(before + at, moves.operations[at * size : end * size], outcomes[at:end])
         memory.update(zip(moves.keys[at:end], repeat(run), strict=False))
+
+
+def tell(operations: bytes, outcomes: bytes) -> list[int]:
+    """The verb and outcome of each, in one."""
+    verbs = operations[VERB_AT :: OPERATION.size]
+    if not outcomes:
+        return [verb << VERB | DONE for verb in verbs]
+    return [verb << VERB | outcome for verb, outcome in zip(verbs, outcomes, strict=True)]
 
 
 def answer_of(number: int) -> tuple[int, int]:
