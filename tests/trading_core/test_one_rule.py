@@ -17,7 +17,6 @@ from tidegate.core.wire import (
     pack_operations,
     rows,
 )
-from tidegate.trading_core import accounts
 from tidegate.trading_core.book import Asked, Book, Draft, group_totals
 from tidegate.trading_core.judge import FEW, _judge, judge
 
@@ -75,11 +74,14 @@ def replayed_the_long_way(draft: Draft, records: bytes) -> None:
 @example(life=[[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
 @example(life=[[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]])
 def test_both_ways_judge_and_replay_the_same(life: list[list[object]], listed: bool) -> None:
-    """Also where accounts stand in the list of their group."""
+    """Also where accounts stand in the list of their group, and two moves are many."""
     with pytest.MonkeyPatch.context() as patch:
         if listed:
-            patch.setattr(accounts, "FEWEST", 1)
-            patch.setattr(accounts, "SPARSEST", 10_000)
+            patch.setattr("tidegate.trading_core.accounts.FEWEST", 1)
+            patch.setattr("tidegate.trading_core.accounts.SPARSEST", 10_000)
+            patch.setattr("tidegate.trading_core.judge.FEW", 0)
+            patch.setattr("tidegate.trading_core.memory.FEWEST_TOGETHER", 2)
+            patch.setattr("tidegate.trading_core.memory.MOST_TOGETHER", 3)
         judge_and_replay_both_ways(life)
 
 

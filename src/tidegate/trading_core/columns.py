@@ -95,6 +95,7 @@ def read_records(body: bytes) -> Moves:
     if outcomes.count(DONE) != len(outcomes):
         told = zip(verbs, outcomes.translate(REFUSALS), strict=True)
         refusals = bytes([outcome if verb in (CREDIT, DEBIT) else 0 for verb, outcome in told])
+        refusals = _plain(refusals, _filled(body, size, range(CHANGE_AT, BALANCE_AT)))
         verbs = _plain(verbs, [outcomes.translate(NOT_DONE)])
     groups = _groups(cells[1::5], body, size)
     operations = b"".join(_cells(PREFIX_ROWS, body))
@@ -132,7 +133,7 @@ def _filled(body: bytes, size: int, columns: Iterable[int]) -> list[bytes]:
 
 
 def _plain(verbs: bytes, strange: Sequence[bytes]) -> bytes:
-    """The verbs of the rows that have zeros in all of these columns."""
+    """The verbs of the rows that have zeros in all of these columns, and 0 for the others."""
     if not strange:
         return verbs
     return bytes([0 if any(cells) else verb for verb, *cells in zip(verbs, *strange, strict=True)])
