@@ -51,7 +51,7 @@ def told(book: Book) -> str:
     """Everything that a book knows, whatever it keeps it in."""
     statuses, balances = book.statuses, book.balances
     accounts = [(a.hex(), i, statuses[i], balances[i]) for a, i in book.accounts.items()]
-    memory = [(_number(key), stored) for key, stored in book.remembered()]
+    memory = [(_number(key), book.find(key)) for key in book.memory]
     totals = sorted((group.hex(), total) for group, total in book.totals.items())
     served = book.binding.store, book.binding.place, sorted(book.assets)
     known = (book.position, accounts, totals, memory, book.floor, served)

@@ -119,7 +119,7 @@ def digest(book: Book) -> str:
         (a, book.balances[i], book.statuses[i], i) for a, i in sorted(book.accounts.items())
     ]
     totals = sorted((g, t) for g, t in book.totals.items() if t)
-    known = (book.position, accounts, totals, sorted(book.remembered()))
+    known = (book.position, accounts, totals, sorted((key, book.find(key)) for key in book.memory))
     return hashlib.sha256(repr((known, book.floor, book.binding)).encode()).hexdigest()
 
 

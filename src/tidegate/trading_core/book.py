@@ -7,7 +7,6 @@ judges nothing: the log holds decisions.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
 from typing import Any, TypeAlias
 
 from tidegate.core.wire import KEY, OPERATION, RECORD, Binding, Outcome
@@ -20,7 +19,6 @@ from tidegate.trading_core.columns import (
     REFUND,
     TOMBSTONE,
     Moves,
-    read_operations,
     read_records,
 )
 from tidegate.trading_core.memory import (
@@ -34,7 +32,6 @@ from tidegate.trading_core.memory import (
     fingerprint,
     number_of_move,
     remember,
-    tell,
 )
 
 DONE_IF_NOT = bytes([DONE, *range(1, 256)])  # What is no refusal here is done.
@@ -58,11 +55,14 @@ class Pages(ABC):
 
     def number_in(self, run: MoveRun, key: bytes) -> int:
         """What is remembered of one move of a run, as of any operation."""
-        operation, position, outcome = run.find(key)
-        _, verb, _, _, account, amount = OPERATION.unpack(operation)
+        index, row = run.find(key)
+        if run.is_numbered:
+            return int.from_bytes(row[KEY.size :])
+        _, verb, _, _, account, amount = OPERATION.unpack(row)
+        told = verb << VERB | (run.outcomes[index] if run.outcomes else DONE)
         state = self.state(account)
         assert state is not None, "money was moved, so there is an account"
-        return number_of_move(state, int.from_bytes(amount), position, verb << VERB | outcome)
+        return number_of_move(state, int.from_bytes(amount), run.before + 1 + index, told)
 
     @abstractmethod
     def state(self, account: bytes) -> AccountState | None: ...
@@ -153,25 +153,6 @@ class Book(Pages):
     def find(self, key: bytes) -> int | None:
         kept = self.memory.get(key)
         return self.number_in(kept, key) if isinstance(kept, MoveRun) else kept
-
-    def remembered(self) -> Iterator[tuple[bytes, int]]:
-        """What is remembered of each operation, in the order in which they were decided."""
-        run: int | MoveRun = 0
-        unfolded: dict[bytes, int] = {}
-        for key, kept in self.memory.items():
-            if isinstance(kept, int):
-                yield key, kept
-                continue
-            if kept is not run:  # Those of a run follow each other.
-                run, unfolded = kept, self._unfolded(kept)
-            yield key, unfolded[key]
-
-    def _unfolded(self, run: MoveRun) -> dict[bytes, int]:
-        moves = read_operations(run.operations)
-        states = self.states.find_all(moves.groups, moves.owners)
-        told = tell(run.operations, run.outcomes)
-        kept = map(number_of_move, states, moves.amounts, count(run.before + 1), told)
-        return dict(zip(moves.keys, kept, strict=True))
 
     def state(self, account: bytes) -> AccountState | None:
         return self.states.find(account)

@@ -31,23 +31,23 @@ AT_ONCE = 64  # Rows that are read or written by one call, because to begin one 
 Forms: TypeAlias = tuple[struct.Struct, struct.Struct]  # Of one row, and of so many.
 
 
-def _forms(row: str, size: int) -> Forms:
+def forms_of(row: str, size: int) -> Forms:
     one, many = struct.Struct(">" + row), struct.Struct(">" + row * AT_ONCE)
     assert one.size == size, f"{row} is no row of {size} bytes"
     return one, many
 
 
 # Key, book and asset, owner, and the amount's lower half; of records, the balance's, too.
-ASKED_ROWS = _forms("20s6x5sQ8xQ", OPERATION.size)
-RECORDED_ROWS = _forms("20s6x5sQ8xQ25xQ", RECORD.size)
+ASKED_ROWS = forms_of("20s6x5sQ8xQ", OPERATION.size)
+RECORDED_ROWS = forms_of("20s6x5sQ8xQ25xQ", RECORD.size)
 WIDE_AMOUNTS = struct.Struct(">39xQQ")
 # The operations as they stand in records; and records of them without the outcome. Of a change
 # below zero the upper half is the sign.
-OPERATION_ROWS = _forms("55s", OPERATION.size)
-PREFIX_ROWS = _forms("55s33x", RECORD.size)
-CREDITED_ROWS = _forms("56s8xQ8xQ", RECORD.size)
-MOVED_ROWS = _forms("56sqq8xQ", RECORD.size)
-WIDE_ROWS = _forms("56s16s16s", RECORD.size)
+OPERATION_ROWS = forms_of("55s", OPERATION.size)
+PREFIX_ROWS = forms_of("55s33x", RECORD.size)
+CREDITED_ROWS = forms_of("56s8xQ8xQ", RECORD.size)
+MOVED_ROWS = forms_of("56sqq8xQ", RECORD.size)
+WIDE_ROWS = forms_of("56s16s16s", RECORD.size)
 
 REFUSALS = bytes(c if Outcome.INVALID_AMOUNT <= c < Outcome.BUSY else 0 for c in range(256))
 NOT_DONE = bytes(code != DONE for code in range(256))  # As bytes.translate takes it.
@@ -67,18 +67,16 @@ class Moves(NamedTuple):
     refusals: bytes = b""  # Of records: the outcome of a refused plain move, and 0 for others.
 
     def part(self, first: int, last: int) -> "Moves":
-        """Some of the operations that follow each other."""
+        """Some that follow each other, whose accounts are known by now."""
         if last - first == len(self.keys):
             return self
         rows = self.operations[first * OPERATION.size : last * OPERATION.size]
         part = slice(first, last)
-        groups = self.groups if len(self.groups) == 1 else self.groups[part]
-        amounts, verbs = self.amounts[part], self.verbs[part]
-        return Moves(self.keys[part], groups, self.owners[part], amounts, verbs, rows)
+        return Moves(self.keys[part], (), (), self.amounts[part], self.verbs[part], rows)
 
 
 def read_operations(body: bytes) -> Moves:
-    cells, size = _cells(ASKED_ROWS, body), OPERATION.size
+    cells, size = read_cells(ASKED_ROWS, body), OPERATION.size
     groups, amounts = _groups(cells[1::4], body, size), cells[3::4]
     if _filled(body, size, UPPER_AMOUNT):
         amounts = tuple([high << 64 | low for high, low in WIDE_AMOUNTS.iter_unpack(body)])
@@ -88,7 +86,7 @@ def read_operations(body: bytes) -> Moves:
 
 def read_records(body: bytes) -> Moves:
     """Wide numbers and what was not done are no plain moves here."""
-    cells, size = _cells(RECORDED_ROWS, body), RECORD.size
+    cells, size = read_cells(RECORDED_ROWS, body), RECORD.size
     strange = _filled(body, size, chain(MODE_AND_UNDOES, UPPER_AMOUNT, UPPER_BALANCE))
     verbs, outcomes = _plain(body[VERB_AT::size], strange), body[OUTCOME_AT::size]
     refusals = b""
@@ -98,13 +96,13 @@ def read_records(body: bytes) -> Moves:
         refusals = _plain(refusals, _filled(body, size, range(CHANGE_AT, BALANCE_AT)))
         verbs = _plain(verbs, [outcomes.translate(NOT_DONE)])
     groups = _groups(cells[1::5], body, size)
-    operations = b"".join(_cells(PREFIX_ROWS, body))
+    operations = b"".join(read_cells(PREFIX_ROWS, body))
     return Moves(
         cells[::5], groups, cells[2::5], cells[3::5], verbs, operations, cells[4::5], refusals
     )
 
 
-def _cells(forms: Forms, body: bytes) -> tuple[Any, ...]:
+def read_cells(forms: Forms, body: bytes) -> tuple[Any, ...]:
     one, many = forms
     cells: list[Any] = []
     if len(body) % one.size:
@@ -141,11 +139,11 @@ def _plain(verbs: bytes, strange: Sequence[bytes]) -> bytes:
 
 def pack_records(moves: Moves, balances: Sequence[int], outcomes: bytes) -> bytes:
     """The records of plain moves: each operation, and what it led to. No outcomes: all done."""
-    asked = _cells(OPERATION_ROWS, moves.operations)
+    asked = read_cells(OPERATION_ROWS, moves.operations)
     changes: Sequence[int] = moves.amounts
     try:
         if not outcomes and moves.verbs.count(CREDIT) == len(asked):
-            table = _packed(CREDITED_ROWS, (asked, changes, balances))
+            table = pack_cells(CREDITED_ROWS, (asked, changes, balances))
         else:
             told = zip(moves.verbs, changes, strict=True)
             changes = [amount if verb == CREDIT else -amount for verb, amount in told]
@@ -153,15 +151,15 @@ def pack_records(moves: Moves, balances: Sequence[int], outcomes: bytes) -> byte
                 did = (outcome == DONE for outcome in outcomes)
                 changes = [a if done else 0 for a, done in zip(changes, did, strict=True)]
             signs = [change >> 63 for change in changes]
-            table = _packed(MOVED_ROWS, (asked, signs, changes, balances))
+            table = pack_cells(MOVED_ROWS, (asked, signs, changes, balances))
     except struct.error:
         wide = [change.to_bytes(WHOLE, signed=True) for change in changes]
-        table = _packed(WIDE_ROWS, (asked, wide, [after.to_bytes(WHOLE) for after in balances]))
+        table = pack_cells(WIDE_ROWS, (asked, wide, [after.to_bytes(WHOLE) for after in balances]))
     table[OUTCOME_AT :: RECORD.size] = outcomes or bytes([DONE]) * len(asked)
     return bytes(table)
 
 
-def _packed(forms: Forms, columns: Sequence[Sequence[Any]]) -> bytearray:
+def pack_cells(forms: Forms, columns: Sequence[Sequence[Any]]) -> bytearray:
     """Rows of these columns, written many at a time, and the last ones one by one."""
     one, many = forms
     count, width = len(columns[0]), len(columns)

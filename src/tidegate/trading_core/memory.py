@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidegate.core.wire import OPERATION
+from tidegate.core.wire import KEY, OPERATION
 from tidegate.trading_core.accounts import AccountState
 from tidegate.trading_core.columns import DONE, VERB_AT, Moves
 
@@ -20,6 +20,8 @@ OUTCOMES, UNDONE_BIT, VERB = 31, 32, 6
 NEXT = 1 << 8  # One position further.
 POSITIONS = (1 << POSITION_BITS) - 1
 VERSION_BITS = 32  # The last four bytes of an operation's key. Keys are kept as they come.
+
+NUMBERED = KEY.size + 32  # Bytes of a row that is a key and its number.
 
 MOST_TOGETHER = 64  # A repeated key is searched for among so many.
 FEWEST_TOGETHER = 8  # A run takes a hundred bytes for itself.
@@ -38,21 +40,26 @@ def number_of_move(state: AccountState, amount: int, position: int, told: int) -
 class MoveRun(msgspec.Struct, gc=False, eq=False):
     """Plain moves whose records follow each other, remembered together as they were asked.
 
-    To make one number of each takes four others, and almost none is ever looked at again. In one
-    piece of bytes they cost the garbage collector nothing.
+    To make one number of each takes four others, and almost none is looked at before a snapshot.
+    That makes the numbers, and leaves them here as its rows. In one piece of bytes neither costs
+    the garbage collector anything.
     """
 
     before: int  # The position before the first.
-    operations: bytes
+    rows: bytes
     outcomes: bytes = b""  # None: all are done.
+    size: int = OPERATION.size  # Of a row.
 
-    def find(self, key: bytes) -> tuple[bytes, int, int]:
-        """One of them: the operation, the position of its record, and its outcome."""
-        at = self.operations.index(key)
-        while at % OPERATION.size:  # It stood across others.
-            at = self.operations.index(key, at + 1)
-        row, operation = at // OPERATION.size, self.operations[at : at + OPERATION.size]
-        return operation, self.before + 1 + row, self.outcomes[row] if self.outcomes else DONE
+    @property
+    def is_numbered(self) -> bool:
+        return self.size == NUMBERED
+
+    def find(self, key: bytes) -> tuple[int, bytes]:
+        """Which of them it is, and its row."""
+        at = self.rows.index(key)
+        while at % self.size:  # It stood across others.
+            at = self.rows.index(key, at + 1)
+        return at // self.size, self.rows[at : at + self.size]
 
 
 Memory: TypeAlias = dict[bytes, int | MoveRun]  # By the operation's key.

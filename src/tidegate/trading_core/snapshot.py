@@ -10,14 +10,17 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, groupby, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 
-from tidegate.core.wire import BALANCE, Binding
+from tidegate.core.wire import BALANCE, KEY, OPERATION, Binding
 from tidegate.trading_core.book import Book
+from tidegate.trading_core.columns import forms_of, pack_cells, read_cells
 from tidegate.trading_core.disk import Disk
+from tidegate.trading_core.memory import MOST_TOGETHER, NUMBERED, MoveRun, tell
 from tidegate.trading_core.wal import CRC, TEMPORARY, UPGRADE, Damaged, Place
 
 FORMAT = 2
@@ -27,6 +30,11 @@ PREFIX = "snapshot-"
 HEADER = struct.Struct(">8sH16sQQI20sQQQI")
 ACCOUNT = struct.Struct(f">13s{BALANCE.size}s")
 MEMORY = struct.Struct(">20s32s")
+WHOLE_ROW = struct.Struct(f"{MEMORY.size}s")
+MOVED_ROWS = forms_of("20s6x5sQ16s", OPERATION.size)  # Key, book and asset, owner, amount.
+# Key, amount, undoes, the account's number but for its last byte; that, position and outcome.
+MEMORY_ROWS = forms_of("20s16s4xIQ", MEMORY.size)
+assert MEMORY.size == NUMBERED
 MARK = struct.Struct(">QI")
 CHUNK = 16_384  # Rows written between two looks at what else there is to do.
 
@@ -101,11 +109,39 @@ def chunks(state: State) -> Iterator[bytes]:
         ACCOUNT.pack(account, BALANCE.pack(state.status, state.balance.to_bytes(16)))
         for account, state in book.states.items()
     )
-    memory = (k + v.to_bytes(32) for k, v in book.remembered())
     listed = (MARK.pack(*mark) for mark in zip(marks.positions, marks.crcs, strict=True))
-    for rows in (accounts, memory, listed):
-        while chunk := b"".join(islice(rows, CHUNK)):
+    for rows, most in ((accounts, CHUNK), (_memory(book), CHUNK // MOST_TOGETHER), (listed, CHUNK)):
+        while chunk := b"".join(islice(rows, most)):
             yield chunk
+
+
+def _memory(book: Book) -> Iterator[bytes]:
+    """The rows of all operations, in the order of the memory; those of a run together."""
+    for kept, same in groupby(book.memory.items(), itemgetter(1)):
+        entries = list(same)
+        if isinstance(kept, int):
+            yield b"".join([key + kept.to_bytes(32) for key, _ in entries])
+            continue
+        if not kept.is_numbered:
+            kept.rows, kept.outcomes, kept.size = _numbered(book, kept), b"", NUMBERED
+        rows = kept.rows
+        if len(entries) * MEMORY.size != len(rows):  # Others were retired or undone.
+            by_key = {row[: KEY.size]: row for (row,) in WHOLE_ROW.iter_unpack(rows)}
+            rows = b"".join([by_key[key] for key, _ in entries])
+        yield rows
+
+
+def _numbered(book: Book, run: MoveRun) -> bytes:
+    """What `number_of_move` makes of each, in its bytes: they are cut where its parts begin."""
+    cells = read_cells(MOVED_ROWS, run.rows)
+    groups = cells[1::4]
+    same = groups.count(groups[0]) == len(groups)
+    states = book.states.find_all(groups[:1] if same else groups, cells[2::4])
+    numbers = [state.number for state in states]
+    upper = [number >> 8 for number in numbers]
+    told = zip(numbers, count(run.before + 1), tell(run.rows, run.outcomes), strict=False)
+    lower = [(number & 255) << 56 | position << 8 | both for number, position, both in told]
+    return bytes(pack_cells(MEMORY_ROWS, (cells[::4], cells[3::4], upper, lower)))
 
 
 def parse(name: str, content: bytes, limit: int) -> State | None:
