@@ -10,6 +10,7 @@ from tidegate.core.transfer import Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
 from tidegate.simulation.inbox import FLOWS, Programs, in_words
+from tidegate.simulation.loop import sleep
 from tidegate.simulation.store import SimTwin
 from tidegate.simulation.world import Node, World
 from tidegate.store.inbox import INBOX
@@ -31,7 +32,7 @@ class Clients:
     async def ask(self, wish: Request, delay_s: float) -> None:
         """Asks with one cid until somebody says what became of it, whoever dies meanwhile."""
         world, dice = self.world, self.world.dice
-        await asyncio.sleep(delay_s)
+        await sleep(delay_s)
         if world.terms.inbox and wish.flow in FLOWS:
             wish = in_words(wish)
             if dice.random() < self.by_inbox:
@@ -57,7 +58,7 @@ class Clients:
             if isinstance(said, Refusal) and self.programs.refused(wish):
                 world.limits.turn_away(wish)
                 return
-            await asyncio.sleep(dice.random())
+            await sleep(dice.random())
 
     async def _by_inbox(self, wish: Request) -> None:
         outcome = await self.programs.ask(wish)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidegate.simulation.fate import CRASH, Fault
+from tidegate.simulation.loop import sleep
 
 STALL_S = (2.5, 6.0)
 SYNC_S = 0.002
@@ -156,7 +157,7 @@ class SimDisk:
         """While the disk works. A process that has died meanwhile does not come back here."""
         if self.shut:
             await asyncio.get_running_loop().create_future()
-        await asyncio.sleep(seconds)
+        await sleep(seconds)
 
 
 class SimFile:

@@ -1,6 +1,5 @@
 """Retirement in a world of seconds: floors rise while clocks are set."""
 
-import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -8,6 +7,7 @@ from tidegate.core.answers import Unreachable
 from tidegate.core.ids import Horizon
 from tidegate.core.ports import StoreFault
 from tidegate.engine.retirement import Retirement
+from tidegate.simulation.loop import sleep
 from tidegate.systems.trading import Trading
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ async def retire_for_ever(node: "Node", core: Trading) -> None:
     world = node.world
     retirement = Retirement(node.store, core.retire, node.clock, node.alert, HORIZON)
     while True:
-        await asyncio.sleep(world.dice.uniform(ROUND_S, ROUND_S * 1.2))
+        await sleep(world.dice.uniform(ROUND_S, ROUND_S * 1.2))
         with suppress(Unreachable, StoreFault):
             floor = await retirement.round()
             if floor is not None:

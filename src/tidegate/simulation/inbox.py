@@ -1,6 +1,5 @@
 """The inbox in the simulation: programs put requests there, and workers that fail take them."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -13,6 +12,7 @@ from tidegate.core.request import Account, Asset, Request
 from tidegate.engine.forms import forms_of
 from tidegate.engine.inbox import NAME, Form
 from tidegate.simulation.auditor import CORE, LEDGER
+from tidegate.simulation.loop import sleep
 from tidegate.simulation.people import ASSET, SPOT
 from tidegate.store.inbox import INBOX, Asked, MemoryInbox
 from tidegate.store.memory import CIDS, TRANSFERS, Twin
@@ -116,14 +116,14 @@ class Programs:
                 id_ = await self._put(wish)
                 break
             except LockTimeout:
-                await asyncio.sleep(dice.random())
+                await sleep(dice.random())
         if id_ is None:
             return None
         for node in world.living():
             if node.engine is not None and dice.random() < 0.3:
                 node.engine.hint([NAME])
-        while (found := self._outcome(id_)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+        while (found := self._outcome(id_)) is None:
+            await sleep(LOOK_S)
         return found
 
     def _outcome(self, id_: UUID) -> UUID | str | None:
@@ -165,7 +165,7 @@ class Programs:
                 attempts=0,
             )
             tx.put(INBOX, id_, Asked(asked, now_us))
-            await asyncio.sleep(dice.random() * 0.5)
+            await sleep(dice.random() * 0.5)
             if dice.random() < 0.1:
                 raise LockTimeout("rolled back")
             world.meddling["inbox"] += 1

@@ -1,11 +1,11 @@
 """Locks of strangers: a session that is idle in a transaction holds a row that others need."""
 
-import asyncio
 from collections.abc import Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tidegate.core.ports import Account, LockTimeout
+from tidegate.simulation.loop import sleep
 from tidegate.simulation.people import ASSET, MEMBERS
 from tidegate.store.memory import TRANSFERS, Twin
 from tidegate.systems.ledger import FUNDING
@@ -43,7 +43,7 @@ async def hold(world: "World", table: str, key: Hashable, seconds: float) -> Non
     until_s = world.loop.now_s + seconds
     with suppress(LockTimeout):  # Another stranger holds it for long.
         await stranger.lock(table, [key])
-        while world.loop.now_s < until_s and not world.healed:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+        while world.loop.now_s < until_s and not world.healed:
+            await sleep(LOOK_S)
     stranger.end()
     world.note("stranger", f"lets go of {key}")

@@ -7,10 +7,13 @@ from asyncio import events
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeVar, cast
 
 import msgspec
+
+from tidegate.store.twin import turn
 
 T = TypeVar("T")
 
@@ -26,14 +29,15 @@ class Due(msgspec.Struct, eq=False):
     thousands.
     """
 
-    work: tuple[Any, ...] | None  # The callback and its arguments.
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
     context: Context
 
     def cancel(self) -> None:
-        self.work = None
+        self.callback = None
 
     def cancelled(self) -> bool:
-        return self.work is None
+        return self.callback is None
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -57,6 +61,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._kept: list[tuple[asyncio.Task[Any] | None, Context]] = []
         self._dropped: list[Due] = []
         self.unhandled: list[BaseException] = []  # What tasks died of, and nobody noticed.
+        # In place of a method: a future is made at every other step.
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
 
     # Never. Asked for every future and every task: so it is no function of Python's.
     get_debug = staticmethod(bool)
@@ -68,45 +74,44 @@ class SimLoop(asyncio.BaseEventLoop):
         self._dead.add(id(context))
         self._kept.append((None, context))
 
-    # The callback comes first among `work`, so that it is run without being packed anew.
-
     def call_soon(  # type: ignore[override]
-        self, *work: Any, context: Context | None = None
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Due:
-        due = Due(work, self._current if context is None else context)
+        due = Due(callback, args, self._current if context is None else context)
         self._soon.append(due)
         return due
 
     def call_at(  # type: ignore[override]
-        self, when: float, *work: Any, context: Context | None = None
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Due:
-        due = Due(work, self._current if context is None else context)
+        due = Due(callback, args, self._current if context is None else context)
         self._number += 1
         heappush(self._later, (when, self._number, due))
         return due
 
     def call_later(  # type: ignore[override]
-        self, delay: float, *work: Any, context: Context | None = None
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Due:
         # Not by way of `call_at`: half of all that happens in a seed is that somebody sleeps.
-        due = Due(work, self._current if context is None else context)
+        due = Due(callback, args, self._current if context is None else context)
         self._number = number = self._number + 1
         heappush(self._later, (self.now_s + delay, number, due))
         return due
 
     def create_task(self, coro: Any, *, context: Any = None, **_: object) -> Any:
         own = self._current if context is None else context
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, context=own)
+        # With a name, because to number it takes as long as all the rest.
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name="", context=own)
         self._kept.append((task, own))
         return task
 
     def run_to_end(self, main: "asyncio.Task[T]") -> None:
         """Run until one task is done; then the clock stands still."""
         soon, later, dead, throw = self._soon, self._later, self._dead, self._throw
-        ended, steps = main.done, 0
+        own, ended, steps = self.own, main.done, 0
         events._set_running_loop(self)  # noqa: SLF001  As any loop does.
         try:
-            while not ended():
+            while True:
                 if not soon:
                     if not later:
                         raise RuntimeError("deadlock: nothing is ready and no timer is set")
@@ -116,22 +121,21 @@ class SimLoop(asyncio.BaseEventLoop):
                     while later and later[0][0] <= now_s:
                         soon.append(heappop(later)[2])
                 # The last takes the place of the one that is chosen.
-                if (count := len(soon)) > 1:
-                    at = int(throw() * count)
-                    due = soon[at]
-                    soon[at] = soon[-1]
-                    del soon[-1]
-                else:
-                    due = soon.pop()
-                work, context = due.work, due.context
-                if work is None:
+                due = soon.pop()
+                if soon and (at := int(throw() * (len(soon) + 1))) < len(soon):
+                    due, soon[at] = soon[at], due
+                callback, context = due.callback, due.context
+                if callback is None:
                     continue
                 if dead and id(context) in dead:
                     self._dropped.append(due)
                     continue
                 self._current = context
                 steps += 1
-                context.run(*work)
+                # The context is not entered: nobody here has variables of a context.
+                callback(*due.args)
+                if context is own and ended():
+                    break
         finally:
             self.steps += steps
             events._set_running_loop(None)  # noqa: SLF001
@@ -140,14 +144,14 @@ class SimLoop(asyncio.BaseEventLoop):
         """The tasks that are not done. What others died of unnoticed is kept, but for the dead."""
         left: list[asyncio.Task[Any]] = []
         for task, context in self._kept:
-            if task is None or task.cancelled():
+            if task is None:
                 continue
             if not task.done():
                 left.append(task)
-                continue
-            fault = task.exception() if task._log_traceback else None  # noqa: SLF001
-            if fault is not None and id(context) not in self._dead:
-                self.unhandled.append(fault)
+            elif task._log_traceback:  # noqa: SLF001
+                fault = task.exception()
+                if fault is not None and id(context) not in self._dead:
+                    self.unhandled.append(fault)
         self._kept = []
         return left
 
@@ -163,8 +167,8 @@ class SimLoop(asyncio.BaseEventLoop):
                     task.cancel()
                 while self._soon:
                     due = self._soon.pop()
-                    if due.work is not None:
-                        due.context.run(*due.work)
+                    if due.callback is not None:
+                        due.callback(*due.args)
                 if all(task.done() for task in left):
                     break
         finally:
@@ -174,6 +178,25 @@ class SimLoop(asyncio.BaseEventLoop):
                 task.exception()
         self._later.clear()
         self.close()
+
+
+async def sleep(seconds: float) -> None:
+    """As `asyncio.sleep` does, with as many turns; here it is most of what is simulated."""
+    if seconds <= 0:
+        await turn()
+        return
+    loop = asyncio.get_running_loop()
+    rest = loop.create_future()
+    timer = loop.call_later(seconds, _end, rest)
+    try:
+        await rest
+    finally:
+        timer.cancel()
+
+
+def _end(rest: "asyncio.Future[None]") -> None:
+    if not rest.done():
+        rest.set_result(None)
 
 
 def simulate(seed: int, main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":

@@ -25,7 +25,7 @@ from tidegate.simulation.disk import STALL_S
 from tidegate.simulation.fate import Fate, Fault, Swarm
 from tidegate.simulation.floors import RETIRED, RETIRING_S
 from tidegate.simulation.locks import meddle_with_locks
-from tidegate.simulation.loop import SimLoop, simulate, uncollected
+from tidegate.simulation.loop import SimLoop, simulate, sleep, uncollected
 from tidegate.simulation.people import (
     ASSET,
     BOOKS,
@@ -109,7 +109,7 @@ class Scenario:
             lasts_s = RETIRING_S if self.mood.retiring else SAFETY_S
             if self.mood.siege.lasts:
                 lasts_s = world.dice.uniform(*self.mood.siege_s)
-            await asyncio.sleep(lasts_s)
+            await sleep(lasts_s)
             meddling.cancel()
         else:
             # Nobody meddles with a plan. It is over when all has ended; until then it may strike.
@@ -140,7 +140,7 @@ class Scenario:
             for owner in self.owners:
                 if world.auditor.endowed[owner, ASSET] < 0:
                     world.core_move(Verb.CREDIT, owner, ASSET, START)
-            await asyncio.sleep(0.3)
+            await sleep(0.3)
         world.auditor.moved = self._moved
         for number in range(self.nodes):
             await world.raise_node("abc"[number])
@@ -149,11 +149,11 @@ class Scenario:
         """People freeze and thaw accounts, machines are switched off, clocks jump."""
         world, mood, dice = self.world, self.mood, self.world.dice
         if mood.siege:
-            await asyncio.sleep(dice.random() * 4)
+            await sleep(dice.random() * 4)
             await self._besiege()
         pause_s = mood.pause_s * (mood.siege_s[0] / SAFETY_S if mood.siege.lasts else 1)
         while True:
-            await asyncio.sleep(pause_s * dice.random())
+            await sleep(pause_s * dice.random())
             if dice.random() < mood.meddling:
                 status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
                 self._set_status(dice.choice(self.owners), dice.choice(mood.books), status)
@@ -243,7 +243,7 @@ class Scenario:
                 if held > BRIMFUL:
                     excess = world.auditor.endowed[owner, ASSET]
                     world.core_move(Verb.DEBIT, owner, ASSET, min(excess, held))
-            await asyncio.sleep(0.3)
+            await sleep(0.3)
 
     def _thawed(self, owner: int) -> bool:
         core, spot = self.world.host.core, wire.account(wire.Book.SPOT, ASSET, owner)
@@ -259,7 +259,7 @@ class Scenario:
                 still = [world.auditor.lives[id_].transfer for id_ in sorted(world.auditor.open)]
                 world.auditor.blame(f"not ended {LIVENESS_S:.0f} s after healing: {still[:2]}")
                 return
-            await asyncio.sleep(self.look_s)
+            await sleep(self.look_s)
         for client in asking:
             client.result()
 
@@ -270,7 +270,7 @@ class Scenario:
         self.meddling["late after the end"] += len(world.network.pending)
         world.network.flush()
         await until(lambda: not world.background and world.host.core, 0.25)
-        await asyncio.sleep(0.25)
+        await sleep(0.25)
         if world.auditor.executed != executed:
             world.auditor.blame("money moved after everything had ended")
         if len(set(self.clients.told.values())) != len(world.auditor.lives):

@@ -1,6 +1,5 @@
 """The shared database, reached by one worker over connections that fail."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from tidegate.core.transfer import Moves, Transfer
 from tidegate.core.wire import Mark
 from tidegate.simulation.fate import Fault
 from tidegate.simulation.inbox import NodeInbox
+from tidegate.simulation.loop import sleep
 from tidegate.store.memory import MemoryStore, Twin
 from tidegate.systems.trading import client as trading
 
@@ -112,7 +112,7 @@ class NodeStore(MemoryStore):
         """On the way to the server. Time passes, sometimes enough to count."""
         world = self.node.world
         if (throw := world.dice.random)() < 0.1:
-            await asyncio.sleep(throw() * 0.01)
+            await sleep(throw() * 0.01)
         fault = world.fate(point)
         if fault is None:
             return None
@@ -154,7 +154,7 @@ class NodeStore(MemoryStore):
 
     async def _land(self, tx: Twin) -> None:
         """The session of a client that has gone: it still holds its locks, and then commits."""
-        await asyncio.sleep(self.node.world.dice.random() * LANDING_S)
+        await sleep(self.node.world.dice.random() * LANDING_S)
         tx.commit()
         tx.end()
 

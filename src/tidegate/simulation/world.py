@@ -33,7 +33,7 @@ from tidegate.simulation.fate import Fate, Fault, Plan
 from tidegate.simulation.floors import HORIZON, retire_for_ever
 from tidegate.simulation.inbox import InboxAuditor, forms
 from tidegate.simulation.limits import LimitsAuditor, SimLimits
-from tidegate.simulation.loop import SimLoop
+from tidegate.simulation.loop import SimLoop, sleep
 from tidegate.simulation.network import Network, Wires
 from tidegate.simulation.store import NodeStore, SimTwin
 from tidegate.simulation.terms import Terms
@@ -215,7 +215,7 @@ class Host:
             self._ended(silently=fault is Fault.POWER_LOST)
 
     async def _restart(self) -> None:
-        await asyncio.sleep(self.world.dice.random() * REST_S)
+        await sleep(self.world.dice.random() * REST_S)
         await until(lambda: not self.held_back, 1.0)
         self.start()
 
@@ -225,7 +225,7 @@ class Host:
         self.crash(Fault.CORE_KILLED)
         await until(lambda: not self.running, 0.1)
         self.stranger, self.held_back = True, False
-        await asyncio.sleep(seconds)
+        await sleep(seconds)
         await until(lambda: self.running, 0.1)
         self.held_back = True
         self.crash(Fault.CORE_KILLED)
@@ -243,8 +243,8 @@ class Host:
 
 async def until(holds: Callable[[], object], every_s: float) -> None:
     """Wait for what nobody will announce."""
-    while not holds():  # noqa: ASYNC110  Looking costs nothing in virtual time.
-        await asyncio.sleep(every_s)
+    while not holds():
+        await sleep(every_s)
 
 
 class World:
@@ -318,7 +318,7 @@ class World:
         self.later(self._replace(f"{node.name[0]}{self.deaths}"))
 
     async def _replace(self, name: str) -> None:
-        await asyncio.sleep(self.dice.random() * REST_S)
+        await sleep(self.dice.random() * REST_S)
         await self.raise_node(name)
 
     async def raise_node(self, name: str) -> None:
