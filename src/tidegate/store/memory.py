@@ -1,6 +1,6 @@
 """The store's twin for simulation: the same contract over tables in memory."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from operator import attrgetter
@@ -32,7 +32,7 @@ from tidegate.store.inbox import INBOX, MemoryInbox
 from tidegate.store.notes import after as _after
 from tidegate.store.notes import deadline_s, expires_s
 from tidegate.store.rows import ATTEMPTS_KEPT, written
-from tidegate.store.tables import Answered, Row, Tables
+from tidegate.store.tables import Answered, Row, Tables, answered_by, row_of
 from tidegate.store.twin import Twin, turn
 
 __all__ = ["CIDS", "TRANSFERS", "Answered", "MemoryStore", "Row", "Tables", "Twin", "turn"]
@@ -86,27 +86,27 @@ class MemoryStore:
 
     async def claim(self, lane: str, limit: int, flows: Flows) -> Sequence[Transfer]:
         await self.pause()
-        now, rows, holders = self.clock(), self.tables.rows[TRANSFERS], self.tables.holders
+        now, holders = self.clock(), self.tables.holders
+        rows: dict[Any, Row] = self.tables.rows[TRANSFERS]
+        # With their numbers, which are compared faster than ids, and their order is the same.
         due = [
-            (due_s, key)
+            (due_s, key.int, key)
             for key, (transfer, due_s, _, _) in rows.items()
             if due_s <= now and transfer.kind.lane == lane
         ]
         if not due:
             return []
-        ours = self.ours(flows)
-        free = [
-            (due_s, key)
-            for due_s, key in due
-            if rows[key].transfer.kind.flow in ours and (TRANSFERS, key) not in holders
-        ]
-        claimed = []
-        for _, key in sorted(free, key=_due_order)[:limit]:
+        due.sort()
+        ours, claimed, leased_until_s = self.ours(flows), list[Transfer](), 0.0
+        for _, _, key in due:
+            if len(claimed) == limit:
+                break
             transfer, _, deadline_s, ends_s = rows[key]
-            counted = replace(transfer, kind=_asked_once_more(transfer.kind))
-            leased_until_s = _after(self.now_us(), self.lease_s)
-            rows[key] = Row(counted, leased_until_s, deadline_s, ends_s)
-            claimed.append(self._given(rows[key]))
+            if transfer.kind.flow in ours and (TRANSFERS, key) not in holders:
+                leased_until_s = leased_until_s or _after(self.now_us(), self.lease_s)
+                counted = replace(transfer, kind=_asked_once_more(transfer.kind))
+                rows[key] = row = row_of((counted, leased_until_s, deadline_s, ends_s))
+                claimed.append(self._given(row))
         return claimed
 
     async def lock(
@@ -144,14 +144,13 @@ class MemoryStore:
                 raise BelowFloor("an id is below the floor of this store")
             ends_s = expires_s(tx.at_us, move)
             late_s = deadline_s(tx.at_us, move, ends_s)
-        elif _stands(tx, move.before):
-            row = tx.get(TRANSFERS, move.before.id)
+        elif (row := _standing(tx, move.before)) is not None:
             ends_s = row.expires_s
             late_s = deadline_s(tx.at_us, move, ends_s) if move.entries else row.deadline_s
         else:
             raise StoreFault(f"{move.before.id} was locked and has moved")
         due = self._due(tx, move, held, late_s)
-        self._write(tx, move, hashes, Row(after, *due, ends_s))
+        self._write(tx, move, hashes, row_of((after, *due, ends_s)))
 
     async def aborted(self, xids: Sequence[str | None]) -> bool:
         await self.pause()
@@ -170,8 +169,9 @@ class MemoryStore:
     def _write(self, tx: Twin, move: Move, hashes: list[bytes], row: Row) -> None:
         id_ = row.transfer.id
         tx.put(TRANSFERS, id_, row)
-        fresh = [Answered(e, tx.at_us, h) for e, h in zip(move.entries, hashes, strict=True)]
-        if fresh:
+        if move.entries:
+            at_us, pairs = tx.at_us, zip(move.entries, hashes, strict=True)
+            fresh = [answered_by((entry, at_us, hashed)) for entry, hashed in pairs]
             tx.put(HISTORY, id_, (*(tx.get(HISTORY, id_) or ()), *fresh))
         if move.attempt:
             retry = move.after.retries
@@ -213,18 +213,18 @@ class MemoryStore:
         await self.pause()
         tx = self._begin()
 
-        def leased(transfer: Transfer) -> bool:
-            row = tx.get(TRANSFERS, transfer.id)
-            kind = row and row.transfer.kind
-            return bool(kind and kind.version == transfer.kind.version and kind.lane)
+        def leased(transfer: Transfer) -> Row | None:
+            row = _standing(tx, transfer)
+            return row if row is not None and row.transfer.kind.lane else None
 
         try:
             met = sorted(filter(leased, transfers), key=lambda t: t.id.int)
             await tx.hold(TRANSFERS, [t.id for t in met])
-            for transfer in filter(leased, met):
-                known, _, deadline_s, ends_s = tx.get(TRANSFERS, transfer.id)
-                row = Row(known, _after(tx.at_us, 0.0), deadline_s, ends_s)
-                tx.put(TRANSFERS, transfer.id, row)
+            for transfer in met:
+                if (row := leased(transfer)) is not None:
+                    known, _, deadline_s, ends_s = row
+                    row = row_of((known, _after(tx.at_us, 0.0), deadline_s, ends_s))
+                    tx.put(TRANSFERS, transfer.id, row)
             tx.commit()
         finally:
             tx.end()
@@ -248,9 +248,11 @@ class MemoryStore:
         ours = self.ours(flows)
         return [t for t in transfers if t.kind.flow in ours]
 
-    def ours(self, flows: Flows) -> set[str]:
+    def ours(self, flows: Flows) -> Collection[str]:
         """The flows whose installed table is the caller's; none while halted."""
         known = {} if self.tables.halts else self.tables.flows
+        if known == flows:  # As most often: then nothing is gone through.
+            return known
         return {name for name, table in flows.items() if known.get(name) == table}
 
     async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
@@ -300,20 +302,19 @@ class MemoryStore:
         return replace(transfer, kind=kind, waited_s=waited_us / 1_000_000)
 
 
+def _standing(tx: Twin, transfer: Transfer) -> Row | None:
+    """Its row, if that is still at its version."""
+    row: Row | None = tx.get(TRANSFERS, transfer.id)
+    return row if row and row.transfer.kind.version == transfer.kind.version else None
+
+
 def _stands(tx: Twin, transfer: Transfer) -> bool:
-    row = tx.get(TRANSFERS, transfer.id)
-    return row is not None and row.transfer.kind.version == transfer.kind.version
+    return _standing(tx, transfer) is not None
 
 
 @lru_cache(4096)
 def _asked_once_more(kind: Kind) -> Kind:
     return kind.but(attempts=kind.attempts + 1)
-
-
-def _due_order(due: tuple[float, Any]) -> tuple[float, int]:
-    """Numbers are compared faster than ids, and their order is the same."""
-    due_s, id_ = due
-    return due_s, id_.int
 
 
 _number = attrgetter("int")
