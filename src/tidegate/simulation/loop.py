@@ -40,6 +40,9 @@ class Due(msgspec.Struct, eq=False):
         return self.callback is None
 
 
+_RUNNING: "list[SimLoop]" = []  # The loop, while it runs.
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """One seed, one schedule: what is ready runs in an order thrown with the seed's dice.
 
@@ -105,11 +108,16 @@ class SimLoop(asyncio.BaseEventLoop):
         self._kept.append((task, own))
         return task
 
+    @staticmethod
+    def _be_running(loop: "SimLoop | None") -> None:
+        events._set_running_loop(loop)  # noqa: SLF001  As any loop does.
+        _RUNNING[:] = [] if loop is None else [loop]
+
     def run_to_end(self, main: "asyncio.Task[T]") -> None:
         """Run until one task is done; then the clock stands still."""
         soon, later, dead, throw = self._soon, self._later, self._dead, self._throw
         own, ended, steps = self.own, main.done, 0
-        events._set_running_loop(self)  # noqa: SLF001  As any loop does.
+        self._be_running(self)
         try:
             while True:
                 if not soon:
@@ -122,7 +130,7 @@ class SimLoop(asyncio.BaseEventLoop):
                         soon.append(heappop(later)[2])
                 # The last takes the place of the one that is chosen.
                 due = soon.pop()
-                if soon and (at := int(throw() * (len(soon) + 1))) < len(soon):
+                if (others := len(soon)) and (at := int(throw() * (others + 1))) < others:
                     due, soon[at] = soon[at], due
                 callback, context = due.callback, due.context
                 if callback is None:
@@ -138,7 +146,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     break
         finally:
             self.steps += steps
-            events._set_running_loop(None)  # noqa: SLF001
+            self._be_running(None)
 
     def _leftovers(self) -> "list[asyncio.Task[Any]]":
         """The tasks that are not done. What others died of unnoticed is kept, but for the dead."""
@@ -160,7 +168,7 @@ class SimLoop(asyncio.BaseEventLoop):
         left = self._leftovers()
         self._dead.clear()
         self._soon += self._dropped
-        events._set_running_loop(self)  # noqa: SLF001  As any loop does.
+        self._be_running(self)
         try:
             for _ in range(MAX_ROUNDS):  # Some swallow their cancelling once.
                 for task in left:
@@ -172,7 +180,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 if all(task.done() for task in left):
                     break
         finally:
-            events._set_running_loop(None)  # noqa: SLF001
+            self._be_running(None)
         for task in left:
             if task.done() and not task.cancelled():
                 task.exception()
@@ -185,7 +193,8 @@ async def sleep(seconds: float) -> None:
     if seconds <= 0:
         await turn()
         return
-    loop = asyncio.get_running_loop()
+    # Not `get_running_loop`, which asks the kernel each time which process this is.
+    [loop] = _RUNNING
     rest = loop.create_future()
     timer = loop.call_later(seconds, _end, rest)
     try:
@@ -214,12 +223,12 @@ def simulate(seed: int, main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> "a
 def uncollected() -> Iterator[None]:
     """No garbage is collected meanwhile: when Python would do it, no seed says.
 
-    That of the run before goes first, which nobody holds any more. At the end of a run some of it
-    is still held, would be taken for old, and would never be looked at again.
+    That of the run goes at its end, when nobody holds it any more and most of it is still in the
+    caches of the processor. Python by itself would do so a moment later, and look at it twice.
     """
-    gc.collect(0)
     gc.disable()
     try:
         yield
     finally:
+        gc.collect(0)
         gc.enable()
