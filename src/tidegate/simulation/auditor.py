@@ -49,6 +49,7 @@ class Life:
     transfer: Transfer
     version: int = 0
     head: bytes = GENESIS
+    history: tuple[Any, ...] = ()
     effects: Effects = ()
     net: int = 0  # What its effects add to all books together.
     fee: int = 0  # What its fees account was credited.
@@ -86,7 +87,6 @@ class Auditor:
         self.executed = self.steps = 0  # Steps: of the database's clock, by which it counts.
         self._frames: dict[int, bytes] = {}
         self._operations: dict[UUID, tuple[Any, ...]] = {}
-        self._histories: dict[UUID, tuple[Any, ...]] = {}
         self._answers: dict[bytes, tuple[int, int]] = {}
         self.estranged = False  # Another core was there instead of ours: people are to be told.
         self.trouble: Callable[[], bool] = lambda: True
@@ -138,7 +138,7 @@ class Auditor:
             before = life.transfer
             if before.kind.lane is None:
                 self.blame(f"{after.id} had ended in {before.state}, and was written again")
-            known = self._histories.get(after.id, ())
+            known = life.history
             if history is not None and history[: len(known)] != known:
                 self.blame(f"the history of {after.id} was rewritten")
             if not same(before, after):
@@ -149,7 +149,7 @@ class Auditor:
             else:
                 self._stayed(life, by)
         if history is not None:
-            self._histories[after.id] = history
+            life.history = history
         life.tries += lease
         life.transfer, kind = after, after.kind
         if (kind.lane is None) != self.flows[kind.flow].is_end(kind.state):
@@ -162,7 +162,7 @@ class Auditor:
 
     def _fresh(self, life: Life, after: Transfer, answers: Sequence[Any], by: object) -> None:
         flow, edges = self.flows[name := after.kind.flow], self.laws[name].edges
-        state = str(flow.first) if not self._histories.get(after.id) else life.transfer.state
+        state = life.transfer.state if life.history else str(flow.first)
         if not answers:
             state = flow.arrive(flow.first)[-1]
         for entry, at_us, hashed in answers:
@@ -324,13 +324,13 @@ class Auditor:
         transfer = life.transfer
         system, owner, book, asset_id = account
         effect, due = expected(transfer, account, verb)
-        if (asset_id, delta) != (transfer.asset_id, due):
+        if asset_id != transfer.kind.asset_id or delta != due:
             self.blame(f"{verb} of {delta} at {system} {owner} {book} is not what {id_} is about")
         life.net += delta
         if effect == FEE:
             life.fee += delta  # A part of the credit of the target, and no effect of its own.
         else:
-            life.effects = tuple(sorted((*life.effects, effect)))
+            life.effects = tuple(sorted((*life.effects, effect))) if life.effects else (effect,)
         self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {short(id_)}")
 
     def _judge(self, life: Life) -> None:
@@ -389,12 +389,12 @@ class Auditor:
 
 def short(id_: UUID) -> str:
     """Enough of an id to tell the transfers of one seed apart."""
-    return f"{id_.int:032x}"[20:28]
+    return f"{id_.int >> 16 & 0xFFFFFFFF:08x}"
 
 
 def chain(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:
     """What an answer's hash must be, worked out once more."""
     told = (entry.version, entry.path, entry.verb, entry.answer, entry.reason)
-    evidence = sorted(entry.evidence.items())
-    row = [transfer.id.hex, transfer.flow, *told, evidence, entry.actor, at_us]
+    evidence = sorted(entry.evidence.items()) if entry.evidence else []
+    row = [f"{transfer.id.int:032x}", transfer.kind.flow, *told, evidence, entry.actor, at_us]
     return hashlib.sha256(head + msgspec.json.encode(row)).digest()

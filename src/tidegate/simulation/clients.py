@@ -1,6 +1,5 @@
 """Who asks for transfers, again and again, until somebody says what became of each."""
 
-import asyncio
 from uuid import UUID
 
 from tidegate.core.ports import StoreFault
@@ -10,7 +9,7 @@ from tidegate.core.transfer import Transfer
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
 from tidegate.simulation.inbox import FLOWS, Programs, in_words
-from tidegate.simulation.loop import sleep
+from tidegate.simulation.loop import done_within, sleep
 from tidegate.simulation.store import SimTwin
 from tidegate.simulation.world import Node, World
 from tidegate.store.inbox import INBOX
@@ -88,8 +87,8 @@ class Clients:
             work = self._twice(engine, wish)
         doubts = node.doubts
         asked = self.world.loop.create_task(work, context=node.context)
-        await asyncio.wait([asked], timeout=self.patience_s)
-        if not node.alive or not asked.done() or isinstance(asked.exception(), StoreFault):
+        done = await done_within(asked, self.patience_s)
+        if not node.alive or not done or isinstance(asked.exception(), StoreFault):
             return None
         said: Receipt | Refusal = asked.result()
         if isinstance(said, Receipt) and doubts == node.doubts:

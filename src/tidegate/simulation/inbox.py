@@ -95,7 +95,7 @@ class InboxAuditor:
                     self._blame(f"{id_} was made after it had expired")
                 if (row.outcome == "created") is not ((TRANSFERS, id_) in written):
                     self._blame(f"{id_} of the inbox is {row.outcome}, and that is not true")
-            elif table == TRANSFERS and id_ in self.asked and id_ not in self._made:
+            elif self.asked and table == TRANSFERS and id_ in self.asked and id_ not in self._made:
                 self._made.add(id_)
                 if (INBOX, id_) not in written:
                     self._blame(f"{id_} was made, and the inbox does not say so")

@@ -203,6 +203,25 @@ async def sleep(seconds: float) -> None:
         timer.cancel()
 
 
+async def done_within(task: "asyncio.Task[Any]", seconds: float) -> bool:
+    """Whether it is done by then. As `asyncio.wait` for one task, with as many turns."""
+    [loop] = _RUNNING
+    rest: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object) -> None:
+        timer.cancel()
+        _end(rest)
+
+    timer = loop.call_later(seconds, _end, rest)
+    task.add_done_callback(end)
+    try:
+        await rest
+    finally:
+        timer.cancel()
+        task.remove_done_callback(end)
+    return task.done()
+
+
 def _end(rest: "asyncio.Future[None]") -> None:
     if not rest.done():
         rest.set_result(None)

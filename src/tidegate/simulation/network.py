@@ -39,7 +39,8 @@ class Wires(NamedTuple):
 class Inbox:
     """One end of a connection, to be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
         self._buffer = bytearray()
         self._waiting: asyncio.Future[None] | None = None
         self._ended = False
@@ -62,7 +63,7 @@ class Inbox:
         while len(buffer) < n:
             if self._ended:
                 raise asyncio.IncompleteReadError(bytes(buffer), n)
-            self._waiting = asyncio.get_running_loop().create_future()
+            self._waiting = self._loop.create_future()
             await self._waiting
         chunk = bytes(buffer[:n])
         del buffer[:n]
@@ -94,7 +95,7 @@ class Line:
         self.open = True
         self.hello = b""
         self.asked: dict[int, bytes] = {}
-        self.ours, self.theirs = Inbox(), Inbox()
+        self.ours, self.theirs = Inbox(network.loop), Inbox(network.loop)
         self.out, self.back = Way(network, self, self.theirs), Way(network, self, self.ours)
 
     def close(self) -> None:
