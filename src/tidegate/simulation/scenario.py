@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 
 from tidegate.core import wire
+from tidegate.core.account import account_at
 from tidegate.core.flow import Flow
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.ports import Account
@@ -45,7 +46,7 @@ from tidegate.simulation.terms import Terms
 from tidegate.simulation.world import World, until
 from tidegate.systems.guild.memory import SETTINGS, GuildRules
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
-from tidegate.systems.ledger.judge import Balance
+from tidegate.systems.ledger.judge import Balance, balance_of
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 SAFETY_S = 8.0
@@ -185,9 +186,10 @@ class Scenario:
         if book == SPOT:
             world.core_status(owner, ASSET, wire.Status[status])
             return
-        key = Account(owner, book, ASSET)
+        key = account_at((owner, book, ASSET))
         if self._free(key):
-            rows[key] = rows[key]._replace(status=status)
+            available, held, _ = rows[key]
+            rows[key] = balance_of((available, held, status))
 
     def _free(self, key: Account) -> bool:
         return (ACCOUNTS, key) not in self.world.tables.holders
@@ -230,10 +232,11 @@ class Scenario:
         world = self.world
         for owner in self.owners:
             for book in (FUNDING, OUTSIDE, SUSPENSE, *MEMBERS):
-                key = Account(owner, book, ASSET)
+                key = account_at((owner, book, ASSET))
                 await until(partial(self._free, key), 0.01)
                 rows = world.tables.rows[ACCOUNTS]
-                rows[key] = rows[key]._replace(status=Status.ACTIVE)
+                available, held, _ = rows[key]
+                rows[key] = balance_of((available, held, Status.ACTIVE))
         # What was submitted to a disk that stalls may still arrive.
         quiet_s = world.loop.now_s + (STALL_S[1] + 2.0 if self.mood.flooded else 0.0)
         while not all(map(self._thawed, self.owners)) or world.loop.now_s < quiet_s:

@@ -14,6 +14,7 @@ from tidegate.systems.ledger.judge import (
     Status,
     account_of,
     answer_of,
+    balance_of,
     has_owner,
     may_open,
     parts,
@@ -75,7 +76,7 @@ class MemoryLedger:
                 balance = tx.get(ACCOUNTS, operation.account)
                 available = balance.available + operation.delta
                 held = balance.held + operation.held_delta
-                tx.put(ACCOUNTS, operation.account, Balance(available, held, balance.status))
+                tx.put(ACCOUNTS, operation.account, balance_of((available, held, balance.status)))
 
     def query(
         self, operations: Mapping[Hashable, Sequence[Operation]], question: Question
