@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import get_context
 
 from tidegate.app import collect_seldom
@@ -117,9 +118,9 @@ def shared_rules() -> RulesOf:
     return rules_of
 
 
-def run_chunk(seeds: Sequence[int]) -> Tally:
+def run_chunk(seeds: Sequence[int], rules_of: RulesOf | None = None) -> Tally:
     """Some seeds, one after the other, in this process."""
-    tally, begun_s, rules_of = Tally(), time.process_time(), shared_rules()
+    tally, begun_s, rules_of = Tally(), time.process_time(), rules_of or shared_rules()
     for seed in seeds:
         result = run(seed, rules_of=rules_of)
         tally.take(result)
@@ -132,6 +133,15 @@ def run_chunk(seeds: Sequence[int]) -> Tally:
     return tally
 
 
+# Of a process that does nothing but run seeds. Where a bug may be planted any time they are not
+# kept from one call to the next.
+_own_rules = cache(shared_rules)
+
+
+def _run_chunk_apart(seeds: Sequence[int]) -> Tally:
+    return run_chunk(seeds, _own_rules())
+
+
 def run_seeds(
     seeds: Sequence[int], jobs: int = 1, advance: Callable[[int], object] = lambda _: None
 ) -> Tally:
@@ -139,13 +149,14 @@ def run_seeds(
     total = Tally()
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     if jobs == 1:
+        rules_of = shared_rules()
         for chunk in chunks:
-            total.merge(run_chunk(chunk))
+            total.merge(run_chunk(chunk, rules_of))
             advance(len(chunk))
         return total
     # Spawned, because whoever waits may have a thread that draws a bar, and a fork would copy it.
     with ProcessPoolExecutor(jobs, get_context("spawn"), collect_seldom) as pool:
-        for done in as_completed([pool.submit(run_chunk, chunk) for chunk in chunks]):
+        for done in as_completed([pool.submit(_run_chunk_apart, chunk) for chunk in chunks]):
             total.merge(done.result())
             advance(done.result().seeds)
     return total
