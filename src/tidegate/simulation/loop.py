@@ -242,12 +242,12 @@ def simulate(seed: int, main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> "a
 def uncollected() -> Iterator[None]:
     """No garbage is collected meanwhile: when Python would do it, no seed says.
 
-    That of the run goes at its end, when nobody holds it any more and most of it is still in the
-    caches of the processor. Python by itself would do so a moment later, and look at it twice.
+    That of the run before goes first, which nobody holds any more. At the end of a run some of it
+    is still held, would be taken for old, and would never be looked at again.
     """
+    gc.collect(0)
     gc.disable()
     try:
         yield
     finally:
-        gc.collect(0)
         gc.enable()

@@ -242,9 +242,9 @@ class Host:
 
 
 async def until(holds: Callable[[], object], every_s: float) -> None:
-    """Wait for what nobody will announce."""
-    while not holds():
-        await sleep(every_s)
+    """Wait for what nobody will announce, in a simulated loop or in a real one."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(every_s)
 
 
 class World:
