@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def told(judgement: Judgement) -> list[Operation]:
 FEW: st.SearchStrategy[list[Question]] = st.just([]) | st.lists(questions(), max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=1_000)
 @given(ACCOUNTS, st.lists(questions(), max_size=12), FEW)
 def test_a_batch_is_judged_as_its_questions_in_turn(
