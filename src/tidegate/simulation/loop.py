@@ -140,7 +140,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     continue
                 self._current = context
                 steps += 1
-                # The context is not entered: nobody here has variables of a context.
+                # The context is not entered: no simulated code uses context variables.
                 callback(*due.args)
                 if context is own and ended():
                     break
