@@ -97,13 +97,36 @@ def test_a_floor_that_was_raised_meanwhile_costs_nobody_a_request(play_postgres:
             await PostgresFloors(rig.store).raise_to(floor)
             asked: list[Any] = [request("in", 1, f"after {n}") for n in range(5)]
             asked += [request("in", 1, "after 0"), request("in", 1)]
-            said = await asyncio.gather(*(engine.submit(each) for each in asked))
-            receipts = [each for each in said if isinstance(each, Receipt)]
-            assert len(receipts) == len(asked), said
+            answers = await asyncio.gather(*(engine.submit(each) for each in asked))
+            receipts = [each for each in answers if isinstance(each, Receipt)]
+            assert len(receipts) == len(asked), answers
             assert min(each.transfer.id for each in receipts) > floor
             assert receipts[5].transfer.id == receipts[0].transfer.id
             ended = {each.transfer.id: each.transfer for each in receipts}
             await rig.ended([before, *ended.values()])
         assert await rig.funding() == balance - 5 - 6
+
+    play_postgres(scene)
+
+
+def test_an_engine_that_stops_answers_requests_that_wait_for_new_ids(play_postgres: Play) -> None:
+    async def scene(rig: Rig) -> None:
+        assert isinstance(rig.store, PostgresStore)
+        balance = await rig.funding()
+        async with rig.engine() as engine:
+            before = await made(engine, request("in", 5, "before"))
+            await rig.ended([before])
+            await PostgresFloors(rig.store).raise_to(first_id(time_ms(before.id) + 86_400_000))
+            asked = [
+                asyncio.ensure_future(engine.submit(request("in", 1, f"after {n}")))
+                for n in range(20)
+            ]
+            await asyncio.sleep(0)  # They wait for their batch, and none of them is written.
+        answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+        accepted = [each.transfer for each in answers if isinstance(each, Receipt)]
+        assert len(accepted) == len(asked), "what was accepted before the stop is still written"
+        async with rig.engine(2):
+            await rig.ended(accepted)
+        assert await rig.funding() == balance - 5 - len(accepted)
 
     play_postgres(scene)

@@ -162,10 +162,10 @@ class Engine(Generic[Tx]):
     ) -> Receipt | Refusal:
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
         follow = partial(self.waiting.follow, patience_s=wait_s)
-        said = await self.births.submit(request, veto, follow)
-        if isinstance(said, Refusal) or said.transfer.kind.lane is None:
-            return said
-        return await self._latest(said)
+        reply = await self.births.submit(request, veto, follow)
+        if isinstance(reply, Refusal) or reply.transfer.kind.lane is None:
+            return reply
+        return await self._latest(reply)
 
     async def transfer_all(self, asked: Sequence[Checked], wait_s: float = 0.5) -> list[Said]:
         """Many transfers, each as if it were made by itself, answered together in their order.

@@ -242,7 +242,7 @@ class Host:
 
 
 async def until(holds: Callable[[], object], every_s: float) -> None:
-    """Wait for what nobody will announce, in a simulated loop or in a real one."""
+    """Poll until the condition holds, in a simulated loop or in a real one."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(every_s)
 

@@ -132,8 +132,8 @@ class Trading:
             following = iter(answers)
             answers = [MALFORMED if each is None else next(following) for each in packed]
         for i, reason in wrong.items():
-            if isinstance(said := answers[i], Rejected) and said.reason == Reason.UNDONE:
-                answers[i] = Rejected(reason, said.evidence)
+            if isinstance(stored := answers[i], Rejected) and stored.reason == Reason.UNDONE:
+                answers[i] = Rejected(reason, stored.evidence)
         return answers
 
     def _objection(self, question: Question) -> Reason | None:
