@@ -27,8 +27,11 @@ class Origin(NamedTuple):
     spellings: dict[object, Spelling]  # By their terms, if they have any, and by their lives.
 
     def fingerprint(self, request: Request) -> bytes:
-        terms = request.terms
-        mark = request.lives_s if terms is None else tuple(terms.items())
+        mark: object = request.lives_s
+        if request.terms is not None:
+            mark = tuple(request.terms.items())
+        elif mark is not None:
+            mark = str(mark)  # 5 and 5.0 are equal, but are spelled differently.
         spelling = self.spellings.get(mark)
         if spelling is None:
             spelling = spelling_of(request)
