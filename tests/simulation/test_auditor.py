@@ -34,7 +34,9 @@ class Desk:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.auditor = Auditor(FLOWS, Eyes(lambda: self.now_s, lambda _: True, lambda *_: None))
+        self.dead: set[str] = set()
+        eyes = Eyes(lambda: self.now_s, lambda worker: worker not in self.dead, lambda *_: None)
+        self.auditor = Auditor(FLOWS, eyes)
         self.auditor.endow((LEDGER, 1, FUNDING, ASSET), 100)
         self.answers: list[Answered] = []
         self.transfer = BORN
@@ -57,8 +59,8 @@ class Desk:
     def row(self) -> dict[Any, Any]:
         return {(TRANSFERS, ID): Row(self.transfer, 0.0, None)}
 
-    def commit(self, written: dict[Any, Any]) -> None:
-        self.auditor.committed(written, frozenset(), "worker")
+    def commit(self, written: dict[Any, Any], by: str = "worker") -> None:
+        self.auditor.committed(written, frozenset(), by)
 
     def born(self) -> None:
         balance = Balance(90, 0, "ACTIVE")
@@ -198,6 +200,23 @@ def test_what_is_stuck_and_told_of_is_well(desk: Desk) -> None:
     desk.auditor.alerted(Alert(Alarm.CRITICAL, Code.TRANSFER_STUCK, "busy", CORE, ID), "worker")
     desk.commit(desk.move(("TARGET_PENDING", "COMPENSATING"), "credit", "rejected"))
     assert desk.auditor.violations == []
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_page_that_a_clock_caused_early_is_owed_by_whoever_marked_it(
+    desk: Desk, *, died: bool
+) -> None:
+    """The database's clock is ahead: by the true time, the transfer does not wait for long yet."""
+    desk.now_s = 5.0
+    desk.transfer = desk.transfer.but(paged=True)
+    desk.commit(desk.row(), by="first")
+    if died:
+        desk.dead.add("first")
+    desk.now_s = 100.0
+    desk.commit(desk.row(), by="second")
+    desk.transfer = desk.transfer.but(paged=False)
+    desk.commit(desk.move(("TARGET_PENDING", "COMPENSATING"), "credit", "rejected"), by="second")
+    assert desk.saw("nobody was told") is not died
 
 
 def test_what_has_not_ended_and_books_that_are_off(desk: Desk) -> None:

@@ -147,7 +147,7 @@ class Auditor:
             if fresh:
                 self._fresh(life, after, fresh, by)
             else:
-                self._stayed(life, by)
+                self._stayed(life, after, by)
         if history is not None:
             life.history = history
         life.tries += lease
@@ -191,9 +191,13 @@ class Auditor:
         walked = " ".join([">".join(entry.path) for entry, _, _ in answers])
         self.eyes.note(short(after.id), walked or f"born in {after.state}")
 
-    def _stayed(self, life: Life, by: object) -> None:
-        """No answer. If that has lasted for too long, whoever wrote so must tell, if it lives."""
-        if self._stuck(life) and not life.told:
+    def _stayed(self, life: Life, after: Transfer, by: object) -> None:
+        """No answer. If that has lasted for too long, whoever wrote so must tell, if it lives.
+
+        By a database clock that is ahead this is so earlier. Who marks it as paged then must tell.
+        """
+        marked = after.kind.paged and not life.transfer.kind.paged
+        if not life.told and (marked or self._stuck(life)):
             life.owing.append(by)
             life.overdue = life.overdue or self._stuck(life, SLACK_S, SLACK_TRIES)
 
