@@ -246,7 +246,10 @@ class Store(Protocol[Tx]):
     async def lock(
         self, tx: Tx, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
-        """Lock the rows, in id order; return those still at the version that was asked about.
+        """Lock the rows, in id order; return those still at the version that was asked about: the
+        same sequence, if nothing has changed. Others may have claimed a row since it was read, and
+        had no answer: then it comes with their attempts and retries, so that a late answer does
+        not take them back.
 
         What is done behind the lock happens in any case, before anybody knows which those are.
         """

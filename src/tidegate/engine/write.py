@@ -309,9 +309,9 @@ async def _transact(
         else:
             # The accounts as if no row had moved since: then they are no round trip of their own.
             fresh = await store.lock(tx, work.batch, behind)
-            if len(fresh) < len(moves):
+            if fresh is not work.batch:
                 stand = {transfer.id for transfer in fresh}
-                work = work.only([t.id in stand for t in work.batch])
+                work = work.only([t.id in stand for t in work.batch])._replace(batch=fresh)
                 moves = _first_moves(means, work)
                 groups = groups_of(means, moves, range(len(moves)))
         if moves:

@@ -188,16 +188,12 @@ class Auditor:
         if state != after.kind.state:
             self.blame(f"{after.id} is in {after.state}; its history ends in {state}")
         life.since_s, life.tries = self.eyes.clock(), 0
-        walked = " ".join([">".join(entry.path) for entry, _, _ in answers])
-        self.eyes.note(short(after.id), walked or f"born in {after.state}")
+        walked = " ".join([">".join(each[0].path) for each in answers]) or f"born in {after.state}"
+        self.eyes.note(short(after.id), walked)
 
     def _stayed(self, life: Life, after: Transfer, by: object) -> None:
-        """No answer. If that has lasted for too long, whoever wrote so must tell, if it lives.
-
-        By a database clock that is ahead this is so earlier. Who marks it as paged then must tell.
-        """
-        marked = after.kind.paged and not life.transfer.kind.paged
-        if not life.told and (marked or self._stuck(life)):
+        """No answer. Whoever marks it as paged, or writes when it is stuck, must tell of it."""
+        if not life.told and (self._stuck(life) or after.kind.paged > life.transfer.kind.paged):
             life.owing.append(by)
             life.overdue = life.overdue or self._stuck(life, SLACK_S, SLACK_TRIES)
 
@@ -372,8 +368,8 @@ class Auditor:
             return
         life = self.lives[alert.transfer_id]
         # The database counts from the beginning of a transaction, and we from its end.
-        slack_s = HOUR_S if self.steps else SLACK_S
-        if alert.alarm is Alarm.HALT or not (self._stuck(life, -slack_s) or life.refused):
+        stuck = self._stuck(life, -(HOUR_S if self.steps else SLACK_S))
+        if alert.alarm is Alarm.HALT or not (stuck or life.refused):
             self.blame(f"a false alarm: {alert.alarm.name} {alert.cause} of {alert.transfer_id}")
         life.told = True
 

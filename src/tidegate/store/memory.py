@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +31,7 @@ from tidegate.store import notes
 from tidegate.store.inbox import INBOX, MemoryInbox
 from tidegate.store.notes import after as _after
 from tidegate.store.notes import deadline_s, expires_s
-from tidegate.store.rows import ATTEMPTS_KEPT, written
+from tidegate.store.rows import ATTEMPTS_KEPT, as_counted, written
 from tidegate.store.tables import Answered, Row, Tables, answered_by, row_of
 from tidegate.store.twin import Twin, turn
 
@@ -114,7 +114,10 @@ class MemoryStore:
     ) -> Sequence[Transfer]:
         await tx.lock(TRANSFERS, sorted([t.id for t in transfers], key=_number))
         await behind()
-        return [t for t in transfers if _stands(tx, t)]
+        fresh = [_as_counted(tx, t) for t in transfers]
+        if all(map(is_, fresh, transfers)):
+            return transfers
+        return [t for t in fresh if t is not None]
 
     async def reserve(self, tx: Twin, keys: Sequence[Key]) -> None:
         await tx.pause()
@@ -310,6 +313,13 @@ def _standing(tx: Twin, transfer: Transfer) -> Row | None:
 
 def _stands(tx: Twin, transfer: Transfer) -> bool:
     return _standing(tx, transfer) is not None
+
+
+def _as_counted(tx: Twin, transfer: Transfer) -> Transfer | None:
+    if (row := _standing(tx, transfer)) is None:
+        return None
+    kind = row.transfer.kind
+    return as_counted(transfer, kind.attempts, kind.retries, kind.paged)
 
 
 @lru_cache(4096)

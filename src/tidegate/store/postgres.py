@@ -29,7 +29,7 @@ from tidegate.core.ports import (
     nothing,
 )
 from tidegate.core.request import Asset
-from tidegate.core.sql import bigints, integers, load, numbers, strings, texts, uuids
+from tidegate.core.sql import bigints, load, numbers, strings, texts, uuids
 from tidegate.core.transfer import Moves, Transfer
 from tidegate.store.faults import as_fault, commit_fault
 from tidegate.store.flow_checks import differing
@@ -39,11 +39,13 @@ from tidegate.store.pipe import Pipe, Reply
 from tidegate.store.rows import (
     PROBES_KEPT,
     TRANSFER_COLUMNS,
+    as_counted,
     attempt_columns,
     creation_columns,
     entry_columns,
     key_columns,
     party_columns,
+    read_columns,
     state_columns,
     table_columns,
     transfer_from,
@@ -213,11 +215,13 @@ class PostgresStore:
     async def lock(
         self, tx: PostgresTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
-        ids, versions = [t.id for t in transfers], [t.kind.version for t in transfers]
-        sent = tx.send(STATEMENTS["lock"], {"ids": uuids(ids), "versions": integers(versions)})
+        sent = tx.send(STATEMENTS["lock"], read_columns(transfers))
         await behind()
-        moved = {row[0] for row in await tx.rows(sent)}
-        return [t for t in transfers if t.id not in moved] if moved else transfers
+        if not (rows := await tx.rows(sent)):
+            return transfers
+        counted = {id_: counts for id_, *counts in rows}
+        fresh = [as_counted(t, *counted[t.id]) if t.id in counted else t for t in transfers]
+        return [t for t in fresh if t is not None]
 
     async def reserve(self, tx: PostgresTransaction, keys: Sequence[Key]) -> None:
         await tx.post(STATEMENTS["reserve"], key_columns(keys))

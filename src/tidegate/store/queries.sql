@@ -96,17 +96,25 @@ UPDATE transfers AS t
 RETURNING {transfer};
 
 -- lock: a statement of its own, so that the statements after it see what its waiting was for. What
--- is not there at its version comes back: most are.
+-- is not there as it was read comes back, and most is. It has moved, or at the same version others
+-- have claimed it since: then with what is counted by now, which a late answer must not take back.
 WITH locked AS MATERIALIZED (
-    SELECT id, version
+    SELECT id, version, attempts, retries, paged
       FROM transfers
      WHERE id = ANY(%(ids)s::uuid[])
      ORDER BY id
        FOR NO KEY UPDATE
+),
+changed AS MATERIALIZED (
+    SELECT *
+      FROM unnest(%(ids)s::uuid[], %(versions)s::integer[], %(attempts)s::integer[])
+        AS r (id, version, attempts)
+    EXCEPT
+    SELECT id, version, attempts FROM locked
 )
-SELECT * FROM unnest(%(ids)s::uuid[], %(versions)s::integer[])
-EXCEPT
-SELECT * FROM locked;
+SELECT c.id, l.attempts, l.retries, l.paged
+  FROM changed AS c
+  LEFT JOIN locked AS l ON l.id = c.id AND l.version = c.version;
 
 -- answers: a part of record and insert: one history row per answer. Here as there, what many rows
 -- of a batch have in common is said once, and a row names it by its place.

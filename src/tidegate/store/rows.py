@@ -293,6 +293,27 @@ def creation_columns(moves: Moves) -> Columns:
     }
 
 
+def read_columns(transfers: Sequence[Transfer]) -> Columns:
+    """Rows as they were read, to be compared with what they are."""
+    kinds = [t.kind for t in transfers]
+    return {
+        "ids": uuids([t.id for t in transfers]),
+        "versions": integers([kind.version for kind in kinds]),
+        "attempts": integers([kind.attempts for kind in kinds]),
+    }
+
+
+def as_counted(
+    transfer: Transfer, attempts: int | None, retries: int | None, paged: bool | None
+) -> Transfer | None:
+    """A row with what is counted by now, or None if it has moved."""
+    if attempts is None:
+        return None
+    if attempts == transfer.attempts:
+        return transfer
+    return transfer.but(attempts=attempts, retries=retries, paged=paged)
+
+
 def key_columns(keys: Sequence[Key]) -> Columns:
     return {
         "owners": bigints([key.owner for key in keys]),
