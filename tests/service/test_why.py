@@ -1,11 +1,40 @@
 """A transfer that was accepted and then refused says why, wherever it is shown."""
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from tests.service.rig import ALICE, Front, Play, token
+from tidegate.core.answers import Answer
+from tidegate.core.ports import System
+from tidegate.core.transfer import Question
+from tidegate.engine.gate import CORE
 
 SLOW = {"Prefer": "wait=0"}
+
+
+class HeldSystem:
+    """A system that is asked only when it is let go, so that nothing can end before."""
+
+    reversible = True
+
+    def __init__(self, system: System) -> None:
+        self.name, self._system, self.let_go = system.name, system, asyncio.Event()
+
+    async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
+        await self.let_go.wait()
+        return await self._system.ask(questions)
+
+
+@asynccontextmanager
+async def core_held(front: Front) -> AsyncIterator[None]:
+    systems = cast("dict[str, System]", front.gate.engine.means.outside)
+    core = systems[CORE]
+    systems[CORE] = held = HeldSystem(core)
+    yield
+    systems[CORE] = core
+    held.let_go.set()
 
 
 async def ended(front: Front, path: str) -> Any:
@@ -21,8 +50,9 @@ def test_what_failed_after_a_202_says_why_on_both_apis(play: Play) -> None:
     async def scene(front: Front) -> None:
         await front.fund("SPOT", "1")
         asked = {"from": "SPOT", "to": "FUNDING", "asset": "USDT", "amount": "999"}
-        made = await front.transfer(asked, headers=SLOW)
-        assert made.status == 202, made
+        async with core_held(front):
+            made = await front.transfer(asked, headers=SLOW)
+            assert made.status == 202, made
         shown = await ended(front, f"/api/v1/internal_transfer/{made.body['req_id']}")
         assert (shown["state"], shown["code"]) == ("FAILED", "INSUFFICIENT_BALANCE")
         assert shown["message"] == "Transfer failed: nothing was moved (INSUFFICIENT_BALANCE)"
@@ -45,7 +75,9 @@ def test_what_was_rolled_back_says_why_and_what_was_paid_says_nothing(play: Play
         assert (paid["state"], paid["code"]) == ("COMMITTED", None)
         disabled = {"user_id": ALICE, "account": "SPOT", "asset": "USDT", "status": "DISABLED"}
         assert (await front.desk("POST", "/account_status", disabled)).status == 200
-        made = await front.transfer(asked, headers=SLOW)
+        async with core_held(front):
+            made = await front.transfer(asked, headers=SLOW)
+            assert made.status == 202, made
         id_ = made.body["req_id"]
         shown = await ended(front, f"/api/v1/internal_transfer/{id_}")
         assert (shown["state"], shown["code"]) == ("ROLLED_BACK", "ACCOUNT_DISABLED")
