@@ -158,6 +158,11 @@ class Line(Pipe):
         self._waiting.append((Reply(), statement, values))
         return self._waiting[-1][0]
 
+    def go(self) -> None:
+        """Nothing goes before its turn."""
+        if not self._waiting:
+            super().go()
+
     async def roll_back(self) -> None:
         with suppress(psycopg.Error):
             await self.sync()

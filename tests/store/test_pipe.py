@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import psycopg
@@ -13,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.conftest import SCHEMA
 from tests.engine.proxy import Proxy
-from tidegate.core.ports import StoreUnavailable
+from tidegate.core.ports import StoreFault, StoreUnavailable
 from tidegate.core.sql import EncodedText
 from tidegate.store.pipe import Pipe, as_sent, text_of
 from tidegate.store.postgres import Bounds, PostgresStore
@@ -25,9 +26,11 @@ NUMBER = "SELECT %(n)s::integer"
 LOOPS = (uvloop.new_event_loop, asyncio.SelectorEventLoop)
 
 
-def on_one_session(database: str, scene: Callable[[PostgresStore], Awaitable[None]]) -> None:
+def on_one_session(
+    database: str, scene: Callable[[PostgresStore], Awaitable[None]], bounds: Bounds = ONE
+) -> None:
     async def whole() -> None:
-        async with PostgresStore(database, SCHEMA, ONE) as store:
+        async with PostgresStore(database, SCHEMA, bounds) as store:
             await scene(store)
 
     for factory in LOOPS:
@@ -64,6 +67,76 @@ def test_a_flight_larger_than_any_buffer_is_answered(database: str) -> None:
             sent = [pipe.send("SELECT %(text)s::text", {"text": large}) for _ in range(8)]
             await pipe.sync()
             assert all(pipe.rows(reply) == [(large,)] for reply in sent)
+
+    on_one_session(database, scene)
+
+
+def test_a_statement_is_worked_on_while_the_next_is_being_written(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        async with store.session() as pipe:
+            pipe.send(NUMBER, {"n": 0})
+            await pipe.sync()
+            pipe.send(SLEEP, {"seconds": 1})
+            pipe.go()
+            time.sleep(1.2)  # As if to write the next statement took so long.
+            began_s = time.monotonic()
+            pipe.send(NUMBER, {"n": 1})
+            await pipe.sync()
+            assert time.monotonic() - began_s < 0.6
+
+    on_one_session(database, scene)
+
+
+def test_a_process_that_stands_still_between_two_statements_gives_its_locks_back(
+    database: str,
+) -> None:
+    """What is worked on already holds locks, and the rest of the flight may never come."""
+
+    async def scene(store: PostgresStore) -> None:
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+            with pytest.raises(StoreFault):
+                async with store.transaction() as tx:
+                    await tx.post("SELECT pg_advisory_xact_lock(%(n)s::bigint)", {"n": 77})
+                    time.sleep(0.2)
+                    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+                    assert await (await other.execute(held)).fetchone() == (1,)
+                    time.sleep(1.3)
+                    assert await (await other.execute(held)).fetchone() == (0,)
+        assert await store.run(NUMBER, {"n": 4}) == [(4,)]
+
+    on_one_session(database, scene, ONE._replace(idle_in_transaction_s=1))
+
+
+def test_rows_that_come_before_the_flight_has_ended_are_no_hang_up(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
+        async with store.session() as pipe:
+            # More than the server keeps back until it is told that the flight has ended.
+            early = pipe.send("SELECT repeat('x', 100_000)", {})
+            pipe.go()
+            await asyncio.sleep(0.2)
+            late = pipe.send(NUMBER, {"n": 3})
+            await pipe.sync()
+            assert pipe.rows(early) == [("x" * 100_000,)]
+            assert pipe.rows(late) == [(3,)]
+        assert await store.run("SELECT pg_backend_pid()", {}) == [(backend,)]
+
+    on_one_session(database, scene)
+
+
+def test_a_session_that_dies_before_the_flight_has_ended_is_lost(database: str) -> None:
+    async def scene(store: PostgresStore) -> None:
+        [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+            with pytest.raises(psycopg.OperationalError):
+                async with store.session() as pipe:
+                    pipe.send(NUMBER, {"n": 1})
+                    pipe.go()
+                    await other.execute("SELECT pg_terminate_backend(%s)", (backend,))
+                    await asyncio.sleep(0.2)
+                    pipe.send(NUMBER, {"n": 2})
+                    await pipe.sync()
+        assert await store.run(NUMBER, {"n": 4}) == [(4,)]
 
     on_one_session(database, scene)
 

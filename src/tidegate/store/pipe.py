@@ -1,7 +1,7 @@
 """Statements to PostgreSQL and their rows back: many on one way, none waited for by itself.
 
-It is libpq's pipeline, by psycopg's door to libpq. psycopg's own cursors go to the socket for each
-statement; here a whole flight is written at once, and then all of its replies are read.
+It is libpq's pipeline, by psycopg's door to libpq. psycopg's own cursors wait for each statement;
+here the server works on one while the next is being written, and all replies are read together.
 """
 
 import asyncio
@@ -72,6 +72,8 @@ class Pipe:
         self._names = itertools.count()
         self._flight: list[Reply] = []
         self._at = 0  # Whose results are coming in.
+        self._leg_open = False  # Something is in the flight that may not go yet.
+        self._legs = 0  # Of the flight, whose ends the server has not confirmed.
         self._back: asyncio.Future[None] | None = None
         self._socket: int | None = None  # As long as we listen.
         self._hung_up = False  # The server, while nobody asked it anything.
@@ -110,17 +112,29 @@ class Pipe:
         self._pgconn.send_query_params(sql, None)
         return self._expect()
 
+    def go(self) -> None:
+        """Let what is in the flight go already: the server works on it while we write the rest.
+
+        It is a leg of its own, and the server is told where it ends. Then it knows that it waits
+        for us: if this process stands still, it ends the transaction in time, and frees its locks.
+        Without a transaction each leg is one, and what follows an error is not skipped.
+        """
+        self._pgconn.pipeline_sync()
+        self._leg_open = False
+        self._legs += 1
+
     def _expect(self) -> Reply:
+        self._leg_open = True
         reply = Reply()
         self._flight.append(reply)
         return reply
 
     async def sync(self) -> None:
-        """Let the flight go, and wait until all of it is answered; raise its first error."""
-        self._at, self._back = 0, self._loop.create_future()
+        """End the flight, and wait until all of it is answered; raise its first error."""
+        self._back = self._loop.create_future()
         self._depart()
         await self._back
-        flight, self._flight, self._back = self._flight, [], None
+        flight, self._flight, self._at, self._back = self._flight, [], 0, None
         failed = [reply for reply in flight if reply.failed]
         for reply in failed:
             self._prepared.pop(reply.prepares or "", None)
@@ -129,7 +143,8 @@ class Pipe:
 
     def _depart(self) -> None:
         try:
-            self._pgconn.pipeline_sync()
+            if self._leg_open:
+                self.go()
             if self._socket is None:
                 # From the first flight on: to begin and to end it for each costs system calls.
                 self._socket = self._pgconn.socket
@@ -138,6 +153,8 @@ class Pipe:
             if self._pgconn.flush():
                 # The server may stop reading until we have read what it says: both go on.
                 self._loop.add_writer(self._socket, self._write)
+            if not self._legs:
+                self._land()  # All of it is back already.
         except psycopg.Error as lost:
             self._fail(lost)
 
@@ -157,7 +174,7 @@ class Pipe:
             self._fail(lost)
 
     def _read(self) -> None:
-        if self._back is None:
+        if self._back is None and not self._flight:
             self._hung_up = True
             self.deaf()  # A closed socket would tell us so without end.
             return
@@ -182,8 +199,10 @@ class Pipe:
                     return  # Nothing is there yet.
                 self._at += 1
             elif result.status == ExecStatus.PIPELINE_SYNC:
-                self._land()
-                return
+                self._legs -= 1
+                if not self._legs:
+                    self._land()
+                    return
             elif self._at < len(self._flight):
                 self._flight[self._at].result = result
 

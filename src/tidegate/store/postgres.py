@@ -118,6 +118,14 @@ class PostgresTransaction:
 
     async def post(self, statement: str, values: Mapping[str, object]) -> None:
         self.send(statement, values)
+        self.go()
+
+    def go(self) -> None:
+        """Whoever does not need the rows at once has more to write: both go on side by side."""
+        try:
+            self._pipe.go()
+        except psycopg.Error as fault:
+            raise as_fault(fault) from fault
 
     async def commit(self) -> None:
         committed = self._command(b"COMMIT")
@@ -216,6 +224,7 @@ class PostgresStore:
         self, tx: PostgresTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
         sent = tx.send(STATEMENTS["lock"], read_columns(transfers))
+        tx.go()
         await behind()
         if not (rows := await tx.rows(sent)):
             return transfers
