@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +61,8 @@ class Setup:
     scan_s: float = 1.0
     ring_size: int = RING_SIZE
     alert: Callable[[Alert], None] | None = None
-    ended: Callable[[Transfer], None] = lambda _: None  # Is told of every end recorded here.
+    # Is told of every end recorded here.
+    ended: Callable[[Sequence[Transfer]], None] = lambda _: None
     background: Background | None = None  # That of the program, if it has one.
     transfers_per_day: int | None = None  # Of one owner; None: as many as they like.
     daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset.

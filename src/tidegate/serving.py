@@ -6,7 +6,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -170,9 +170,9 @@ async def _engine(settings: Settings) -> AsyncIterator[tuple[Gate, Telling]]:
     telling, setup = Telling(settings), setup_of(settings)
     rates = Rates({flow.name: flow for flow in setup.flows}, telling.alert, time.monotonic)
 
-    def ended(transfer: Transfer) -> None:
-        telling.meters.ended(transfer)
-        rates.ended(transfer)
+    def ended(transfers: Sequence[Transfer]) -> None:
+        telling.meters.ended(transfers)
+        rates.ended(transfers)
 
     setup = replace(setup, alert=telling.alert, background=telling.background, ended=ended)
     telling.background.start(Chore("rates", rates.look, WATCH_EVERY_S))

@@ -116,7 +116,7 @@ class Player:
             clock=store.seat.clock.seconds,
             dice=self.dice,
             alert=lambda alert: store.seat.tell("alert", alert.cause[:20], alert.alarm),
-            ended=lambda row: store.seat.tell("ended", f"{row.flow} {row.state}", row.id),
+            ended=self._ended,
             woken=lambda _: None,
             rings={"venue": self.ring},
             apart=Apart(lambda: None),
@@ -125,6 +125,10 @@ class Player:
             listeners={rules.name: rules for rules in local.rules},
             detached=Inline(),
         )
+
+    def _ended(self, rows: Sequence[Transfer]) -> None:
+        for row in rows:
+            self.store.seat.tell("ended", f"{row.flow} {row.state}", row.id)
 
     async def play(self, acts: Iterable[int]) -> None:
         """Each act has dice of its own, so that the others are the same without it."""

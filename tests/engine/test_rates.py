@@ -78,14 +78,14 @@ def test_pool_transfers_that_wait_by_design_are_neither_slow_nor_failing() -> No
     now_s = 0.0
     rates = Rates(FLOWS, told.append, lambda: now_s)
     for _ in range(100):
-        rates.ended(ended("pool_transfer", "REJECTED", 86_400.0))
-        rates.ended(ended("internal_transfer", "COMMITTED", 0.01))
+        rates.ended([ended("pool_transfer", "REJECTED", 86_400.0)])
+        rates.ended([ended("internal_transfer", "COMMITTED", 0.01)])
     for now_s in range(0, 200, 10):
         rates._ends = type(rates._ends)(end._replace(at_s=now_s) for end in rates._ends)
         asyncio.run(rates.look())
     assert told == []
     for _ in range(100):
-        rates.ended(ended("internal_transfer", "FAILED", 2.0))
+        rates.ended([ended("internal_transfer", "FAILED", 2.0)])
     asyncio.run(rates.look())
     assert [alert.code for alert in told] == [Code.TRANSFERS_SLOW]
 
@@ -95,7 +95,7 @@ def test_what_ended_over_a_minute_ago_is_forgotten() -> None:
     now_s = 0.0
     rates = Rates(FLOWS, told.append, lambda: now_s)
     for _ in range(20):
-        rates.ended(ended("internal_transfer", "COMMITTED", 2.0))
+        rates.ended([ended("internal_transfer", "COMMITTED", 2.0)])
     asyncio.run(rates.look())
     now_s = 61.0
     asyncio.run(rates.look())
@@ -112,7 +112,7 @@ def test_ends_after_a_202_and_ends_in_another_process_are_counted_once(play: Pla
             return [Unknown("later")] * len(questions) if silent else execute()
 
         def engine(seed: int) -> Engine[Any]:
-            tell = lambda transfer: counted.update([transfer.id])  # noqa: E731
+            tell = lambda ends: counted.update([end.id for end in ends])  # noqa: E731
             return Engine(replace(rig.parts(seed), ended=tell))
 
         rig.outside.twist = slow

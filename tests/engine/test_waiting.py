@@ -52,7 +52,7 @@ def test_who_is_told_of_the_end_is_not_told_again_when_the_time_is_over() -> Non
         told, late = follow(waiting, 1, 0.05), follow(waiting, 2, 0.05)
         also = follow(waiting, 1, 30)
         end = transfer(1, None)
-        waiting.ended(end)
+        waiting.ended([end])
         assert told.result() == also.result() == Receipt(end)
         await rest(0.1)
         assert late.result() == Receipt(transfer(2))
@@ -70,7 +70,7 @@ def test_a_caller_who_has_gone_is_no_trouble() -> None:
         gone, gone_too = follow(waiting, 1, 0.01), follow(waiting, 2, 0.01)
         gone.cancel()
         gone_too.cancel()
-        waiting.ended(transfer(1, None))
+        waiting.ended([transfer(1, None)])
         await rest(0.05)
         assert waiting.longest(10, 0.0) == []
 
@@ -109,13 +109,13 @@ def test_it_is_known_whether_anybody_waits() -> None:
         assert not waiting.anyone.is_set()
         follow(waiting, 1, 30)
         follow(waiting, 2, 0.01)
-        waiting.ended(transfer(1, None))
+        waiting.ended([transfer(1, None)])
         assert waiting.anyone.is_set()
         await rest(0.05)
         assert not waiting.anyone.is_set()
         follow(waiting, 3, 30)
         assert waiting.anyone.is_set()
-        waiting.ended(transfer(3, None))
+        waiting.ended([transfer(3, None)])
         assert not waiting.anyone.is_set()
 
     asyncio.run(scene())

@@ -13,15 +13,10 @@ from tidegate.engine.context import Means
 async def announce(means: Means[Tx], moves: Moves, rows: Sequence[Transfer]) -> None:
     steps = set(moves.steps)
     ends = {step for step in steps if step.after.lane is None}
+    if ends:
+        means.ended([row for row in rows if row.kind.lane is None] if ends != steps else rows)
     loud = {s for s in steps if s.alarm is not Alarm.NONE or (s.before and s.before.paged)}
-    if not loud:
-        for row in rows if ends else ():
-            if row.kind.lane is None:
-                means.ended(row)
-        return
-    for place, (row, step) in enumerate(zip(rows, moves.steps, strict=True)):
-        if step in ends:
-            means.ended(row)
+    for place, (row, step) in enumerate(zip(rows, moves.steps, strict=True)) if loud else ():
         if step not in loud:
             continue
         move = moves.move(place)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
@@ -107,7 +107,7 @@ class Means(Generic[Tx]):
     clock: Callable[[], float]
     dice: random.Random
     alert: Callable[[Alert], None]
-    ended: Callable[[Transfer], None]
+    ended: Callable[[Sequence[Transfer]], None]
     woken: Callable[[Iterable[str]], None]
     rings: Mapping[str, Ring]
     apart: Apart

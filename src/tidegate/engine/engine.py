@@ -57,7 +57,8 @@ class Parts(Generic[Tx]):
     admission: Admission[Tx] | None = None
     worker: str = "engine"
     forms: Mapping[str, Form] = field(default_factory=dict)  # Of the flows taken from the inbox.
-    ended: Callable[[Transfer], None] = lambda _: None  # Is told of every end that is recorded.
+    # Is told of every end that is recorded.
+    ended: Callable[[Sequence[Transfer]], None] = lambda _: None
     rules_of: RulesOf = Rules
 
 
@@ -205,8 +206,7 @@ class Engine(Generic[Tx]):
             await asyncio.sleep(POLL_S)
             # What this process ends itself, it tells at once, and most often sooner than this.
             if ids := self.waiting.longest(MAX_BATCH, POLL_S):
-                for transfer in await self._look(self.means.store.ended, ids):
-                    self.waiting.ended(transfer)
+                self.waiting.ended(await self._look(self.means.store.ended, ids))
 
     async def _look(
         self, find: Callable[[Sequence[UUID]], Awaitable[Sequence[Transfer]]], ids: Sequence[UUID]
@@ -217,9 +217,9 @@ class Engine(Generic[Tx]):
         except StoreUnavailable:
             return []
 
-    def _ended(self, transfer: Transfer) -> None:
-        self.parts.ended(transfer)
-        self.waiting.ended(transfer)
+    def _ended(self, transfers: Sequence[Transfer]) -> None:
+        self.parts.ended(transfers)
+        self.waiting.ended(transfers)
 
     def _freed(self) -> None:
         """Somebody was passed over, whose turn it may be now."""

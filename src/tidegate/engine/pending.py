@@ -1,7 +1,6 @@
 """A request on its way, and how whoever made it is answered."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
@@ -32,8 +31,7 @@ Follow: TypeAlias = Callable[[Answering, Receipt], None]
 Said: TypeAlias = Receipt | Refusal | StoreFault  # Of one among many, whose fault is its own.
 
 
-@dataclass(slots=True, eq=False)
-class PendingRequest:
+class PendingRequest(msgspec.Struct, eq=False):
     """One request on its way. Its id is fixed before the first try, and the same in all later."""
 
     request: Request
@@ -44,8 +42,8 @@ class PendingRequest:
     follow: Follow | None = None  # Of one who would rather be answered at the end.
     locks: int | None = None  # The owner whose accounts its creation will lock, if any.
     id: UUID | None = None
-    followers: list["PendingRequest"] = field(default_factory=list)
-    key: tuple[int, str] = field(init=False)
+    followers: list["PendingRequest"] = []
+    key: tuple[int, str] = (0, "")
 
     def __post_init__(self) -> None:
         request = self.request

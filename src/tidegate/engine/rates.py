@@ -1,7 +1,7 @@
 """How fast transfers end in this process and how many of them fail; each process judges its own."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -61,13 +61,15 @@ class Rates:
         self._reporter = Reporter(alert)
         self._ends: deque[Ended] = deque(maxlen=MAX_ENDS)
 
-    def ended(self, transfer: Transfer) -> None:
-        flow = self._flows[transfer.flow]
-        if flow.waits_by_design:
-            return  # How long it takes, and whether it expires, says nothing about us.
-        took_s = max(transfer.updated_us - transfer.created_us, 0) / 1_000_000
-        failed = flow.row(transfer.state).place is Place.SOURCE
-        self._ends.append(Ended(self._clock(), took_s, failed))
+    def ended(self, transfers: Iterable[Transfer]) -> None:
+        now_s = self._clock()
+        for transfer in transfers:
+            flow = self._flows[transfer.flow]
+            if flow.waits_by_design:
+                continue  # How long it takes, and whether it expires, says nothing about us.
+            took_s = max(transfer.updated_us - transfer.created_us, 0) / 1_000_000
+            failed = flow.row(transfer.state).place is Place.SOURCE
+            self._ends.append(Ended(now_s, took_s, failed))
 
     async def look(self) -> None:
         now_s = self._clock()

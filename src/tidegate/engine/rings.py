@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Self, TypeVar
 
 from tidegate.core.transfer import Moves, Step, Transfer
@@ -139,29 +140,30 @@ class Ring:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def reserve(self) -> bool:
-        """Take a slot before the row is leased; without one the row is left due for a scan."""
-        if not self.open or len(self._entries) + self.reserved >= self.size:
-            return False
-        self.reserved += 1
-        return True
+    def reserve(self, wanted: int = 1) -> int:
+        """Take slots before the rows are leased, as many as there are; a row without one is left
+        due for a scan.
+        """
+        left = self.size - len(self._entries) - self.reserved if self.open else 0
+        taken = max(min(wanted, left), 0)
+        self.reserved += taken
+        return taken
 
-    def free(self) -> None:
-        assert self.reserved > 0, "a slot was freed twice"
-        self.reserved -= 1
+    def free(self, taken: int = 1) -> None:
+        assert self.reserved >= taken, "a slot was freed twice"
+        self.reserved -= taken
 
-    def put(self, transfer: Transfer, expires_s: float) -> None:
-        self.free()
-        self._entries.append((expires_s, transfer))
+    def put(self, transfers: Sequence[Transfer], expires_s: float) -> None:
+        self.free(len(transfers))
+        self._entries.extend(zip(repeat(expires_s), transfers, strict=False))
 
     def pop(self, limit: int, now_s: float) -> list[Transfer]:
         """The oldest entries whose lease still holds; the others belong to whoever claims them."""
-        popped: list[Transfer] = []
-        while self._entries and len(popped) < limit:
-            expires_s, transfer = self._entries.popleft()
-            if expires_s > now_s:
-                popped.append(transfer)
-        return popped
+        entries = self._entries
+        while entries and entries[0][0] <= now_s:
+            entries.popleft()
+        oldest = [entries.popleft() for _ in range(min(limit, len(entries)))]
+        return [transfer for expires_s, transfer in oldest if expires_s > now_s]
 
 
 class Slots:
@@ -171,34 +173,44 @@ class Slots:
         self._rings = rings
         self._expires_s = expires_s
         self._lanes: list[str | None] = []  # Of each move, where it has a slot.
+        self._taken: dict[str, int] = {}  # How many slots, by lane.
 
     def reserve(self, moves: Moves, *, halted: bool) -> list[bool]:
         """Which of the moves will be handed over: those rows are to be leased."""
         if halted:
             self._lanes = [None] * len(moves)
-        else:
-            rings = {step: self._ring(step) for step in set(moves.steps)}
-            self._lanes = [
-                step.after.lane if (ring := rings[step]) is not None and ring.reserve() else None
-                for step in moves.steps
-            ]
+            return [False] * len(moves)
+        wanted = {step: self._lane(step) for step in set(moves.steps)}
+        self._lanes = [wanted[step] for step in moves.steps]
+        for lane in {lane for lane in wanted.values() if lane is not None}:
+            count = self._lanes.count(lane)
+            self._taken[lane] = taken = self._rings[lane].reserve(count)
+            if taken < count:
+                self._keep(lane, taken)
         return [lane is not None for lane in self._lanes]
 
-    def _ring(self, step: Step) -> Ring | None:
+    def _lane(self, step: Step) -> str | None:
         lane = step.after.lane
-        return None if lane is None or step.delay_s > 0 else self._rings.get(lane)
+        return None if step.delay_s > 0 or lane not in self._rings else lane
+
+    def _keep(self, lane: str, most: int) -> None:
+        """The first of those who want a slot have it."""
+        places = [place for place, wanted in enumerate(self._lanes) if wanted == lane]
+        for place in places[most:]:
+            self._lanes[place] = None
 
     def fill(self, rows: Sequence[Transfer]) -> set[str]:
         """Hand the committed rows over, in the order of their moves; return who has work now."""
-        lanes = set()
+        handed: dict[str, list[Transfer]] = {}
         for row, lane in zip(rows, self._lanes, strict=True):
             if lane is not None:
-                self._rings[lane].put(row, self._expires_s)
-                lanes.add(lane)
-        return lanes
+                handed.setdefault(lane, []).append(row)
+        for lane, some in handed.items():
+            self._rings[lane].put(some, self._expires_s)
+        self._taken = {}
+        return set(handed)
 
     def free(self) -> None:
-        for lane in self._lanes:
-            if lane is not None:
-                self._rings[lane].free()
-        self._lanes = []
+        for lane, taken in self._taken.items():
+            self._rings[lane].free(taken)
+        self._taken = {}

@@ -1,16 +1,17 @@
 """Those who wait for the end of a transfer, and what they are told if it takes too long."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import islice, takewhile
 from uuid import UUID
+
+import msgspec
 
 from tidegate.core.transfer import Transfer
 from tidegate.engine.pending import Answering, Receipt
 
 
-@dataclass(slots=True, eq=False)
-class Watcher:
+class Watcher(msgspec.Struct, eq=False):
     answer: Answering
     receipt: Receipt  # What is said if the end is late.
     patience_s: float
@@ -38,14 +39,13 @@ class Waiting:
             self._loop.call_at(watcher.until_s, self._look, patience_s)
         line[watcher] = None
 
-    def ended(self, transfer: Transfer) -> None:
-        watchers = self._watchers.pop(transfer.id.int, None)
-        if watchers is None:
-            return
-        for watcher in watchers:
-            del self._lines[watcher.patience_s][watcher]
-            if not watcher.answer.done():
-                watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
+    def ended(self, transfers: Iterable[Transfer]) -> None:
+        waiting, lines = self._watchers, self._lines
+        for transfer in transfers if waiting else ():
+            for watcher in waiting.pop(transfer.id.int, ()):
+                del lines[watcher.patience_s][watcher]
+                if not watcher.answer.done():
+                    watcher.answer.set_result(Receipt(transfer, watcher.receipt.duplicate))
         self._seen_off()
 
     def release(self) -> None:

@@ -1,6 +1,7 @@
 """What is counted and timed, under the names that dashboards were built on."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter as Count
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from uuid import UUID
 
@@ -76,11 +77,13 @@ class Meters:
     def refusal(self, code: str) -> None:
         self._refusals.labels(code).inc()
 
-    def ended(self, transfer: Transfer) -> None:
-        """By the engine, in whichever process records the end."""
-        lag_s = max(transfer.updated_us - transfer.created_us, 0) / 1_000_000
-        self._states(transfer.state, transfer.flow).inc()
-        self._lags(transfer.flow).observe(lag_s)
+    def ended(self, transfers: Sequence[Transfer]) -> None:
+        """By the engine, in whichever process records the ends."""
+        for (state, flow), count in Count((t.state, t.flow) for t in transfers).items():
+            self._states(state, flow).inc(count)
+        for transfer in transfers:
+            lag_s = max(transfer.updated_us - transfer.created_us, 0) / 1_000_000
+            self._lags(transfer.flow).observe(lag_s)
 
     def gap(self, asset: str, amount: str) -> None:
         self._gap.labels(asset).set(float(amount))
