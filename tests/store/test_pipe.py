@@ -38,6 +38,11 @@ def on_one_session(
             runner.run(whole())
 
 
+def stand_still(seconds: float) -> None:
+    """As a process does that computes, or is stopped: nothing else of it goes on."""
+    time.sleep(seconds)
+
+
 def test_values_keep_their_names_and_their_order() -> None:
     text = text_of("SELECT %(b)s, %(a)s, %(b)s")
     assert (text.sql, text.names) == (b"SELECT $1, $2, $1", ("b", "a"))
@@ -78,7 +83,7 @@ def test_a_statement_is_worked_on_while_the_next_is_being_written(database: str)
             await pipe.sync()
             pipe.send(SLEEP, {"seconds": 1})
             pipe.go()
-            time.sleep(1.2)  # As if to write the next statement took so long.
+            stand_still(1.2)  # As if to write the next statement took so long.
             began_s = time.monotonic()
             pipe.send(NUMBER, {"n": 1})
             await pipe.sync()
@@ -94,14 +99,24 @@ def test_a_process_that_stands_still_between_two_statements_gives_its_locks_back
 
     async def scene(store: PostgresStore) -> None:
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
-            with pytest.raises(StoreFault):
+
+            async def locks_held() -> int:
+                found = await other.execute(
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+                )
+                [[held]] = await found.fetchall()
+                return int(held)
+
+            async def locking() -> None:
                 async with store.transaction() as tx:
                     await tx.post("SELECT pg_advisory_xact_lock(%(n)s::bigint)", {"n": 77})
-                    time.sleep(0.2)
-                    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-                    assert await (await other.execute(held)).fetchone() == (1,)
-                    time.sleep(1.3)
-                    assert await (await other.execute(held)).fetchone() == (0,)
+                    stand_still(0.2)
+                    assert await locks_held() == 1
+                    stand_still(1.3)
+                    assert await locks_held() == 0
+
+            with pytest.raises(StoreFault):
+                await locking()
         assert await store.run(NUMBER, {"n": 4}) == [(4,)]
 
     on_one_session(database, scene, ONE._replace(idle_in_transaction_s=1))
@@ -128,7 +143,8 @@ def test_a_session_that_dies_before_the_flight_has_ended_is_lost(database: str) 
     async def scene(store: PostgresStore) -> None:
         [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
-            with pytest.raises(psycopg.OperationalError):
+
+            async def dying() -> None:
                 async with store.session() as pipe:
                     pipe.send(NUMBER, {"n": 1})
                     pipe.go()
@@ -136,6 +152,9 @@ def test_a_session_that_dies_before_the_flight_has_ended_is_lost(database: str) 
                     await asyncio.sleep(0.2)
                     pipe.send(NUMBER, {"n": 2})
                     await pipe.sync()
+
+            with pytest.raises(psycopg.OperationalError):
+                await dying()
         assert await store.run(NUMBER, {"n": 4}) == [(4,)]
 
     on_one_session(database, scene)

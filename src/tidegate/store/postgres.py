@@ -51,7 +51,7 @@ from tidegate.store.rows import (
     transfer_from,
     written,
 )
-from tidegate.store.sessions import Bounds, WholeNumber, lost_after, session_options
+from tidegate.store.sessions import Bounds, Session, WholeNumber, lost_after, session_options
 
 __all__ = ["Bounds", "PostgresStore", "PostgresTransaction"]
 
@@ -60,17 +60,6 @@ STATEMENTS = {
     name: statement.replace("{transfer}", TRANSFER_COLUMNS)
     for name, statement in load("tidegate.store", "queries.sql").items()
 }
-
-
-class Session(psycopg.AsyncConnection[Any]):
-    """A connection of the pool, and the pipe through which all of its statements go."""
-
-    pipe: Pipe
-
-    async def close(self) -> None:
-        if hasattr(self, "pipe"):
-            self.pipe.deaf()
-        await super().close()
 
 
 class PostgresTransaction:

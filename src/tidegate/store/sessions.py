@@ -1,9 +1,12 @@
 """What a session with PostgreSQL is from its first moment, and how long it may take."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import psycopg
 from psycopg.adapt import Buffer, Loader
+
+from tidegate.store.pipe import Pipe
 
 SHARED_SCHEMA = "tidegate"
 ENGINE_ROLE = "tidegate_engine"
@@ -21,6 +24,17 @@ class Bounds(NamedTuple):
     pool_wait_s: float = 10.0
     reconnect_s: float = 4.0
     plans: str = "force_generic_plan"  # `auto` for a PostgreSQL that is spread over many nodes.
+
+
+class Session(psycopg.AsyncConnection[Any]):
+    """A connection of the pool, and the pipe through which all of its statements go."""
+
+    pipe: Pipe
+
+    async def close(self) -> None:
+        if hasattr(self, "pipe"):
+            self.pipe.deaf()
+        await super().close()
 
 
 class WholeNumber(Loader):
