@@ -16,7 +16,7 @@ def transfer(number: int, lane: str | None = "core") -> Transfer:
 
 def follow(waiting: Waiting, number: int, patience_s: float) -> "asyncio.Future[Receipt | Refusal]":
     answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
-    waiting.follow(answer, Receipt(transfer(number)), patience_s)
+    waiting.follow(answer, transfer(number), patience_s)
     return answer
 
 

@@ -32,6 +32,11 @@ def keepable(text: str) -> bool:
 def bounded_evidence(evidence: Evidence) -> Evidence:
     if not evidence:
         return NO_EVIDENCE
+    if len(evidence) == 1:
+        [(name, value)] = evidence.items()
+        words = name + value
+        if len(words) <= MAX_TEXT and words.isascii() and words.isprintable():
+            return {name: value}
     kept = evidence.items() if len(evidence) <= MAX_EVIDENCE else _first(evidence)
     return {bounded(name): bounded(value) for name, value in kept}
 
@@ -49,13 +54,13 @@ class Alarm(IntEnum):
     HALT = 3  # The books may be wrong: nothing moves until an operator resumes.
 
 
-class Done(msgspec.Struct, frozen=True):
+class Done(msgspec.Struct, frozen=True, gc=False):
     """It happened, once, and the system will always say so under this key."""
 
     evidence: Evidence = NO_EVIDENCE
 
 
-class Rejected(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True, gc=False):
     """It did not happen and never will under this key: the refusal itself is stored there."""
 
     reason: str
@@ -64,7 +69,7 @@ class Rejected(msgspec.Struct, frozen=True):
     repoint: tuple[str, str, int] | None = None
 
 
-class Unknown(msgspec.Struct, frozen=True):
+class Unknown(msgspec.Struct, frozen=True, gc=False):
     """Anything else: a timeout, a 500, a busy system, an answer that makes no sense."""
 
     reason: str

@@ -132,11 +132,13 @@ class Spelling(NamedTuple):
     tail: str
 
     def fingerprint(self, owner: int, amount: int) -> bytes:
+        head, owned, tail = self
         owner_text, amount_text = str(owner), str(amount)
-        text = f"{self.head}{len(amount_text)}:{amount_text}"
-        for before, length, start in self.owned:
-            text += f"{before}{length + len(owner_text)}:{start}{owner_text}"
-        return hashlib.sha256((text + self.tail).encode()).digest()[:16]
+        text = f"{head}{len(amount_text)}:{amount_text}"
+        more = len(owner_text)
+        for before, length, start in owned:
+            text += f"{before}{length + more}:{start}{owner_text}"
+        return _sha256((text + tail).encode()).digest()[:16]
 
 
 def spelling_of(request: Request) -> Spelling:
@@ -160,6 +162,9 @@ def spelling_of(request: Request) -> Spelling:
             before += f"{len(terms[name])}:{terms[name]}"
     flow, asset = request.flow, str(request.asset_id)
     return Spelling(f"{len(flow)}:{flow}{len(asset)}:{asset}", tuple(parts), before)
+
+
+_sha256 = hashlib.sha256
 
 
 def key_of(space: str, cid: str) -> str:

@@ -355,7 +355,10 @@ def chain(
     hashes = []
     name = b'["%032x' % id_.int
     for (before, after), evidence in zip(forms, evidences, strict=True):
-        kept = _encode(sorted(evidence.items())) if evidence else b"[]"
+        kept = b"[]"
+        if evidence:
+            pieces = [*evidence.items()]
+            kept = _encode(pieces if len(pieces) == 1 else sorted(pieces))
         head = _sha256(b"".join((head, name, before, kept, after))).digest()
         hashes.append(head)
     return hashes

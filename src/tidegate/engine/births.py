@@ -53,8 +53,8 @@ LOOKS = 3  # A session that died while it was idle is found out by using it.
 
 
 class Births(Generic[Tx]):
-    def __init__(self, means: Means[Tx], many: int = MANY) -> None:
-        self._means = means
+    def __init__(self, means: Means[Tx], many: int = MANY, follow: Follow | None = None) -> None:
+        self._means, self._follow = means, follow
         self._waiting: deque[PendingRequest] = deque()
         self._replays: deque[PendingRequest] = deque()
         self._owners: dict[int, int] = {}  # How many requests of an owner wait.
@@ -64,26 +64,31 @@ class Births(Generic[Tx]):
         self._stopping = False
         self._died = ""  # Of what a loop of the engine has died.
 
-    async def submit(
-        self, request: Request, veto: Refusal | None = None, follow: Follow | None = None
-    ) -> Receipt | Refusal:
-        """Answered when the transfer is durable, wherever it rests then, or is followed on."""
+    async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
+        """Answered when the transfer is durable, wherever it rests then."""
+        try:
+            return await self.ask(request, veto)
+        finally:
+            self.left()
+
+    def ask(
+        self, request: Request, veto: Refusal | None = None, wait_s: float | None = None
+    ) -> "asyncio.Future[Receipt | Refusal]":
+        """Let a request in. Whoever has waited for the answer, or waits no longer, calls `left`."""
         answer: asyncio.Future[Receipt | Refusal] = self._loop.create_future()
-        self._enter(request, veto, answer, follow)
+        self._enter(request, veto, answer, wait_s)
         self._gathering.callers += 1
         self.wake()
-        try:
-            return await answer
-        finally:
-            self._gathering.callers -= 1
+        return answer
 
-    async def submit_all(
-        self, asked: Sequence[Checked], follow: Follow | None = None
-    ) -> list[Said]:
+    def left(self) -> None:
+        self._gathering.callers -= 1
+
+    async def submit_all(self, asked: Sequence[Checked], wait_s: float | None = None) -> list[Said]:
         """As each by itself, in their order; answered when the last of them is."""
         tray = Tray[Said](len(asked))
         for each, place in zip(asked, tray.places(), strict=True):
-            self._enter(each.request, each.veto, place, follow)
+            self._enter(each.request, each.veto, place, wait_s)
         self._gathering.callers += len(asked)
         self.wake()
         try:
@@ -92,7 +97,7 @@ class Births(Generic[Tx]):
             self._gathering.callers -= len(asked)
 
     def _enter(
-        self, request: Request, veto: Refusal | None, answer: Answering, follow: Follow | None
+        self, request: Request, veto: Refusal | None, answer: Answering, wait_s: float | None
     ) -> None:
         """Let a request wait for its batch, or answer it at once."""
         if self._died:
@@ -114,7 +119,7 @@ class Births(Generic[Tx]):
         # Whose accounts its creation will lock, if anybody's.
         locks = request.owner if origin.local and veto is None else None
         fingerprint = origin.fingerprint(request)
-        pending = PendingRequest(request, origin.kind, answer, fingerprint, veto, follow, locks)
+        pending = PendingRequest(request, origin.kind, answer, fingerprint, veto, wait_s, locks)
         if replay:
             self._replays.append(pending)
         else:
@@ -201,7 +206,7 @@ class Births(Generic[Tx]):
 
     async def _write(self, batch: Sequence[PendingRequest]) -> None:
         means, first = self._means, gathered(batch)
-        delivery = Delivery(means, self._id_time, self._return)
+        delivery = Delivery(means, self._id_time, self._return, self._follow)
         for attempt in range(LOOKS + 1):
             try:
                 work = await delivery.begin(first)
@@ -220,9 +225,14 @@ class Delivery(Source, Generic[Tx]):
     """One batch of requests, and who is told what became of each."""
 
     def __init__(
-        self, means: Means[Tx], id_time: IdTime, return_: Callable[[PendingRequest], None]
+        self,
+        means: Means[Tx],
+        id_time: IdTime,
+        return_: Callable[[PendingRequest], None],
+        follow: Follow | None = None,
     ) -> None:
         self._means, self._id_time, self._return = means, id_time, return_
+        self._follow = follow  # For callers who wait for the end of their transfer.
         self._looked = True  # Whether the store told the time of its ids.
         self._requests: dict[int, PendingRequest] = {}  # By the numbers of their ids.
 
@@ -282,12 +292,13 @@ class Delivery(Source, Generic[Tx]):
         return Work(transfers, creations=creations)
 
     async def written(self, result: Written) -> None:
+        requests = self._requests
         for row in result.rows:
-            pending = self._requests[row.id.int]
+            pending = requests[row.id.int]
             if pending.followers:
                 self._tell(pending, Known(pending.fingerprint, row.id, row))
             else:
-                reply(pending, Receipt(row))
+                self._reply(pending, row)
         if result.refused:
             await self._refused(result)
 
@@ -343,7 +354,7 @@ class Delivery(Source, Generic[Tx]):
         assert pending.id is not None
         transfer = _expected(pending, pending.id)
         for each in (pending, *pending.followers):
-            reply(each, Receipt(transfer, duplicate=each is not pending))
+            self._reply(each, transfer, duplicate=each is not pending)
 
     def _tell(self, pending: PendingRequest, known: Known) -> None:
         """The key stands for this transfer: tell all who asked under it for the same thing."""
@@ -354,7 +365,16 @@ class Delivery(Source, Generic[Tx]):
                 reply(each, kept_refusal(known.refusal))
             else:
                 transfer = known.transfer or _expected(each, known.id)
-                reply(each, Receipt(transfer, duplicate=known.id != each.id))
+                self._reply(each, transfer, duplicate=known.id != each.id)
+
+    def _reply(self, pending: PendingRequest, row: Transfer, *, duplicate: bool = False) -> None:
+        wait_s = pending.wait_s
+        if pending.answer.done():
+            pass  # The caller has gone.
+        elif wait_s is None or row.kind.lane is None or self._follow is None:
+            pending.answer.set_result(Receipt(row, duplicate))
+        else:
+            self._follow(pending.answer, row, wait_s, duplicate=duplicate)
 
 
 def _is_plain(pending: PendingRequest) -> bool:

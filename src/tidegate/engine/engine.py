@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, Self
 from uuid import UUID
 
@@ -96,7 +95,7 @@ class Engine(Generic[Tx]):
             worker=parts.worker,
             detached=Detached(self._loop_ended),
         )
-        self.births = Births(self.means, parts.many)
+        self.births = Births(self.means, parts.many, self.waiting.follow)
         self.inbox = InboxReader(self.means, parts.forms, parts.scan_s)
         self.lanes = {name: Lane(name, self.means) for name in self.means.rings}
         self.scan = Scan(self.means, self.lanes, parts.scan_s)
@@ -162,8 +161,12 @@ class Engine(Generic[Tx]):
         self, request: Request, wait_s: float = 0.5, veto: Refusal | None = None
     ) -> Receipt | Refusal:
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
-        follow = partial(self.waiting.follow, patience_s=wait_s)
-        reply = await self.births.submit(request, veto, follow)
+        births = self.births
+        answer = births.ask(request, veto, wait_s)
+        try:
+            reply = await answer
+        finally:
+            births.left()
         if isinstance(reply, Refusal) or reply.transfer.kind.lane is None:
             return reply
         return await self._latest(reply)
@@ -173,8 +176,7 @@ class Engine(Generic[Tx]):
 
         What would be raised for one of them is the answer to that one.
         """
-        follow = partial(self.waiting.follow, patience_s=wait_s)
-        said = await self.births.submit_all(asked, follow)
+        said = await self.births.submit_all(asked, wait_s)
         late = [r.transfer.id for r in said if isinstance(r, Receipt) and r.transfer.lane]
         found = {t.id: t for t in await self._look(self.means.store.find, late)} if late else {}
         return [
@@ -187,7 +189,7 @@ class Engine(Generic[Tx]):
     async def wait(self, transfer: Transfer, wait_s: float) -> Transfer:
         """The transfer at its end, or as it stands when the time is over."""
         answer: asyncio.Future[Receipt | Refusal] = asyncio.get_running_loop().create_future()
-        self.waiting.follow(answer, Receipt(transfer), wait_s)
+        self.waiting.follow(answer, transfer, wait_s)
         said = await answer
         assert isinstance(said, Receipt)
         return (await self._latest(said)).transfer

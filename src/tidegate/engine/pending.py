@@ -1,6 +1,6 @@
 """A request on its way, and how whoever made it is answered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
@@ -27,7 +27,14 @@ class Answering(Protocol):
     def set_exception(self, fault: StoreFault, /) -> None: ...
 
 
-Follow: TypeAlias = Callable[[Answering, Receipt], None]
+class Follow(Protocol):
+    """Lets a caller wait for the end of a transfer, or be answered by how far it is by then."""
+
+    def __call__(
+        self, answer: Answering, transfer: Transfer, wait_s: float, *, duplicate: bool = False
+    ) -> None: ...
+
+
 Said: TypeAlias = Receipt | Refusal | StoreFault  # Of one among many, whose fault is its own.
 
 
@@ -39,7 +46,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     answer: Answering
     fingerprint: bytes
     veto: Refusal | None = None  # It is new, and something speaks against it.
-    follow: Follow | None = None  # Of one who would rather be answered at the end.
+    wait_s: float | None = None  # How long the caller waits for the end; None: for no end at all.
     locks: int | None = None  # The owner whose accounts its creation will lock, if any.
     id: UUID | None = None
     followers: list["PendingRequest"] = []
@@ -91,12 +98,10 @@ def answer(pending: PendingRequest, refusal: Refusal | StoreFault) -> None:
         reply(each, refusal)
 
 
-def reply(pending: PendingRequest, said: Receipt | Refusal | StoreFault) -> None:
+def reply(pending: PendingRequest, said: Refusal | StoreFault) -> None:
     if pending.answer.done():
         return  # The caller has gone.
     if isinstance(said, StoreFault):
         pending.answer.set_exception(said)
-    elif pending.follow and isinstance(said, Receipt) and said.transfer.lane is not None:
-        pending.follow(pending.answer, said)
     else:
         pending.answer.set_result(said)

@@ -118,8 +118,8 @@ def written(moves: Moves, leased: Sequence[bool], at_us: int) -> WrittenRows:
             hashes = []
             head, updated_us, waited_s = t.head_hash, t.updated_us or at_us, t.waited_s
         chains.append(hashes)
-        own = (t.id, t.owner, t.amount, t.parent, t.cid, head, t.trace)
-        rows.append(Transfer(kind, *own, created_us, updated_us, waited_s))
+        own = (t.owner, t.amount, t.parent, t.cid, head, t.trace, created_us, updated_us, waited_s)
+        rows.append(Transfer(kind, t.id, *own))
     return WrittenRows(rows, chains, which, marks)
 
 
