@@ -16,7 +16,8 @@ import msgspec
 from tests.acceptance.fuse import Bug, NamedFuse
 from tidegate import app, serving
 from tidegate.core.answers import Answer
-from tidegate.core.transfer import Moves, Question, Transfer
+from tidegate.core.moves import Moves
+from tidegate.core.transfer import Question, Transfer
 from tidegate.settings import Settings
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.trading import Trading

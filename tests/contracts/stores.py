@@ -12,9 +12,10 @@ from tests.conftest import SCHEMA
 from tidegate.core.answers import Answer
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow
+from tidegate.core.moves import moves_of
 from tidegate.core.ports import Key, Store
 from tidegate.core.request import Request, transfer_of
-from tidegate.core.transfer import Move, Party, Transfer, moves_of
+from tidegate.core.transfer import Move, Party, Transfer
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
 from tidegate.store.memory import MemoryStore

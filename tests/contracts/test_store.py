@@ -21,8 +21,9 @@ from tests.contracts.stores import (
 )
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
+from tidegate.core.moves import moves_of
 from tidegate.core.ports import KeyTaken, StoreFault
-from tidegate.core.transfer import Expiry, Move, Transfer, moves_of
+from tidegate.core.transfer import Expiry, Move, Transfer
 
 
 def test_what_was_inserted_is_found_as_it_was(play: Play) -> None:

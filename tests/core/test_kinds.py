@@ -13,22 +13,21 @@ from tests.core.samples import ALL_FLOWS, TERMS, parties_of, resting
 from tidegate.core.answers import Done, Rejected, Unknown
 from tidegate.core.decide import decide, done_step
 from tidegate.core.flow import FEES, Flow
+from tidegate.core.moves import MoveGroup, Moves, moves_of
 from tidegate.core.transfer import (
     Kind,
     Move,
-    Moves,
     Party,
     Transfer,
     asked_about,
     chained,
     hashed_form,
     link,
-    moves_of,
     question_of,
     questions_of,
     step_of,
 )
-from tidegate.store.rows import written
+from tidegate.store.writing import written
 
 ASKING = [
     pytest.param(flow, str(state), id=f"{flow.name}-{state}")
@@ -109,13 +108,15 @@ def test_done_is_the_same_for_all_of_a_kind_and_for_one_alone(
         answer = Done({"position": "17"})
         alone = decide(flow, other, answer, TERMS)
         assert step_of(alone) is done_step(flow, one.kind, TERMS)
-        by_kind = Moves([other], [done_step(flow, one.kind, TERMS)], [(answer.evidence,)])
+        group = MoveGroup(done_step(flow, one.kind, TERMS), [0], ([answer.evidence],))
+        by_kind = Moves([other], [group])
         assert by_kind.move(0) == alone
         asked = asked_about(flow, one.kind)
         assert questions_of(asked, one.kind, [other]) == [question_of(flow, other)]
         batch = written(by_kind, [True], 99)
-        [row], [hashes] = batch.rows, batch.chains
-        assert written(moves_of([alone]), [True], 99) == batch
+        [row], [hashes] = batch.rows, batch.chains()
+        singly = written(moves_of([alone]), [True], 99)
+        assert (singly.rows, singly.chains()) == (batch.rows, batch.chains())
         assert hashes == [chained(other.head_hash, other.id, other.flow, alone.entries[0], 99)]
         assert (row.attempts, row.updated_us, row.waited_s) == (1, 99, 0.0)
 

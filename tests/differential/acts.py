@@ -14,9 +14,10 @@ from tests.differential.telling import Local, TellingStore
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.moves import moves_of
 from tidegate.core.ports import Account, Key, StoreFault
 from tidegate.core.request import Request, kind_born, transfer_of
-from tidegate.core.transfer import Move, Party, Question, Transfer, moves_of
+from tidegate.core.transfer import Move, Party, Question, Transfer
 from tidegate.engine.births import Births, PendingRequest, gathered
 from tidegate.engine.context import Detached, Means
 from tidegate.engine.rings import Apart, Ring

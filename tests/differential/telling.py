@@ -7,6 +7,7 @@ from uuid import UUID
 
 from tests.differential.seats import Seat
 from tidegate.core.answers import Answer
+from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     Account,
     Behind,
@@ -23,7 +24,7 @@ from tidegate.core.ports import (
     nothing,
 )
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Move, Moves, Question, Transfer
+from tidegate.core.transfer import Move, Question, Transfer
 from tidegate.store.memory import CIDS, TRANSFERS
 from tidegate.store.postgres import PostgresStore, PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks, MemoryAllowance, MemoryChecks, member_of

@@ -14,9 +14,10 @@ from tests.conftest import SCHEMA
 from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
 from tidegate.core.flow import Flow
+from tidegate.core.moves import Moves
 from tidegate.core.ports import Account, LocalSystem, Store, StoreFault
 from tidegate.core.request import Request
-from tidegate.core.transfer import Moves, Party, Question, Transfer
+from tidegate.core.transfer import Party, Question, Transfer
 from tidegate.engine.alerts import Alert
 from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine, Parts

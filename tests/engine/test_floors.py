@@ -17,10 +17,11 @@ from tests.engine.rig import Play as EnginePlay
 from tests.engine.test_watch import watching
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ids import HORIZON_S, NO_FLOOR, SKEW_S, first_id, time_ms
+from tidegate.core.moves import moves_of
 from tidegate.core.ports import Key, Look
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import transfer_of
-from tidegate.core.transfer import Move, moves_of
+from tidegate.core.transfer import Move
 from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.births import Receipt
 from tidegate.engine.resolve import confirm, propose

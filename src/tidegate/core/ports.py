@@ -10,9 +10,10 @@ import msgspec
 from tidegate.core.account import Account as Account  # noqa: PLC0414  Re-exported.
 from tidegate.core.answers import Answer
 from tidegate.core.ids import NO_FLOOR
+from tidegate.core.moves import Moves
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Move, Moves, Question, Transfer
+from tidegate.core.transfer import Move, Question, Transfer
 
 
 class Known(NamedTuple):

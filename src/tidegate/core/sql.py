@@ -151,8 +151,35 @@ def _head(oid: int, count: int, *, nulls: bool = False) -> bytes:
     return struct.pack(">iiIii", 1, int(nulls), oid, count, 1)
 
 
+def repeated(runs: Iterable[tuple[int, int]]) -> Binary:
+    """Integers in runs: each with how often it comes."""
+    runs = list(runs)
+    count = sum(times for _, times in runs)
+    return Binary(_head(_INT4, count) + b"".join([_INTEGERS[v] * times for v, times in runs]))
+
+
+def optional_texts(parts: Sequence[int | Sequence[bytes | None]]) -> Binary:
+    """Texts that are encoded already, in parts. A number stands for as many rows without one."""
+    count = sum(part if isinstance(part, int) else len(part) for part in parts)
+    if all(isinstance(part, int) for part in parts):
+        return Binary(_head(_TEXT, 0))
+    pieces: list[bytes] = []
+    for part in parts:
+        if isinstance(part, int):
+            pieces.append(_NULL * part)
+        else:
+            pieces += [_NULL if t is None else len(t).to_bytes(4, "big") + t for t in part]
+    return Binary(_head(_TEXT, count, nulls=True) + b"".join(pieces))
+
+
 def uuids(values: Iterable[UUID | None]) -> Binary:
-    return _array(_UUID, [None if v is None else v.int.to_bytes(16, "big") for v in values])
+    column = list(values)
+    if not column or None in column:
+        packed = [None if v is None else v.int.to_bytes(16, "big") for v in column]
+        return _array(_UUID, packed)
+    length = b"\0\0\0\x10"
+    whole = length.join([v.int.to_bytes(16, "big") for v in column])  # type: ignore[union-attr]
+    return Binary(_head(_UUID, len(column)) + length + whole)
 
 
 def blobs(values: Iterable[bytes]) -> Binary:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -176,60 +176,6 @@ def step_of(move: Move) -> Step:
     )
 
 
-class Moves:
-    """Moves by columns: each transfer as it was, its step, and the evidence of its answers."""
-
-    __slots__ = ("evidences", "expiries", "steps", "transfers")
-
-    def __init__(
-        self,
-        transfers: Sequence[Transfer],
-        steps: list[Step],
-        evidences: list[tuple[Evidence, ...]],
-        expiries: Sequence[Expiry | None] = (),  # Of those that are created; of none, if empty.
-    ) -> None:
-        self.transfers, self.steps = transfers, steps
-        self.evidences, self.expiries = evidences, expiries
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @property
-    def created(self) -> bool:
-        """Whether these transfers are created: all of them are, or none."""
-        return bool(self.steps) and self.steps[0].before is None
-
-    def now(self, row: int) -> Transfer:
-        """A transfer where its step has brought it, not yet written."""
-        transfer, step = self.transfers[row], self.steps[row]
-        waited_s = 0.0 if step.lines else transfer.waited_s
-        return msgspec.structs.replace(transfer, kind=step.after, waited_s=waited_s)
-
-    def move(self, row: int) -> Move:
-        step = self.steps[row]
-        pairs = zip(step.lines, self.evidences[row], strict=True)
-        return Move(
-            None if step.before is None else self.transfers[row],
-            self.now(row),
-            tuple([Entry(*line[:5], kept, line.actor) for line, kept in pairs]),
-            step.delay_s,
-            step.attempt,
-            step.alarm,
-            step.rests,
-            step.deadline_s,
-            self.expiries[row] if self.expiries else None,
-        )
-
-
-def moves_of(moves: Sequence[Move]) -> Moves:
-    return Moves(
-        [move.after if move.before is None else move.before for move in moves],
-        [step_of(move) for move in moves],
-        [tuple([entry.evidence for entry in move.entries]) for move in moves],
-        [move.expiry for move in moves],
-    )
-
-
 class Asked(NamedTuple):
     """What all transfers of a kind are asked about: a question without what is their own."""
 
@@ -338,7 +284,7 @@ def hashed_form(flow: str, entry: Entry | Line) -> Form:
 
 def link(head: bytes, form: Form, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
     """SHA-256 of the hash before and a JSON array: id, what is common, evidence, actor, time."""
-    [hashed] = chain(head, (dated(form, at_us),), id_, (evidence,))
+    [hashed] = chain((head,), dated(form, at_us), (id_.int,), (evidence,))
     return hashed
 
 
@@ -348,20 +294,31 @@ def dated(form: Form, at_us: int) -> Form:
     return b'",%b,' % common, b",%b,%d]" % (actor, at_us)
 
 
+EvidenceColumn: TypeAlias = Sequence[Evidence] | None  # None: none of these answers has evidence.
+
+
 def chain(
-    head: bytes, forms: Sequence[Form], id_: UUID, evidences: Sequence[Evidence]
+    heads: Iterable[bytes], form: Form, numbers: Iterable[int], evidences: EvidenceColumn
 ) -> list[bytes]:
-    """The hash of each answer of a transfer, chained to the one before. The forms are dated."""
-    hashes = []
-    name = b'["%032x' % id_.int
-    for (before, after), evidence in zip(forms, evidences, strict=True):
-        kept = b"[]"
-        if evidence:
-            pieces = [*evidence.items()]
-            kept = _encode(pieces if len(pieces) == 1 else sorted(pieces))
-        head = _sha256(b"".join((head, name, before, kept, after))).digest()
-        hashes.append(head)
-    return hashes
+    """The hashes of one answer of many transfers, each chained to the one before. The form, which
+    they have in common, is dated; the numbers are those of their ids.
+    """
+    before, after = form
+    if evidences is None:
+        after = b"%b[]%b" % form
+        return [
+            _sha256(b'%b["%032x%b' % (head, number, after)).digest()
+            for head, number in zip(heads, numbers, strict=True)
+        ]
+    return [
+        _sha256(b'%b["%032x%b%b%b' % (head, number, before, _evidence(kept), after)).digest()
+        for head, number, kept in zip(heads, numbers, evidences, strict=True)
+    ]
+
+
+def _evidence(kept: Evidence) -> bytes:
+    pieces = [*kept.items()]
+    return _encode(pieces if len(pieces) < 2 else sorted(pieces))
 
 
 _encode, _sha256 = msgspec.json.encode, hashlib.sha256

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Verb
+from tidegate.core.moves import Moves
 from tidegate.core.ports import Tx
-from tidegate.core.transfer import Move, Moves, Transfer
+from tidegate.core.transfer import Move, Step, Transfer
 from tidegate.engine.alerts import Alert, Code
 from tidegate.engine.context import Means
 
 
 async def announce(means: Means[Tx], moves: Moves, rows: Sequence[Transfer]) -> None:
-    steps = set(moves.steps)
-    ends = {step for step in steps if step.after.lane is None}
+    ends = [group for group in moves.groups if group.step.after.lane is None]
     if ends:
-        means.ended([row for row in rows if row.kind.lane is None] if ends != steps else rows)
-    loud = {s for s in steps if s.alarm is not Alarm.NONE or (s.before and s.before.paged)}
-    for place, (row, step) in enumerate(zip(rows, moves.steps, strict=True)) if loud else ():
-        if step not in loud:
-            continue
+        some = len(ends) < len(moves.groups)
+        means.ended([rows[p] for group in ends for p in group.places] if some else rows)
+    loud = [g for g in moves.groups if g.step.alarm is not Alarm.NONE or _was_paged(g.step)]
+    for place in sorted(place for group in loud for place in group.places):
+        row = rows[place]
         move = moves.move(place)
         before = move.before
         if move.alarm > Alarm.NONE and _is_news(move):
@@ -28,6 +28,10 @@ async def announce(means: Means[Tx], moves: Moves, rows: Sequence[Transfer]) -> 
             means.alert(_alert(means, move, before, cause, cleared=True))
         if move.alarm is Alarm.HALT:
             await means.store.halt(f"{row.id}: {move.attempt}", "engine")
+
+
+def _was_paged(step: Step) -> bool:
+    return step.before is not None and step.before.paged
 
 
 def _alert(

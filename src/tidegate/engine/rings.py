@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Self, TypeVar
 
-from tidegate.core.transfer import Moves, Step, Transfer
+from tidegate.core.moves import Moves
+from tidegate.core.transfer import Step, Transfer
 
 RING_SIZE = 10_000
 EXPECTED_S = 0.2  # So long others keep out of the way of what an outside system is asked about.
@@ -180,9 +181,16 @@ class Slots:
         if halted:
             self._lanes = [None] * len(moves)
             return [False] * len(moves)
-        wanted = {step: self._lane(step) for step in set(moves.steps)}
-        self._lanes = [wanted[step] for step in moves.steps]
-        for lane in {lane for lane in wanted.values() if lane is not None}:
+        wanted = [self._lane(group.step) for group in moves.groups]
+        lanes: list[str | None] = [None] * len(moves)
+        if len(set(wanted)) == 1:
+            lanes = wanted[:1] * len(moves)
+        else:
+            for group, lane in zip(moves.groups, wanted, strict=True):
+                for place in group.places if lane is not None else ():
+                    lanes[place] = lane
+        self._lanes = lanes
+        for lane in {lane for lane in wanted if lane is not None}:
             count = self._lanes.count(lane)
             self._taken[lane] = taken = self._rings[lane].reserve(count)
             if taken < count:
@@ -202,7 +210,7 @@ class Slots:
     def fill(self, rows: Sequence[Transfer]) -> set[str]:
         """Hand the committed rows over, in the order of their moves; return who has work now."""
         handed: dict[str, list[Transfer]] = {}
-        for row, lane in zip(rows, self._lanes, strict=True):
+        for row, lane in zip(rows, self._lanes, strict=True) if self._taken else ():
             if lane is not None:
                 handed.setdefault(lane, []).append(row)
         for lane, some in handed.items():

@@ -3,18 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidegate.core.account import Account, account_at
-from tidegate.core.answers import NO_EVIDENCE, Answer, Done, bounded_evidence
+from tidegate.core.answers import Answer, Done, bounded_evidence
 from tidegate.core.decide import Terms, decide
+from tidegate.core.moves import MoveGroup, Moves, in_groups
 from tidegate.core.ports import InboxRequest, LocalSystem, StoreFault, Tx
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Moves, Question, Step, step_of
+from tidegate.core.transfer import Question, Step, step_of
 from tidegate.engine.context import Means
-
-NOTHING_KEPT = (NO_EVIDENCE,)
 
 
 class Group(NamedTuple):
@@ -27,19 +26,45 @@ class Group(NamedTuple):
 def answered(
     means: Means[Tx], moves: Moves, places: Iterable[int], answers: Iterable[Answer], terms: Terms
 ) -> None:
-    """Move each of some transfers by the answer that it got."""
-    steps, evidences, rules = moves.steps, moves.evidences, means.rules
-    plain = not terms.actor
-    for place, answer in zip(places, answers, strict=True):
-        step = steps[place]
-        if plain and type(answer) is Done:
-            steps[place] = rules.done(step)
-            evidence = answer.evidence
-            evidences[place] += (bounded_evidence(evidence),) if evidence else NOTHING_KEPT
+    """Move each of some transfers by the answer that it got: whole groups, which were asked."""
+    given = dict(zip(places, answers, strict=True))
+    groups: list[MoveGroup] = []
+    for group in moves.groups:
+        if group.places[0] not in given:
+            groups.append(group)
+            continue
+        said = [given[place] for place in group.places]
+        if set(map(type, said)) == {Done} and not terms.actor:
+            groups.append(_done(means, group, cast("list[Done]", said)))
         else:
-            later = decide(means.flows[step.after.flow], moves.now(place), answer, terms)
-            steps[place] = step.then(step_of(later))
-            evidences[place] += tuple([entry.evidence for entry in later.entries])
+            groups += _decided(means, moves, group, said, terms)
+    moves.regroup(groups)
+
+
+def _done(means: Means[Tx], group: MoveGroup, answers: Sequence[Done]) -> MoveGroup:
+    """What Done leads to is worked out once for the group."""
+    evidences = [answer.evidence for answer in answers]
+    kept = [bounded_evidence(each) for each in evidences] if any(evidences) else None
+    return MoveGroup(means.rules.done(group.step), group.places, (*group.evidences, kept))
+
+
+def _decided(
+    means: Means[Tx], moves: Moves, group: MoveGroup, answers: Sequence[Answer], terms: Terms
+) -> list[MoveGroup]:
+    """What is Done as a group; of the others each is decided by itself."""
+    done = [type(answer) is Done and not terms.actor for answer in answers]
+    groups = []
+    if any(done):
+        plain = [answer for answer in answers if type(answer) is Done]
+        groups.append(_done(means, group.part(done), plain))
+    flow = means.flows[group.step.after.flow]
+    rows = []
+    for number, (place, answer) in enumerate(zip(group.places, answers, strict=True)):
+        if not done[number]:
+            later = decide(flow, moves.now(place), answer, terms)
+            kept = tuple([entry.evidence for entry in later.entries])
+            rows.append((place, group.step.then(step_of(later)), group.row(number) + kept))
+    return groups + in_groups(rows)
 
 
 async def settle(means: Means[Tx], tx: Tx, moves: Moves, groups: dict[str, Group]) -> None:
@@ -52,24 +77,24 @@ async def settle(means: Means[Tx], tx: Tx, moves: Moves, groups: dict[str, Group
             places, questions = groups[name]
             answers = await _ask_locally(means.local[name], tx, questions)
             answered(means, moves, places, answers, terms)
-        # In the order of the batch, as the places of one group are already.
-        several = [group.places for group in groups.values()]
-        asked = several[0] if len(several) == 1 else sorted(chain.from_iterable(several))
-        groups = groups_of(means, moves, asked)
+        groups = groups_of(means, moves)
 
 
-def groups_of(means: Means[Tx], moves: Moves, among: Iterable[int]) -> dict[str, Group]:
-    by_step: dict[Step, list[int]] = {}
-    steps = moves.steps
-    for place in among:
-        by_step.setdefault(steps[place], []).append(place)
+def groups_of(means: Means[Tx], moves: Moves) -> dict[str, Group]:
+    """Whom of the local systems to ask next about which moves. Those of other groups never ask one
+    in this transaction: they rest, or have ended, or ask somebody outside.
+    """
     found: dict[str, list[Group]] = {}
-    for step, places in by_step.items():
-        kind = step.after
-        if not step.rests and kind.lane in means.local:
+    for step, places, _ in moves.groups:
+        if _asks_locally(means, step):
+            kind = step.after
             asked = means.rules.asked(kind, [moves.transfers[place] for place in places])
             found.setdefault(str(kind.lane), []).append(Group(places, asked))
     return {name: _merged(groups) for name, groups in found.items()}
+
+
+def _asks_locally(means: Means[Tx], step: Step) -> bool:
+    return not step.rests and step.after.lane in means.local
 
 
 def _merged(groups: Sequence[Group]) -> Group:
@@ -99,17 +124,14 @@ async def tell_listeners(means: Means[Tx], tx: Tx, moves: Moves) -> None:
     """Tell each system that keeps a record of its own what becomes of its transfers."""
     if not means.listeners:
         return
-    concerned = {
-        step: {seat.system for seat in step.after.seats} & means.listeners.keys()
-        for step in set(moves.steps)
-    }
     told: dict[str, list[int]] = {}
-    for place, step in enumerate(moves.steps) if any(concerned.values()) else ():
-        for name in concerned[step]:
-            told.setdefault(name, []).append(place)
+    for step, places, _ in moves.groups:
+        for name in {seat.system for seat in step.after.seats} & means.listeners.keys():
+            told.setdefault(name, []).extend(places)
     for name in sorted(told):
         try:
-            await means.listeners[name].moved(tx, [moves.move(place) for place in told[name]])
+            concerned = [moves.move(place) for place in sorted(told[name])]
+            await means.listeners[name].moved(tx, concerned)
         except StoreFault:
             raise
         except Exception as fault:
@@ -142,14 +164,11 @@ async def lock_accounts(
 
     In one order, because two batches that lock the same accounts in different orders deadlock.
     """
-    owners: dict[Step, set[int]] = {}
-    steps, transfers = moves.steps, moves.transfers
-    for group in groups.values():
-        for place in group.places:
-            owners.setdefault(steps[place], set()).add(transfers[place].owner)
     wanted: dict[str, dict[tuple[str, int], set[int]]] = {}  # Owners by system, book and asset.
-    for step, named in owners.items():
-        kind = step.after
+    for step, places, _ in moves.groups:
+        if not _asks_locally(means, step):
+            continue
+        kind, named = step.after, {moves.transfers[place].owner for place in places}
         for _, system, book, other in kind.seats:
             if system in means.local:
                 accounts = wanted.setdefault(system, {})

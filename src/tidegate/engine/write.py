@@ -16,7 +16,8 @@ from uuid import UUID
 
 import msgspec
 
-from tidegate.core.answers import Answer, Evidence
+from tidegate.core.answers import Answer
+from tidegate.core.moves import MoveGroup, Moves
 from tidegate.core.ports import (
     Account,
     CommitUnknown,
@@ -31,7 +32,7 @@ from tidegate.core.ports import (
 )
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Kind, Moves, Transfer
+from tidegate.core.transfer import Kind, Transfer
 from tidegate.engine.announce import announce
 from tidegate.engine.context import Means
 from tidegate.engine.rings import Slots
@@ -302,7 +303,7 @@ async def _transact(
         if work.creations:
             work, refused = await _admit(means, tx, work)
         moves = _first_moves(means, work)
-        groups = groups_of(means, moves, range(len(moves)))
+        groups = groups_of(means, moves)
         behind = partial(lock_accounts, means, tx, moves, groups)
         if work.creations:
             await behind()
@@ -313,7 +314,7 @@ async def _transact(
                 stand = {transfer.id for transfer in fresh}
                 work = work.only([t.id in stand for t in work.batch])._replace(batch=fresh)
                 moves = _first_moves(means, work)
-                groups = groups_of(means, moves, range(len(moves)))
+                groups = groups_of(means, moves)
         if moves:
             halted = (await tx.begun()).halted
             if halted and work.creations:
@@ -368,15 +369,16 @@ def _without(
 
 def _first_moves(means: Means[Tx], work: Work) -> Moves:
     batch, rules = work.batch, means.rules
-    evidences: list[tuple[Evidence, ...]] = [()] * len(batch)
+    places: dict[Kind, list[int]] = {}
+    for place, transfer in enumerate(batch):
+        places.setdefault(transfer.kind, []).append(place)
     if work.creations:
-        created = {kind: rules.created(kind) for kind in {t.kind for t in batch}}
         requests = [creation.request for creation in work.creations]
         expire = any(r.lives_s is not None or r.expires_us is not None for r in requests)
         expiries = [request.expiry for request in requests] if expire else ()
-        return Moves(batch, [created[t.kind] for t in batch], evidences, expiries)
-    stays = {kind: rules.stays(kind) for kind in {t.kind for t in batch}}
-    moves = Moves(batch, [stays[t.kind] for t in batch], evidences)
+        created = [MoveGroup(rules.created(kind), some) for kind, some in places.items()]
+        return Moves(batch, created, expiries)
+    moves = Moves(batch, [MoveGroup(rules.stays(kind), some) for kind, some in places.items()])
     if work.answers is not None:
         answered(means, moves, range(len(batch)), work.answers, means.terms(work.actor))
     return moves

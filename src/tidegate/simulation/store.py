@@ -5,6 +5,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     Behind,
     CommitUnknown,
@@ -14,7 +15,7 @@ from tidegate.core.ports import (
     Tables,
     nothing,
 )
-from tidegate.core.transfer import Moves, Transfer
+from tidegate.core.transfer import Transfer
 from tidegate.core.wire import Mark
 from tidegate.simulation.fate import Fault
 from tidegate.simulation.inbox import NodeInbox

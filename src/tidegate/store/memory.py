@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tidegate.core.answers import bounded
 from tidegate.core.ids import first_id, id_time_us
+from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     Behind,
     BelowFloor,
@@ -26,14 +27,15 @@ from tidegate.core.ports import (
     nothing,
 )
 from tidegate.core.ports import Tables as Flows
-from tidegate.core.transfer import Kind, Move, Moves, Transfer
+from tidegate.core.transfer import Kind, Move, Transfer
 from tidegate.store import notes
 from tidegate.store.inbox import INBOX, MemoryInbox
 from tidegate.store.notes import after as _after
 from tidegate.store.notes import deadline_s, expires_s
-from tidegate.store.rows import ATTEMPTS_KEPT, as_counted, written
+from tidegate.store.rows import ATTEMPTS_KEPT, as_counted
 from tidegate.store.tables import Answered, Row, Tables, answered_by, row_of
 from tidegate.store.twin import Twin, turn
+from tidegate.store.writing import written
 
 __all__ = ["CIDS", "TRANSFERS", "Answered", "MemoryStore", "Row", "Tables", "Twin", "turn"]
 
@@ -134,12 +136,13 @@ class MemoryStore:
             # They are locked already. Whoever comes without that waits for what is met.
             standing = [t.id for t in moves.transfers if _stands(tx, t)]
             await tx.lock(TRANSFERS, sorted(standing, key=_number))
-        rows, chains, *_ = written(moves, leased, tx.at_us)
-        for row, (after, hashes, held) in enumerate(zip(rows, chains, leased, strict=True)):
+        batch = written(moves, leased, tx.at_us)
+        pairs = zip(batch.rows, batch.chains(), leased, strict=True)
+        for row, (after, hashes, held) in enumerate(pairs):
             self._row(tx, moves.move(row), after, hashes, held)
-        if any(step.attempt for step in moves.steps):
+        if any(group.step.attempt for group in moves.groups):
             await tx.pause()
-        return rows
+        return batch.rows
 
     def _row(self, tx: Twin, move: Move, after: Transfer, hashes: list[bytes], held: bool) -> None:
         if move.before is None:

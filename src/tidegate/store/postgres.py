@@ -10,6 +10,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from tidegate.core.answers import bounded
 from tidegate.core.flow import Flow
+from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     BRIEF_S,
     MAX_HALTS,
@@ -30,7 +31,7 @@ from tidegate.core.ports import (
 )
 from tidegate.core.request import Asset
 from tidegate.core.sql import bigints, load, numbers, strings, texts, uuids
-from tidegate.core.transfer import Moves, Transfer
+from tidegate.core.transfer import Transfer
 from tidegate.store.faults import as_fault, commit_fault
 from tidegate.store.flow_checks import differing
 from tidegate.store.inbox import PostgresInbox
@@ -49,9 +50,9 @@ from tidegate.store.rows import (
     state_columns,
     table_columns,
     transfer_from,
-    written,
 )
 from tidegate.store.sessions import Bounds, Session, WholeNumber, lost_after, session_options
+from tidegate.store.writing import written
 
 __all__ = ["Bounds", "PostgresStore", "PostgresTransaction"]
 
@@ -231,7 +232,7 @@ class PostgresStore:
         self._saw(begun.at_us)
         batch = written(moves, leased, begun.at_us)
         rows = batch.rows
-        values = state_columns(batch, self.lease_s) | entry_columns(moves, batch.chains)
+        values = state_columns(batch, self.lease_s) | entry_columns(batch)
         if moves.created:
             if min([row.id.int for row in rows]) < begun.floor.int:
                 raise BelowFloor(f"an id is below the floor of this store, {begun.floor}")
@@ -239,7 +240,7 @@ class PostgresStore:
         else:
             values |= {"count": len(rows), **party_columns(moves)}
             await tx.post(STATEMENTS["record"], values)
-        if any(step.attempt for step in moves.steps):
+        if any(group.step.attempt for group in moves.groups):
             await tx.post(STATEMENTS["tried"], attempt_columns(moves))
         return rows
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
+from tidegate.core.answers import Evidence
+from tidegate.core.moves import Moves
 from tidegate.core.ports import Key, Tables
 from tidegate.core.sql import (
     Columns,
@@ -19,6 +20,8 @@ from tidegate.core.sql import (
     names,
     numbered,
     numbers,
+    optional_texts,
+    repeated,
     shared,
     sparse,
     strings,
@@ -27,25 +30,20 @@ from tidegate.core.sql import (
 )
 from tidegate.core.transfer import (
     Expiry,
-    Form,
-    Kind,
     Line,
-    Moves,
     Party,
     Seat,
-    Step,
     Transfer,
-    chain,
-    dated,
     details_of,
-    hashed_form,
     kind_of,
     seats_of,
 )
+from tidegate.store.writing import WrittenRows, in_order
 
 ATTEMPTS_KEPT = 20
 PROBES_KEPT = 100  # Of an unreachable lane: the times of the newest.
 NEVER = Expiry()
+
 
 # In the order of the fields of Transfer.
 TRANSFER_COLUMNS = """t.id, t.owner, t.flow, t.state, t.lane, t.parties::text, t.asset_id, t.amount,
@@ -73,54 +71,6 @@ def transfer_from(row: Sequence[Any]) -> Transfer:
     )
     own = (owner, amount, parent, cid, head, trace, created_us, updated_us, waited_s)
     return Transfer(kind, id_, *own)
-
-
-@lru_cache(4096)
-def _forms(step: Step) -> tuple[Form, ...]:
-    return tuple(hashed_form(step.after.flow, line) for line in step.lines)
-
-
-@lru_cache(4096)
-def _leased(kind: Kind) -> Kind:
-    """A leased row is about to be asked about without a claim that would count the attempt."""
-    return kind.but(attempts=kind.attempts + 1)
-
-
-class Mark(NamedTuple):
-    """What rows of a batch have in common: their step, their kind in the store, and the lease."""
-
-    step: Step
-    kind: Kind
-    leased: bool
-
-
-class WrittenRows(NamedTuple):
-    """A batch as it is in the store when it has committed."""
-
-    rows: list[Transfer]
-    chains: list[list[bytes]]  # Of each row, the hashes of its answers.
-    which: list[int]  # Of each row, the number of its mark, from one on.
-    marks: list[Mark]
-
-
-def written(moves: Moves, leased: Sequence[bool], at_us: int) -> WrittenRows:
-    which, pairs = numbered(zip(moves.steps, leased, strict=True))
-    marks = [Mark(step, _leased(step.after) if held else step.after, held) for step, held in pairs]
-    plans = [(m.kind, [dated(form, at_us) for form in _forms(m.step)]) for m in marks]
-    rows, chains = [], []
-    for t, number, evidences in zip(moves.transfers, which, moves.evidences, strict=True):
-        kind, forms = plans[number - 1]
-        created_us = t.created_us or at_us
-        if forms:
-            hashes = chain(t.head_hash, forms, t.id, evidences)
-            head, updated_us, waited_s = hashes[-1], at_us, 0.0
-        else:
-            hashes = []
-            head, updated_us, waited_s = t.head_hash, t.updated_us or at_us, t.waited_s
-        chains.append(hashes)
-        own = (t.owner, t.amount, t.parent, t.cid, head, t.trace, created_us, updated_us, waited_s)
-        rows.append(Transfer(kind, t.id, *own))
-    return WrittenRows(rows, chains, which, marks)
 
 
 def text(mapping: object) -> str | None:
@@ -152,23 +102,28 @@ class _Written(NamedTuple):
 _said_of = attrgetter(*_Written._fields[3:])
 
 
-def entry_columns(moves: Moves, chains: Sequence[Sequence[bytes]]) -> Columns:
-    """One row per answer. The steps of a batch are few, and each has its lines."""
-    steps, evidences = moves.steps, moves.evidences
-    each = list(dict.fromkeys(steps))
-    which, lines = numbered((step.after.flow, line) for step in each for line in step.lines)
-    following = iter(which)
-    places = {step: list(islice(following, len(step.lines))) for step in each}
-    pairs = zip(moves.transfers, steps, strict=True)
+def entry_columns(batch: WrittenRows) -> Columns:
+    """One row per answer, group by group: what a group has in common is named once."""
+    pairs = [(mark, number) for mark in batch.marks for number in range(len(mark.hashes))]
+    which, lines = numbered((mark.step.after.flow, mark.step.lines[n]) for mark, n in pairs)
+    counts = [len(mark.hashes[n]) for mark, n in pairs]
+    rows = batch.rows
     return {
-        "history_ids": uuids([t.id for t, step in pairs for _ in step.lines]),
-        "history_kinds": integers([place for step in steps for place in places[step]]),
-        "evidences": strings(
-            [_encode(kept).decode() if kept else None for row in evidences for kept in row]
+        "history_ids": uuids([rows[p].id for mark, _ in pairs for p in mark.group.places]),
+        "history_kinds": repeated(zip(which, counts, strict=True)),
+        "evidences": optional_texts(
+            [
+                count if (evidences := mark.group.evidences[n]) is None else _as_texts(evidences)
+                for (mark, n), count in zip(pairs, counts, strict=True)
+            ]
         ),
-        "history_hashes": blobs([hashed for hashes in chains for hashed in hashes]),
+        "history_hashes": blobs([hashed for mark, n in pairs for hashed in mark.hashes[n]]),
         **shared(_line_columns, lines),
     }
+
+
+def _as_texts(evidences: Sequence[Evidence]) -> list[bytes | None]:
+    return [_encode(kept) if kept else None for kept in evidences]
 
 
 def _line_columns(lines: Sequence[tuple[str, Line]]) -> Columns:
@@ -212,32 +167,37 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
 def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
     """The columns that a creation and a move share."""
     contents = [
-        _Written(step.start, step.deadline_s, lease_s if held else step.delay_s, *_said_of(kind))
-        for step, kind, held in batch.marks
+        _Written(
+            mark.step.start,
+            mark.step.deadline_s,
+            lease_s if mark.leased else mark.step.delay_s,
+            *_said_of(mark.kind),
+        )
+        for mark in batch.marks
     ]
-    merged, kinds = numbered(contents)
-    same = len(kinds) == len(contents)
+    which, kinds = numbered(contents)
+    rows = batch.rows
+    if len(kinds) == 1:
+        numbers_ = repeated([(1, len(rows))])
+    else:
+        places = [mark.group.places for mark in batch.marks]
+        parts = [(p, [n] * len(p)) for p, n in zip(places, which, strict=True)]
+        numbers_ = integers(in_order(parts, len(rows)))
     return {
-        "ids": uuids([t.id for t in batch.rows]),
-        "kinds": integers(batch.which if same else [merged[n - 1] for n in batch.which]),
-        "hashes": blobs([t.head_hash for t in batch.rows]),
+        "ids": uuids([t.id for t in rows]),
+        "kinds": numbers_,
+        "hashes": blobs([t.head_hash for t in rows]),
         **shared(_kind_columns, kinds),
     }
 
 
 def party_columns(moves: Moves) -> Columns:
     """Parties change rarely; where they do not, nothing is written."""
-    changed = {
-        step
-        for step in set(moves.steps)
-        if step.before is not None and step.before.seats != step.after.seats
-    }
-    if not changed:
-        return {"parties": strings(())}
-    parties = [
-        _party_text(step.after.seats, t.owner) if step in changed else None
-        for t, step in zip(moves.transfers, moves.steps, strict=True)
-    ]
+    parties: list[str | None] = [None] * len(moves)
+    for step, places, _ in moves.groups:
+        if step.before is not None and step.before.seats != step.after.seats:
+            for place in places:
+                parties[place] = _party_text(step.after.seats, moves.transfers[place].owner)
     return {"parties": strings(parties)}
 
 
@@ -266,7 +226,12 @@ def _party_pieces(seats: tuple[Seat, ...]) -> tuple[str, ...]:
 
 
 def attempt_columns(moves: Moves) -> Columns:
-    kept = [(t.id, s) for t, s in zip(moves.transfers, moves.steps, strict=True) if s.attempt]
+    kept = [
+        (moves.transfers[place].id, step)
+        for step, places, _ in moves.groups
+        if step.attempt
+        for place in places
+    ]
     return {
         "attempt_ids": uuids([id_ for id_, _ in kept]),
         "attempt_slots": numbers(step.after.retries % ATTEMPTS_KEPT for _, step in kept),

@@ -1,30 +1,30 @@
 """Bugs of the store and of the ledger in it: who may write, and what is judged by what."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from tidegate.core.answers import Answer, Evidence, Rejected
+from tidegate.core.answers import Answer, Rejected
 from tidegate.core.ids import NO_FLOOR, Horizon
+from tidegate.core.moves import Moves, moves_of
 from tidegate.core.ports import Account, Behind, Key, Look, Tables, nothing
 from tidegate.core.transfer import (
     GENESIS,
+    EvidenceColumn,
     Form,
-    Moves,
     Question,
     Step,
     Transfer,
     chain,
     hashed_form,
-    moves_of,
 )
 from tidegate.engine import settle, write
 from tidegate.engine.write import Work
 from tidegate.simulation.store import NodeStore
-from tidegate.store import memory, rows
+from tidegate.store import memory, writing
 from tidegate.store.memory import CIDS, TRANSFERS, MemoryStore, Row, Twin
 from tidegate.systems.ledger import judge
 from tidegate.systems.ledger import memory as ledger
@@ -38,10 +38,11 @@ async def write_blindly(
     self: MemoryStore, tx: Twin, moves: Moves, leased: Sequence[bool]
 ) -> Sequence[Transfer]:
     """An UPDATE by id alone."""
-    found, chains, *_ = rows.written(moves, leased, tx.at_us)
+    batch = writing.written(moves, leased, tx.at_us)
     if not moves.created:
         await tx.lock(TRANSFERS, sorted(t.id for t in moves.transfers))
-    for row, (after, hashes, held) in enumerate(zip(found, chains, leased, strict=True)):
+    pairs = zip(batch.rows, batch.chains(), leased, strict=True)
+    for row, (after, hashes, held) in enumerate(pairs):
         move = moves.move(row)
         if move.before is None:
             self._row(tx, move, after, hashes, held)
@@ -49,7 +50,7 @@ async def write_blindly(
         kept = tx.get(TRANSFERS, move.before.id)
         due = self._due(tx, move, held, kept.deadline_s)
         self._write(tx, move, hashes, Row(after, *due, kept.expires_s))
-    return found
+    return batch.rows
 
 
 def no_compare_and_set(patch: Patch) -> None:
@@ -153,12 +154,11 @@ def history_not_chained(patch: Patch) -> None:
     """Each answer's hash stands for itself, so that one before it can be taken out."""
 
     def alone(
-        _: bytes, forms: Sequence[Form], id_: UUID, evidences: Sequence[Evidence]
+        heads: Iterable[bytes], form: Form, numbers: Iterable[int], evidences: EvidenceColumn
     ) -> list[bytes]:
-        pairs = zip(forms, evidences, strict=True)
-        return [chain(GENESIS, (form,), id_, (evidence,))[0] for form, evidence in pairs]
+        return chain([GENESIS for _ in heads], form, numbers, evidences)
 
-    patch.setattr(rows, "chain", alone)
+    patch.setattr(writing, "chain", alone)
 
 
 def hash_leaves_out_the_answer(patch: Patch) -> None:
@@ -167,7 +167,7 @@ def hash_leaves_out_the_answer(patch: Patch) -> None:
     def vague(step: Step) -> tuple[Form, ...]:
         return tuple(hashed_form(step.after.flow, line._replace(answer="")) for line in step.lines)
 
-    patch.setattr(rows, "_forms", vague)
+    patch.setattr(writing, "_forms", vague)
 
 
 # The ledger.
@@ -205,7 +205,7 @@ def effect_before_the_lock(patch: Patch) -> None:
             return await honest(means, work, slots, **terms)
         async with means.store.transaction() as tx:
             moves = write._first_moves(means, work)
-            groups = settle.groups_of(means, moves, range(len(moves)))
+            groups = settle.groups_of(means, moves)
             await settle.settle(means, tx, moves, groups)
             fresh = {t.id for t in await means.store.lock(tx, work.batch)}
             places = [place for place, t in enumerate(work.batch) if t.id in fresh]

@@ -1,0 +1,163 @@
+"""A batch worked by columns: each row becomes what it would become if it were alone."""
+
+import random
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from tests.core.samples import ALL_FLOWS, TERMS, resting
+from tests.core.test_kinds import CHANGES, OWN
+from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
+from tidegate.core.decide import decide
+from tidegate.core.flow import FEES, Flow
+from tidegate.core.moves import Moves, moves_of
+from tidegate.core.transfer import Transfer, chained, step_of
+from tidegate.engine.rules import Rules
+from tidegate.engine.settle import answered
+from tidegate.engine.write import Creation, Work, _first_moves
+from tidegate.store.rows import entry_columns, state_columns
+from tidegate.store.writing import written
+
+AT_US = 1_700_000_000_000_000
+ANSWERS: list[Answer] = [
+    Done(),
+    Done(),
+    Done({"position": "17"}),
+    Done({"position": "18", "delta": "0"}),
+    Rejected("INSUFFICIENT_BALANCE", {"position": "19"}),
+    Rejected("CLOSED"),
+    Unknown("timeout"),
+    Unknown("contradiction", Alarm.HALT),
+]
+ASKED = [(flow, str(s)) for flow in ALL_FLOWS for s in flow.rows if flow.ask(s) is not None]
+FIXED = {"flow", "state", "lane", "seats"}
+
+
+def means() -> Any:
+    flows = {flow.name: flow for flow in ALL_FLOWS}
+    rules = Rules(flows, frozenset(TERMS.irreversible))
+    return SimpleNamespace(flows=flows, rules=rules, local={}, terms=lambda _="": TERMS)
+
+
+def rows_of(flow: Flow, state: str, numbers: Any) -> list[Transfer]:
+    """One transfer, and others that differ from it in exactly one field, each field in turn."""
+    one = resting(flow, state, version=2, undoes=1)
+    others = [one]
+    for name, changes in CHANGES.items():
+        if name not in FIXED and (name != "fee" or FEES in flow.roles):
+            others.append(one.but(**changes))
+    others += [one.but(**{name: value}) for name, value in OWN.items() if name != "owner"]
+    return [other.but(id=UUID(int=(7 << 90) + next(numbers))) for other in others]
+
+
+def mixed(seed: int) -> tuple[list[Transfer], list[Answer]]:
+    """Rows of all flows and states, in any order, each with some answer."""
+    dice, numbers = random.Random(seed), count(1)
+    chosen = ASKED if seed % 3 == 0 else dice.sample(ASKED, 2)
+    batch = [row for flow, state in chosen for row in rows_of(flow, state, numbers)]
+    dice.shuffle(batch)
+    kinds = ANSWERS if seed % 2 else ANSWERS[:4]
+    return batch, [dice.choice(kinds) for _ in batch]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_each_row_of_a_batch_becomes_what_it_would_become_alone(seed: int) -> None:
+    batch, answers = mixed(seed)
+    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    singly = [decide(_flow(t), t, a, TERMS) for t, a in zip(batch, answers, strict=True)]
+    assert [moves.move(row) for row in range(len(moves))] == singly
+    assert moves.steps == [step_of(move) for move in singly]
+    places = sorted(place for group in moves.groups for place in group.places)
+    assert places == list(range(len(batch)))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_batch_is_written_as_its_rows_are_one_by_one(seed: int) -> None:
+    batch, answers = mixed(seed)
+    dice = random.Random(seed)
+    leased = [dice.random() < dice.choice((0.0, 0.5, 1.0)) for _ in batch]
+    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    together = written(moves, leased, AT_US)
+    for row, (transfer, hashes) in enumerate(zip(together.rows, together.chains(), strict=True)):
+        move = moves.move(row)
+        alone = written(moves_of([move]), [leased[row]], AT_US)
+        assert (transfer, hashes) == (alone.rows[0], alone.chains()[0])
+        head = batch[row].head_hash
+        for entry, hashed in zip(move.entries, hashes, strict=True):
+            head = chained(head, transfer.id, transfer.flow, entry, AT_US)
+            assert head == hashed
+        assert transfer.head_hash == head
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_second_answer_goes_to_the_groups_that_were_asked(seed: int) -> None:
+    """As when a local system answers after another: what it was not asked about stays as it is."""
+    batch, answers = mixed(seed * 2)
+    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    before = [moves.move(row) for row in range(len(moves))]
+    open_ = [g for g in moves.groups if g.step.after.lane is not None and not g.step.rests]
+    asked = sorted(place for group in open_[::2] for place in group.places)
+    dice = random.Random(seed)
+    later = [dice.choice(ANSWERS[:6]) for _ in asked]
+    answered(cast("Any", means()), moves, asked, later, TERMS)
+    for row, move in enumerate(before):
+        if row not in asked:
+            assert moves.move(row) == move
+            continue
+        further = decide(_flow(move.after), move.after, later[asked.index(row)], TERMS)
+        assert moves.steps[row] is step_of(move).then(step_of(further))
+        kept = [entry.evidence for entry in (*move.entries, *further.entries)]
+        assert [entry.evidence for entry in moves.move(row).entries] == kept
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_columns_of_a_batch_name_each_row_and_each_answer_once(seed: int) -> None:
+    """Read back as the server reads them: every answer beside its own id, hash and evidence."""
+    batch, answers = mixed(seed)
+    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    together = written(moves, [True] * len(batch), AT_US)
+    entries = entry_columns(together)
+    ids, hashes = _cells(entries["history_ids"], 16), _cells(entries["history_hashes"], 32)
+    wanted = {
+        (t.id.bytes, hashed)
+        for t, chain in zip(together.rows, together.chains(), strict=True)
+        for hashed in chain
+    }
+    assert len(ids) == len(hashes) == len(wanted)
+    assert set(zip(ids, hashes, strict=True)) == wanted
+    states = state_columns(together, 10.0)
+    assert _cells(states["ids"], 16) == [t.id.bytes for t in together.rows]
+    assert _cells(states["hashes"], 32) == [t.head_hash for t in together.rows]
+
+
+def test_creations_are_grouped_by_their_kinds_in_the_order_of_the_batch() -> None:
+    batch = [row for f, s in ASKED[:2] for row in rows_of(f, s, count(1))]
+    random.Random(1).shuffle(batch)
+    request = cast("Any", SimpleNamespace(lives_s=None, expires_us=None))
+    work = Work(batch, creations=[Creation(request) for _ in batch])
+    moves = _first_moves(cast("Any", means()), work)
+    assert [moves.now(row).kind for row in range(len(moves))] == [t.kind for t in batch]
+    assert all(list(g.places) == sorted(g.places) for g in moves.groups)
+    assert moves.created
+
+
+def test_an_empty_batch_has_no_moves() -> None:
+    moves = _first_moves(cast("Any", means()), Work([], []))
+    assert not moves
+    assert not moves.created
+    assert Moves([], []).steps == []
+
+
+def _flow(transfer: Transfer) -> Flow:
+    [flow] = [flow for flow in ALL_FLOWS if flow.name == transfer.flow]
+    return flow
+
+
+def _cells(column: object, size: int) -> list[bytes]:
+    """The values of a binary array of values of one length."""
+    assert isinstance(column, bytes)
+    body = column[20:]
+    return [body[at + 4 : at + 4 + size] for at in range(0, len(body), 4 + size)]
