@@ -17,7 +17,10 @@ from tidegate.core.sql import (
     names,
     numbered,
     numbers,
+    optional_texts,
+    optional_uuids,
     parse,
+    repeated,
     shared,
     sparse,
     strings,
@@ -85,14 +88,29 @@ def test_ids_and_hashes_are_written_as_the_database_sends_them() -> None:
     ids = whole(1, 0, 2950, 2, 1) + whole(16, 0, 0, 0, 1) + whole(16, 0, 0, 0, 258)
     assert uuids([UUID(int=1), UUID(int=258)]) == ids
     some = whole(1, 1, 2950, 2, 1) + whole(16, 0, 0, 0, 1) + b"\xff" * 4
-    assert uuids([UUID(int=1), None]) == some
+    assert optional_uuids([UUID(int=1), None]) == some
     assert blobs([b"ab", b"cd"]) == whole(1, 0, 17, 2, 1) + whole(2) + b"ab" + whole(2) + b"cd"
     assert blobs([b"", b"\0\xff"]) == whole(1, 0, 17, 2, 1) + whole(0) + whole(2) + b"\0\xff"
 
 
+def test_long_columns_are_written_as_short_ones_are() -> None:
+    """Numbers go in blocks, integers in runs, and texts in parts: the same bytes as one by one."""
+    column = [*range(-70, 130), 2**63 - 1, -(2**63)]
+    cells = [b"\0\0\0\x08" + v.to_bytes(8, "big", signed=True) for v in column]
+    assert bigints(column)[20:] == b"".join(cells)
+    assert bigints(column[:64])[20:] == b"".join(cells[:64])
+    assert bigints([]) == bytes(8) + (20).to_bytes(4, "big")
+    assert repeated([(7, 3), (1, 0), (9, 1)]) == integers([7, 7, 7, 9])
+    assert repeated([]) == integers([])
+    assert optional_texts([2, [b"a", None, b""], 0, [b"bc"]]) == strings(
+        [None, None, "a", None, "", "bc"]
+    )
+    assert optional_texts([2, 5]) == optional_texts([]) == strings([])
+
+
 def test_a_column_in_which_nothing_is_said_is_empty() -> None:
     assert numbers([None, None]) == texts([None]) == names([None]) == "{}"
-    assert uuids([None, None]) == uuids([]) == bytes(8) + (2950).to_bytes(4, "big")
+    assert optional_uuids([None, None]) == uuids([]) == bytes(8) + (2950).to_bytes(4, "big")
     assert sparse([0, False, 0.0]) == "{}"
     assert sparse([0, 3, False, True, 0.5]) == "{NULL,3,NULL,True,0.5}"
     assert texts([""]) == '{""}', "an empty text is something"

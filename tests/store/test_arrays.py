@@ -1,5 +1,8 @@
 """What is written as an array comes back as it was, whatever a stranger put into it."""
 
+from typing import Any
+from uuid import UUID
+
 import psycopg
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +18,12 @@ from tidegate.core.sql import (
     integers,
     names,
     numbers,
+    optional_texts,
+    optional_uuids,
+    repeated,
     sparse,
     strings,
     texts,
-    uuids,
 )
 
 ROWS = 20
@@ -46,7 +51,7 @@ class AsItIs(Dumper):
 def test_arrays_come_back_as_they_were(
     words: list[str | None],
     bytes_: list[bytes],
-    ids: list[object],
+    ids: list[UUID | None],
     amounts: list[int | None],
 ) -> None:
     with psycopg.connect(cluster_url()) as session:
@@ -59,12 +64,40 @@ def test_arrays_come_back_as_they_were(
                 texts(words),
                 names(words),
                 blobs(bytes_),
-                uuids(ids),  # type: ignore[arg-type]
+                optional_uuids(ids),
                 numbers(amounts),
             ),
         ).fetchall()
     padded = [[*column, *[None] * ROWS][:ROWS] for column in (words, words, bytes_, ids, amounts)]
     assert rows == list(zip(range(ROWS), *padded, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=150),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 70)), max_size=4),
+    st.lists(st.integers(0, 70) | st.lists(st.none() | KEEPABLE, max_size=9), max_size=4),
+)
+def test_long_columns_come_back_as_they_were(
+    whole: list[int], runs: list[tuple[int, int]], parts: list[int | list[str | None]]
+) -> None:
+    """Numbers are packed in blocks, integers in runs, and texts in parts, some without any."""
+    given_ = [
+        n if isinstance(n, int) else [None if t is None else t.encode() for t in n] for n in parts
+    ]
+    with psycopg.connect(cluster_url()) as session:
+        session.adapters.register_dumper(Binary, AsItIs)
+        rows = session.execute(
+            "SELECT * FROM unnest(%b::bigint[], %b::integer[], %b::text[])",
+            (bigints(whole), repeated(runs), optional_texts(given_)),
+        ).fetchall()
+    spread = [value for value, times in runs for _ in range(times)]
+    told = [t for part in parts for t in ([None] * part if isinstance(part, int) else part)]
+    some = told if any(not isinstance(part, int) for part in parts) else []
+    columns: tuple[list[Any], ...] = (whole, spread, some)
+    for number, wanted in enumerate(columns):
+        kept = [row[number] for row in rows]
+        assert kept == wanted + [None] * (len(rows) - len(wanted))
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,9 +1,9 @@
 """From what a caller says to what the engine accepts: checks in a fixed order, all pure."""
 
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -121,24 +121,36 @@ class Request(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
 
 
-class Spelling(NamedTuple):
+class Spelling:
     """The text that a fingerprint is the hash of, without owner and amount: requests that differ in
     nothing else share it. Each text in it is preceded by its length.
     """
 
-    head: str  # The flow and the asset. The amount follows.
-    # Terms that end with the owner: what comes before, the length without the owner, the beginning.
-    owned: tuple[tuple[str, int, str], ...]
-    tail: str
+    __slots__ = ("_forms", "_head", "_owned", "_tail")
+
+    def __init__(self, head: str, owned: Sequence[tuple[str, int, str]], tail: str) -> None:
+        self._head = head  # The flow and the asset. The amount follows.
+        # Terms that end with the owner: what comes before, the length without the owner, the
+        # beginning.
+        self._owned, self._tail = owned, tail
+        self._forms: dict[int, bytes] = {}  # By the length of the owner's number.
 
     def fingerprint(self, owner: int, amount: int) -> bytes:
-        head, owned, tail = self
-        owner_text, amount_text = str(owner), str(amount)
-        text = f"{head}{len(amount_text)}:{amount_text}"
-        more = len(owner_text)
-        for before, length, start in owned:
-            text += f"{before}{length + more}:{start}{owner_text}"
-        return _sha256((text + tail).encode()).digest()[:16]
+        whose, money = b"%d" % owner, b"%d" % amount
+        form = self._forms.get(len(whose)) or self._form(len(whose))
+        text = form % (len(money), money, *[whose] * len(self._owned))
+        return _sha256(text).digest()[:16]
+
+    def _form(self, digits: int) -> bytes:
+        text = _escaped(self._head) + b"%d:%b"
+        for before, length, start in self._owned:
+            text += b"%b%d:%b%%b" % (_escaped(before), length + digits, _escaped(start))
+        form = self._forms[digits] = text + _escaped(self._tail)
+        return form
+
+
+def _escaped(text: str) -> bytes:
+    return text.encode().replace(b"%", b"%%")
 
 
 def spelling_of(request: Request) -> Spelling:

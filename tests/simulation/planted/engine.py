@@ -15,18 +15,10 @@ from tidegate.core import decide as rule
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown, Unreachable
 from tidegate.core.decide import Terms, decide
 from tidegate.core.flow import Flow, Verb
+from tidegate.core.moves import Moves
 from tidegate.core.ports import Account, Behind, CommitUnknown, NoSession, System, nothing
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import (
-    Asked,
-    Kind,
-    Move,
-    Moves,
-    Question,
-    Transfer,
-    question_of,
-    questions_of,
-)
+from tidegate.core.transfer import Asked, Kind, Move, Question, Transfer, question_of, questions_of
 from tidegate.engine import births, rules, settle, step, write
 from tidegate.engine import engine as whole_engine
 from tidegate.engine.births import Delivery, PendingRequest
