@@ -84,8 +84,10 @@ def gathered(batch: Sequence[PendingRequest]) -> list[PendingRequest]:
     """
     first: dict[tuple[int, str], PendingRequest] = {}
     alone = []
-    # One that may be created goes before one that may not.
-    for pending in sorted(batch, key=lambda pending: pending.veto is not None):
+    if any(pending.veto is not None for pending in batch):
+        # One that may be created goes before one that may not.
+        batch = sorted(batch, key=lambda pending: pending.veto is not None)
+    for pending in batch:
         if pending.request.cid is None:
             alone.append(pending)
         elif (leader := first.setdefault(pending.key, pending)) is not pending:

@@ -1,10 +1,10 @@
 """Hand-over inside a process: the happy path never waits for a scan of the table."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from tidegate.core.moves import Moves
 from tidegate.core.transfer import Step, Transfer
@@ -24,7 +24,7 @@ class Apart:
 
     def __init__(self, freed: Callable[[], None]) -> None:
         self._freed = freed
-        self._busy: dict[int, int] = {}  # By owner, in how many batches.
+        self._busy: Counter[int | None] = Counter()  # By owner, in how many batches.
         self._passed_over: set[int] = set()  # Owners whose turn it is as soon as they are free.
         self._waits = False  # Somebody was passed over and not yet called.
 
@@ -61,15 +61,15 @@ class Apart:
         """For as long as a transaction takes."""
         return LockedOwners(self, owners)
 
-    def has_waited(self, owner: int | None) -> bool:
-        return owner in self._passed_over
+    def but_passed_over(self, owners: Iterable[int | None]) -> Iterable[int | None]:
+        passed = self._passed_over
+        return [owner for owner in owners if owner not in passed] if passed else owners
 
     def take(self, owners: Iterable[int | None]) -> set[int]:
-        taken = {owner for owner in owners if owner is not None}
-        busy = self._busy
-        for owner in taken:
-            busy[owner] = busy.get(owner, 0) + 1
-        return taken
+        taken = set(owners)
+        taken.discard(None)
+        self._busy.update(taken)
+        return cast("set[int]", taken)
 
     def free(self, taken: set[int]) -> None:
         """All of them, and once."""
@@ -104,7 +104,7 @@ class ExpectedOwners:
 
     def __call__(self, owners: Iterable[int | None]) -> None:
         apart = self._apart
-        self._owners |= apart.take(owner for owner in owners if not apart.has_waited(owner))
+        self._owners |= apart.take(apart.but_passed_over(owners))
         if self._owners:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(EXPECTED_S, apart.free, self._owners)

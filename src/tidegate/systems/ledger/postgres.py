@@ -112,8 +112,8 @@ class Ledger:
         tx.looking = None
         rows = await tx.rows(sent if foreseen is questions else self._send_look(tx, questions))
         for accounts, locked in tx.locking:
-            for place, *balance in await tx.rows(locked):
-                tx.locked[accounts[place - 1]] = balance_of(balance)
+            for place, available, held, status in await tx.rows(locked):
+                tx.locked[accounts[place - 1]] = balance_of((available, held, status))
         tx.locking.clear()
         return [_operation(row) for row in rows]
 
