@@ -242,8 +242,8 @@ class Pipe:
 
     def rows(self, reply: Reply) -> list[Any]:
         assert reply.result is not None, "the flight is not back"
-        if not reply.result.nfields:
-            return []
+        if not reply.result.ntuples:
+            return []  # As most look-ups of a batch: nothing has to be prepared to read it.
         self._reader.set_pgresult(reply.result)
         try:
             return self._reader.load_rows(0, reply.result.ntuples, tuple)
