@@ -2,23 +2,30 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from uuid import UUID, uuid4
 
 import msgspec
+import psycopg
 import pytest
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import superuser
+from tidegate.core.flow import End, Flow
 from tidegate.core.transfer import Party
 from tidegate.flows import FLOWS
 from tidegate.store import migrate as module
+from tidegate.store.flow_checks import checksum, older_checks
 from tidegate.store.migrate import Migration, migrate, migrations
+from tidegate.store.schemas import set_path
 
 # The last migrations of the version before the key spaces, and the last ones before fees.
 BEFORE_SPACES = {"shared": 1, "store": 6, "economy": 2}
 BEFORE_FEES = {"shared": 1, "store": 8, "economy": 2}
+FEWER_CHECKS = 19  # Since then all flows have one constraint.
+BEFORE_FEWER_CHECKS = {"shared": 2, "store": FEWER_CHECKS - 1, "economy": 8}
 ENDS = {
     "deposit": "COMPLETED",
     "external_withdrawal": "COMPLETED",
@@ -30,14 +37,44 @@ USDT = 3
 
 
 def migrate_until(database: str, last: Mapping[str, int]) -> None:
-    """Apply the migrations up to these numbers. The flows are installed as they are now."""
+    """Apply the migrations up to these numbers. The flows are those of now, installed as then."""
 
     def until_then(folder: str) -> list[Migration]:
         return [m for m in migrations(folder) if m.number <= last[folder]]
 
+    def install_then(
+        connection: psycopg.Connection, path: Sequence[str], flows: Sequence[Flow]
+    ) -> list[str]:
+        with connection.transaction():
+            set_path(connection, path)
+            for flow in flows:
+                install_as_before(connection, flow)
+        return []
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "migrations", until_then)
+        if last["store"] < FEWER_CHECKS:
+            patch.setattr(module, "install", install_then)
         migrate(database, SCHEMA, FLOWS.values())
+
+
+def install_as_before(connection: psycopg.Connection, flow: Flow) -> None:
+    """With a constraint of its own on each table, as every version before 0019 did."""
+    answers, rests = older_checks(flow)
+    name = sql.Identifier(f"flow_{flow.name}")
+    for table in ("history", "transfers", "archived_history", "archived_transfers"):
+        change = "ALTER TABLE {t} DROP CONSTRAINT IF EXISTS {n}, ADD CONSTRAINT {n} CHECK ({c})"
+        check = sql.SQL(answers if table.endswith("history") else rests)
+        connection.execute(sql.SQL(change).format(t=sql.Identifier(table), n=name, c=check))
+    for shown in ("flow_tables", "flow_states"):
+        forget = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(shown))
+        connection.execute(forget, (flow.name,))
+    connection.execute("INSERT INTO flow_tables VALUES (%s, %s)", (flow.name, checksum(flow)))
+    for state, row in flow.rows.items():
+        connection.execute(
+            "INSERT INTO flow_states VALUES (%s, %s, %s, %s, %s)",
+            (flow.name, state, row.place, isinstance(row, End), flow.codes.get(state)),
+        )
 
 
 def old_fingerprint(flow: str, parties: Mapping[str, Party], asset_id: int, amount: int) -> bytes:

@@ -11,12 +11,15 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import Setting, deposit, moved, rows, running, superuser
+from tidegate.app import all_flows
 from tidegate.core.flow import Ask, Edge, End, Flow, Pass, Place, Verb
 from tidegate.core.ports import StoreFault
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksum, differing
-from tidegate.store.migrate import MigrationRefused, migrate
+from tidegate.store.flow_install import CHECKED
+from tidegate.store.migrate import migrate
 from tidegate.store.postgres import PostgresStore
+from tidegate.store.schemas import MigrationRefused
 
 Answered = tuple[int, str, str, str, str, str]  # version, from, waypoints, to, verb, answer
 
@@ -29,6 +32,15 @@ INSERT_TRANSFER = (
     " paged, parties, asset_id, amount, head_hash, created_at, updated_at)"
     " VALUES (%s, %s, %s, %s, 1, now(), 0, 0, 0, false, '{}', 1, 1, '', now(), now())"
 )
+
+
+OLDER_CHECKSUMS = {
+    "internal_transfer": "a37a4985d3baf18a",
+    "deposit": "0fd0e0425714ba18",
+    "external_withdrawal": "87b0313ca1209e80",
+    "pool_transfer": "f9724e76ea21e511",
+    "member_transfer": "652b3728ba093510",
+}
 
 
 class Step(StrEnum):
@@ -76,8 +88,7 @@ def allowed(database: str, flow: Flow, candidates: list[Answered]) -> set[Answer
     with superuser(database) as connection:
         [(definition,)] = connection.execute(
             "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
-            " WHERE conrelid = 'history'::regclass AND conname = %s",
-            (f"flow_{flow.name}",),
+            " WHERE conrelid = 'history'::regclass AND conname = 'flow_rules'",
         ).fetchall()
         condition = definition.removeprefix("CHECK ").replace("%", "%%")
         found = connection.execute(
@@ -90,6 +101,18 @@ def allowed(database: str, flow: Flow, candidates: list[Answered]) -> set[Answer
             [flow.name, *columns],
         ).fetchall()
     return set(found)
+
+
+def constraints(database: str) -> dict[str, dict[str, bool]]:
+    """By table: the constraints out of flow tables, and whether all rows were checked by them."""
+    found: dict[str, dict[str, bool]] = {table: {} for table in CHECKED}
+    for table, name, validated in rows(
+        database,
+        "SELECT conrelid::regclass::text, conname, convalidated FROM pg_constraint"
+        " WHERE starts_with(conname, 'flow_') AND contype = 'c' ORDER BY conname",
+    ):
+        found[table][name] = validated
+    return found
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -137,7 +160,7 @@ def test_an_answer_that_the_flow_does_not_allow_is_refused(untouched: str, row: 
     with superuser(untouched) as connection, pytest.raises(psycopg.errors.CheckViolation) as caught:
         connection.execute(INSERT_HISTORY, (uuid4(), "internal_transfer", *row))
     assert caught.value.sqlstate == "23514"
-    assert caught.value.diag.constraint_name == "flow_internal_transfer"
+    assert caught.value.diag.constraint_name == "flow_rules"
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -150,7 +173,7 @@ def test_a_transfer_rests_only_where_something_is_asked_or_ended(database: str, 
                 continue
             with pytest.raises(psycopg.errors.CheckViolation) as caught:
                 connection.execute(INSERT_TRANSFER, (uuid4(), name, str(state), lane))
-            assert caught.value.diag.constraint_name == f"flow_{name}"
+            assert caught.value.diag.constraint_name == "flow_rules"
 
 
 def test_a_transfer_at_its_end_cannot_be_moved_on(database: str) -> None:
@@ -161,7 +184,7 @@ def test_a_transfer_at_its_end_cannot_be_moved_on(database: str) -> None:
                 connection.execute(f"UPDATE transfers SET {change}")
 
 
-def test_a_program_s_own_flow_gets_its_own_constraint(database: str) -> None:
+def test_a_program_s_own_flow_is_enforced_beside_the_others(database: str) -> None:
     flow = own_flow()
     assert migrate(database, SCHEMA, [flow]) == [f"{SCHEMA}: flow own flow"]
     assert migrate(database, SCHEMA, [*FLOWS.values(), flow]) == []
@@ -225,14 +248,42 @@ def test_a_table_that_the_archive_contradicts_is_refused_as_well(database: str) 
 
 def test_a_constraint_that_was_removed_comes_back(database: str) -> None:
     with superuser(database) as connection:
-        connection.execute("ALTER TABLE history DROP CONSTRAINT flow_deposit")
-        connection.execute("ALTER TABLE archived_transfers DROP CONSTRAINT flow_internal_transfer")
-    again = [f"{SCHEMA}: flow internal_transfer", f"{SCHEMA}: flow deposit"]
-    assert migrate(database, SCHEMA, FLOWS.values()) == again
-    there = (
-        "SELECT count(*) FROM pg_constraint WHERE starts_with(conname, 'flow_') AND contype = 'c'"
-    )
-    assert rows(database, there) == [(4 * len(FLOWS),)]
+        connection.execute("ALTER TABLE history DROP CONSTRAINT flow_rules")
+        connection.execute("ALTER TABLE archived_transfers DROP CONSTRAINT flow_rules")
+    again = [f"{SCHEMA}: flow_rules of {table}" for table in ("history", "archived_transfers")]
+    assert sorted(migrate(database, SCHEMA, FLOWS.values())) == sorted(again)
+    assert constraints(database) == {table: {"flow_rules": True} for table in CHECKED}
+    assert migrate(database, SCHEMA, FLOWS.values()) == []
+
+
+def test_a_constraint_that_was_replaced_by_hand_is_made_again(database: str) -> None:
+    with superuser(database) as connection:
+        connection.execute(
+            "ALTER TABLE history DROP CONSTRAINT flow_rules,"
+            " ADD CONSTRAINT flow_rules CHECK (version >= 0)"
+        )
+    assert migrate(database, SCHEMA, []) == [f"{SCHEMA}: flow_rules of history"]
+    flow = FLOWS["deposit"]
+    candidates = conceivable(flow)
+    assert allowed(database, flow, candidates) < set(candidates)
+
+
+def test_rows_that_came_in_without_a_constraint_are_told_and_new_ones_are_checked(
+    database: str,
+) -> None:
+    wrong = (uuid4(), "deposit", 1, "CREDITING", "", "GONE", "credit", "done")
+    with superuser(database) as connection:
+        connection.execute("ALTER TABLE history DROP CONSTRAINT flow_rules")
+        connection.execute(INSERT_HISTORY, wrong)
+    for _ in range(2):
+        with pytest.raises(MigrationRefused, match=r"flow deposit: history holds rows.* run `tide"):
+            migrate(database, SCHEMA, FLOWS.values())
+        with superuser(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(INSERT_HISTORY, (uuid4(), *wrong[1:]))
+    with superuser(database) as connection:
+        connection.execute("DELETE FROM history")
+    assert migrate(database, SCHEMA, FLOWS.values()) == [f"{SCHEMA}: flow_rules of history"]
+    assert constraints(database)["history"] == {"flow_rules": True}
 
 
 def test_a_name_that_the_server_would_cut_off_is_refused(database: str) -> None:
@@ -277,13 +328,25 @@ async def _deposited(database: str) -> None:
         await moved(engine, deposit(1, 100))
 
 
-def test_the_constraints_of_all_flows_are_small(database: str) -> None:
-    """The server reads them anew for every statement; spelled out they were five times as large."""
+def test_the_constraints_of_a_table_are_few_and_small(database: str) -> None:
+    """The server reads them anew for every statement that writes to the table."""
+    migrate(database, SCHEMA, all_flows())
     found = rows(
         database,
-        "SELECT conrelid::regclass::text, sum(length(conbin::text))"
+        "SELECT conrelid::regclass::text, count(*), sum(length(conbin::text))"
         "  FROM pg_constraint"
-        " WHERE contype = 'c' AND starts_with(conname, 'flow_') GROUP BY 1",
+        " WHERE contype = 'c' AND conrelid = ANY(%s::text[]::regclass[]) GROUP BY 1 ORDER BY 1",
+        ["history", "transfers", "ledger_accounts", "ledger_operations"],
     )
-    assert found
-    assert all(size < len(FLOWS) * 8_000 for _, size in found), found
+    assert [(table, number) for table, number, _ in found] == [
+        ("history", 2),
+        ("ledger_accounts", 1),
+        ("ledger_operations", 1),
+        ("transfers", 2),
+    ]
+    assert all(size < 13_000 for _, _, size in found), found
+
+
+def test_the_checksum_of_a_flow_is_that_of_older_versions() -> None:
+    """Their processes run on while a store is migrated, and compare it."""
+    assert {name: checksum(flow)[:16] for name, flow in FLOWS.items()} == OLDER_CHECKSUMS

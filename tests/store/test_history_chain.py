@@ -136,9 +136,7 @@ def test_rows_swapped_inside_a_transfer_are_found(database: str) -> None:
     [(victim,)] = rows(database, "SELECT id FROM transfers WHERE flow = 'internal_transfer'")
     with superuser(database) as connection, connection.transaction():
         for old, new in ((1, -1), (2, 1), (-1, 2)):
-            connection.execute(
-                "ALTER TABLE history DROP CONSTRAINT IF EXISTS flow_internal_transfer"
-            )
+            connection.execute("ALTER TABLE history DROP CONSTRAINT IF EXISTS flow_rules")
             connection.execute(
                 "UPDATE history SET version = %s WHERE transfer_id = %s AND version = %s",
                 (new, victim, old),

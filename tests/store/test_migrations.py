@@ -22,7 +22,8 @@ from tests.store.scenario import (
 from tidegate.core.ports import StoreFault
 from tidegate.flows import FLOWS
 from tidegate.store import migrate as module
-from tidegate.store.migrate import Migration, MigrationRefused, migrate, migrations
+from tidegate.store.migrate import Migration, migrate, migrations
+from tidegate.store.schemas import MigrationRefused
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,9 @@ EVERYTHING = [
     "store_one: 0016_inbox_flows",
     "store_one: 0017_kept_plans",
     "store_one: 0018_older_records",
+    "store_one: 0019_fewer_checks",
+    "store_one: 0020_fewer_account_checks",
+    "store_one: 0021_fewer_operation_checks",
     "economy: 0001_begin",
     "economy: 0002_doors",
     "economy: 0003_ids",
@@ -155,7 +159,8 @@ def test_a_failing_flow_leaves_no_flow_of_the_run_behind(bare: str) -> None:
     with pytest.raises(AttributeError):
         migrate(bare, SCHEMA, [*FLOWS.values(), Broken()])  # type: ignore[list-item]
     assert rows(bare, "SELECT flow FROM flow_tables") == []
-    assert rows(bare, "SELECT conname FROM pg_constraint WHERE conname = 'flow_deposit'") == []
+    assert rows(bare, "SELECT flow FROM flow_rules") == []
+    assert rows(bare, "SELECT conname FROM pg_constraint WHERE conname = 'flow_rules'") == []
 
 
 async def _deposit_and_transfer(database: str, schema: str, owner: int) -> None:

@@ -74,11 +74,15 @@ def test_the_engine_cannot_remove_a_transfer_or_change_the_tables(database: str)
             "DELETE FROM archived_history",
             "TRUNCATE archived_history",
             "DROP TABLE transfers",
-            "ALTER TABLE history DROP CONSTRAINT flow_deposit",
+            "ALTER TABLE history DROP CONSTRAINT flow_rules",
             "ALTER TABLE history DISABLE TRIGGER ALL",
             "CREATE TABLE mine (n integer)",
             "UPDATE migrations SET checksum = ''",
             "UPDATE flow_tables SET checksum = ''",
+            "UPDATE flow_rules SET answers = '{}'",
+            "INSERT INTO flow_rules VALUES ('mine', '{}', '{}')",
+            "DELETE FROM flow_rules",
+            "TRUNCATE flow_rules",
             "UPDATE flow_states SET code = 40",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -21,8 +21,9 @@ from tidegate.core.ports import StoreFault
 from tidegate.service.shared import SharedMemory
 from tidegate.serving import Sibling, serve_api, serve_worker, start_log
 from tidegate.settings import Settings, read_settings
-from tidegate.store.migrate import MigrationRefused, migrations
 from tidegate.store.migrate import migrate as migrated
+from tidegate.store.migrate import migrations
+from tidegate.store.schemas import MigrationRefused
 from tidegate.supervisor.house import run
 from tidegate.supervisor.siblings import serve_together
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from tidegate.core.flow import End, Flow
-from tidegate.store.flow_checks import checksum, history_check, state_check
+from tidegate.core.flow import Flow
+from tidegate.store.flow_install import install
+from tidegate.store.schemas import MigrationRefused, identifier, set_path
 from tidegate.store.sessions import ENGINE_ROLE, SHARED_SCHEMA
 
 MIGRATOR_ROLE = "tidegate_migrator"
@@ -18,19 +19,8 @@ ECONOMY = "economy"
 # Who may use the guild economy from SQL; everything else is the engine's.
 ECONOMY_ROLE = "tidegate_economy"
 ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE, ECONOMY_ROLE, "tidegate_inbox")
+MAX_LOCK_WAIT = "10s"
 LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
-MAX_IDENTIFIER_BYTES = 63
-# An archived transfer is judged by its flow for ever, and so holds a change of it up as well.
-CHECKED: Mapping[str, Callable[[Flow], str]] = {
-    "history": history_check,
-    "transfers": state_check,
-    "archived_history": history_check,
-    "archived_transfers": state_check,
-}
-
-
-class MigrationRefused(Exception):
-    """The database is not what these files made, or not what this program needs."""
 
 
 class Migration(NamedTuple):
@@ -67,17 +57,14 @@ def migrate(
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         # Only now: to wait for another migration is right, to queue before live traffic is not.
-        connection.execute("SET lock_timeout = '10s'")
+        connection.execute("SELECT set_config('lock_timeout', %s, false)", (MAX_LOCK_WAIT,))
         _create_roles(connection)
         _become_migrator(connection)
         for folder, *path in _wanted(connection, schema):
             for done in _migrate_schema(connection, folder, path):
                 note(f"{path[0]}: {done}")
-        with connection.transaction():
-            _set_path(connection, (schema, SHARED_SCHEMA))
-            for flow in flows:
-                if _install(connection, flow):
-                    note(f"{schema}: flow {flow.name}")
+        for done in install(connection, (schema, SHARED_SCHEMA), list(flows)):
+            note(f"{schema}: {done}")
     return applied
 
 
@@ -121,10 +108,10 @@ def _become_migrator(connection: psycopg.Connection) -> None:
 def _migrate_schema(
     connection: psycopg.Connection, folder: str, path: Sequence[str]
 ) -> Iterator[str]:
-    schema, name = path[0], _identifier(path[0])
+    schema, name = path[0], identifier(path[0])
     with connection.transaction():
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
-        _set_path(connection, path)
+        set_path(connection, path)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
             " checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now())"
@@ -148,7 +135,7 @@ def _migrate_schema(
 def _apply(connection: psycopg.Connection, path: Sequence[str], migration: Migration) -> None:
     name = sql.Identifier(path[0])
     with connection.transaction():
-        _set_path(connection, path)
+        set_path(connection, path)
         connection.execute(migration.statements)
         readers = sql.SQL("tidegate_engine, tidegate_auditor")
         for grant in (
@@ -160,62 +147,3 @@ def _apply(connection: psycopg.Connection, path: Sequence[str], migration: Migra
             "INSERT INTO migrations (number, name, checksum) VALUES (%s, %s, %s)",
             (migration.number, migration.name, migration.checksum),
         )
-
-
-def _identifier(name: str) -> sql.Identifier:
-    """A longer name is cut off by the server, and would be another's that begins like it."""
-    if len(name.encode()) > MAX_IDENTIFIER_BYTES:
-        raise MigrationRefused(f"{name} is longer than {MAX_IDENTIFIER_BYTES} bytes")
-    return sql.Identifier(name)
-
-
-def _set_path(connection: psycopg.Connection, path: Sequence[str]) -> None:
-    names = sql.SQL(", ").join(map(sql.Identifier, path))
-    connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(names))
-
-
-def _check(connection: psycopg.Connection, flow: Flow, table: str, name: sql.Identifier) -> None:
-    """Let a table hold only what the flow allows."""
-    check, target = CHECKED[table](flow), sql.Identifier(table)
-    drop = sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(target, name)
-    add = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
-        target, name, sql.SQL(check)
-    )
-    connection.execute(drop)
-    try:
-        connection.execute(add)
-    except psycopg.errors.CheckViolation as fault:
-        raise MigrationRefused(
-            f"flow {flow.name}: {table} holds rows that its new table does not allow"
-        ) from fault
-
-
-def _install(connection: psycopg.Connection, flow: Flow) -> bool:
-    """Install a flow's constraints; False if they are there already."""
-    wanted = checksum(flow)
-    row = connection.execute(
-        "SELECT checksum FROM flow_tables WHERE flow = %s", (flow.name,)
-    ).fetchone()
-    name = _identifier(f"flow_{flow.name}")
-    there = connection.execute(
-        "SELECT c.relname FROM pg_constraint JOIN pg_class AS c ON c.oid = conrelid"
-        " WHERE conname = %s AND conrelid = ANY(%s::text[]::regclass[])",
-        (f"flow_{flow.name}", list(CHECKED)),
-    ).fetchall()
-    # A table that changed holds for all; what is merely missing is added, and nothing read again.
-    bare = [t for t in CHECKED if row != (wanted,) or (t,) not in there]
-    for table in bare:
-        _check(connection, flow, table, name)
-    if row == (wanted,):
-        return bool(bare)
-    for table in ("flow_tables", "flow_states"):
-        forget = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(table))
-        connection.execute(forget, (flow.name,))
-    connection.execute("INSERT INTO flow_tables VALUES (%s, %s)", (flow.name, wanted))
-    for state, place in flow.rows.items():
-        connection.execute(
-            "INSERT INTO flow_states (flow, state, place, is_end, code)"
-            " VALUES (%s, %s, %s, %s, %s)",
-            (flow.name, state, place.place, isinstance(place, End), flow.codes.get(state)),
-        )
-    return True

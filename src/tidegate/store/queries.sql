@@ -213,62 +213,54 @@ SELECT k.owner, k.cid, k.fingerprint, k.id
  ORDER BY k.owner, k.cid;
 
 -- create: transfers whose keys are reserved, with the answers that they got on the way.
-WITH born AS (
-    SELECT b.*,
-           (%(delays)s::float8[])[b.kind] AS delay_s,
-           (%(deadlines)s::float8[])[b.kind] AS deadline_s
-      FROM unnest(
-               %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[], %(parties)s::text[],
-               %(amounts)s::bigint[], %(large_amounts)s::numeric[], %(parents)s::uuid[],
-               %(hashes)s::bytea[], %(traces)s::text[], %(cids)s::text[],
-               %(lives)s::float8[], %(expiries)s::bigint[]
-           ) AS b (id, kind, owner, parties, amount, large_amount, parent, hash, trace, cid,
-                   lives_s, expires_us)
-),
-lasting AS (
-    SELECT *,
-           coalesce(timestamptz 'epoch' + expires_us * interval '1 microsecond',
-                    now() + lives_s * interval '1 second') AS expires_at
-      FROM born
-),
-moved AS MATERIALIZED (
-    SELECT *,
-           CASE WHEN deadline_s IS NOT NULL
-                THEN coalesce(expires_at, now() + deadline_s * interval '1 second')
-           END AS deadline_at
-      FROM lasting
-),
-answered AS ({answers})
+WITH answered AS ({answers})
 INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
                        parties, asset_id, amount, fee, undoes, parent, detail, cid, space,
                        head_hash, error, trace, deadline_at, expires_at, created_at, updated_at)
-SELECT id,
-       owner,
-       (%(flows)s::text[])[kind],
-       (%(states)s::text[])[kind],
-       (%(lanes)s::text[])[kind],
-       least(now() + coalesce(delay_s, 0) * interval '1 second', deadline_at),
-       (%(new_versions)s::integer[])[kind],
-       coalesce((%(attempts)s::integer[])[kind], 0),
-       coalesce((%(retries)s::integer[])[kind], 0),
-       coalesce((%(pageds)s::boolean[])[kind], false),
-       parties::jsonb,
-       (%(assets)s::integer[])[kind],
-       coalesce(amount, large_amount),
-       coalesce((%(fees)s::numeric[])[kind], 0),
-       (%(undoes)s::integer[])[kind],
-       parent,
-       (%(details)s::text[])[kind]::jsonb,
-       cid,
-       (%(spaces)s::text[])[kind],
-       hash,
-       (%(errors)s::text[])[kind],
-       trace,
-       deadline_at,
-       expires_at,
+SELECT b.id,
+       b.owner,
+       (%(flows)s::text[])[b.kind],
+       (%(states)s::text[])[b.kind],
+       (%(lanes)s::text[])[b.kind],
+       least(now() + coalesce((%(delays)s::float8[])[b.kind], 0) * interval '1 second',
+             d.deadline_at),
+       (%(new_versions)s::integer[])[b.kind],
+       coalesce((%(attempts)s::integer[])[b.kind], 0),
+       coalesce((%(retries)s::integer[])[b.kind], 0),
+       coalesce((%(pageds)s::boolean[])[b.kind], false),
+       b.parties::jsonb,
+       (%(assets)s::integer[])[b.kind],
+       coalesce(b.amount, b.large_amount),
+       coalesce((%(fees)s::numeric[])[b.kind], 0),
+       (%(undoes)s::integer[])[b.kind],
+       b.parent,
+       (%(details)s::text[])[b.kind]::jsonb,
+       b.cid,
+       (%(spaces)s::text[])[b.kind],
+       b.hash,
+       (%(errors)s::text[])[b.kind],
+       b.trace,
+       d.deadline_at,
+       e.expires_at,
        now(),
        now()
-  FROM moved;
+  FROM unnest(
+           %(ids)s::uuid[], %(kinds)s::integer[], %(owners)s::bigint[], %(parties)s::text[],
+           %(amounts)s::bigint[], %(large_amounts)s::numeric[], %(parents)s::uuid[],
+           %(hashes)s::bytea[], %(traces)s::text[], %(cids)s::text[],
+           %(lives)s::float8[], %(expiries)s::bigint[]
+       ) AS b (id, kind, owner, parties, amount, large_amount, parent, hash, trace, cid,
+               lives_s, expires_us)
+ CROSS JOIN LATERAL (
+           SELECT coalesce(timestamptz 'epoch' + b.expires_us * interval '1 microsecond',
+                           now() + b.lives_s * interval '1 second') AS expires_at
+       ) AS e
+ CROSS JOIN LATERAL (
+           SELECT CASE WHEN (%(deadlines)s::float8[])[b.kind] IS NOT NULL
+                       THEN coalesce(e.expires_at, now() + (%(deadlines)s::float8[])[b.kind]
+                                                           * interval '1 second')
+                  END AS deadline_at
+       ) AS d;
 
 -- look: what is known under which of the keys, and the time for new ids, which is above the floor
 -- even if the clock is not: both are read at one moment. One row at the least; most keys are new,

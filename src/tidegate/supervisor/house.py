@@ -19,7 +19,8 @@ from tidegate.postgres import PostgresError, Server, private_directory
 from tidegate.service.auth import Terms
 from tidegate.service.sockets import bound
 from tidegate.settings import Settings
-from tidegate.store.migrate import MigrationRefused, migrate
+from tidegate.store.migrate import migrate
+from tidegate.store.schemas import MigrationRefused
 from tidegate.supervisor.children import (
     Child,
     Ended,
