@@ -49,5 +49,10 @@ def test_what_cannot_be_kept_is_marked() -> None:
 
 def test_evidence_is_bounded_in_number_and_in_length() -> None:
     assert bounded_evidence({}) == {}
+    one = {"position": "17"}
+    assert bounded_evidence(one) == one
+    assert bounded_evidence(one) is not one, "a system may go on using its own"
+    assert bounded_evidence({"a": "y" * 600}) == {"a": "y" * MAX_TEXT}
+    assert bounded_evidence({"a": "\0"}) != {"a": "\0"}, "no database can hold that"
     much = {f"{n}": "y" * 600 for n in range(MAX_EVIDENCE + 3)}
     assert bounded_evidence(much) == {f"{n}": "y" * MAX_TEXT for n in range(MAX_EVIDENCE)}

@@ -1,0 +1,74 @@
+"""Groups of moves: parts of them, what becomes of them later, and their hashes."""
+
+from uuid import UUID
+
+import pytest
+
+from tests.core.samples import ALL_FLOWS, resting
+from tidegate.core.answers import Alarm
+from tidegate.core.flow import Flow
+from tidegate.core.moves import MoveGroup, Moves, in_groups
+from tidegate.core.transfer import GENESIS, Entry, Transfer, chain, chained, dated, hashed_form
+from tidegate.core.transfer import step_with as step
+
+[FLOW] = [flow for flow in ALL_FLOWS if flow.name == "internal_transfer"]
+PENDING = "TARGET_PENDING"
+
+
+def waiting(flow: Flow, count: int) -> list[Transfer]:
+    one = resting(flow, PENDING, version=2, undoes=1)
+    return [one.but(id=UUID(int=(5 << 90) + n), amount=n + 1) for n in range(count)]
+
+
+def stays(transfer: Transfer, attempt: str = "") -> MoveGroup:
+    kind, rests = transfer.kind, False
+    same = step(kind, kind, (), 0.0, attempt, Alarm.NONE, rests, None)
+    return MoveGroup(same, [0, 1, 2])
+
+
+def test_a_part_of_a_group_keeps_its_places_and_its_evidence() -> None:
+    group = stays(waiting(FLOW, 1)[0])._replace(evidences=(None, [{"a": "1"}, {}, {"a": "3"}]))
+    assert group.part([True, False, True]) == MoveGroup(
+        group.step, [0, 2], (None, [{"a": "1"}, {"a": "3"}])
+    )
+    assert group.row(0) == ({}, {"a": "1"})
+
+
+def test_what_was_looked_up_before_a_later_answer_is_not_used_after_it() -> None:
+    batch = waiting(FLOW, 3)
+    before, after = stays(batch[0]), stays(batch[0], "timeout")
+    moves = Moves(batch, [before])
+    assert [moves.move(row).attempt for row in range(3)] == ["", "", ""]
+    moves.regroup([MoveGroup(before.step, [0, 2]), MoveGroup(after.step, [1])])
+    assert [moves.move(row).attempt for row in range(3)] == ["", "timeout", ""]
+    assert moves.steps == [before.step, after.step, before.step]
+
+
+def test_a_place_that_is_in_no_group_or_in_two_is_a_bug() -> None:
+    batch = waiting(FLOW, 3)
+    with pytest.raises(AssertionError, match="each place is in one group"):
+        Moves(batch, [MoveGroup(stays(batch[0]).step, [0, 2])]).move(0)
+
+
+def test_each_line_of_a_step_needs_its_evidence() -> None:
+    with pytest.raises(AssertionError, match="each line has its evidence"):
+        in_groups([(0, stays(waiting(FLOW, 1)[0]).step, ({},))])
+
+
+@pytest.mark.parametrize("evidences", [None, [{}, {"b": "2", "a": "1"}, {"x": "y"}]])
+def test_a_column_of_hashes_is_the_hashes_of_its_rows(
+    evidences: list[dict[str, str]] | None,
+) -> None:
+    batch = waiting(FLOW, 3)
+    entry = Entry(2, (PENDING, "COMMITTED"), "credit", "done")
+    form = dated(hashed_form(FLOW.name, entry), 99)
+    hashes = chain([GENESIS] * 3, form, [t.id.int for t in batch], evidences)
+    kept = evidences or [{}, {}, {}]
+    assert hashes == [
+        chained(GENESIS, t.id, FLOW.name, Entry(*entry_of(entry), evidence), 99)
+        for t, evidence in zip(batch, kept, strict=True)
+    ]
+
+
+def entry_of(entry: Entry) -> tuple[int, tuple[str, ...], str, str, str]:
+    return entry.version, entry.path, entry.verb, entry.answer, entry.reason
