@@ -143,6 +143,7 @@ class Line(Pipe):
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         super().__init__(connection)
         self._waiting: list[tuple[Reply, str | bytes, Mapping[str, object]]] = []
+        self._lapses: Mapping[str, object] | None = None  # What `lapse` is to be given.
 
     @property
     def backend(self) -> int:
@@ -171,6 +172,10 @@ class Line(Pipe):
     async def sync(self) -> None:
         waiting, self._waiting = self._waiting, []
         for reply, statement, values in waiting:
+            if statement == STATEMENTS["lapse"]:
+                # It travels with what follows it: the twin has no index into which it would put.
+                self._lapses = values
+                continue
             reply.result = await self._do(statement, values)
 
     async def _do(self, statement: str | bytes, values: Mapping[str, object]) -> PGresult | None:
@@ -182,6 +187,9 @@ class Line(Pipe):
         seat().line = self
         if self._pgconn.transaction_status == TransactionStatus.IDLE:
             await self._alone(SET_CLOCK, {"now_us": seat().clock.now_us})
+        if self._lapses is not None:
+            await self._alone(STATEMENTS["lapse"], self._lapses)
+            self._lapses = None
         result = await self._alone(statement, values)
         if fate is Fate.REPLY_LOST:
             await self._connection.close()

@@ -5,10 +5,11 @@ INSERT INTO ledger_accounts (owner, book, asset_id, available)
 SELECT n, 'FUNDING', 3, 100
   FROM generate_series(1, 100000) AS n;
 
-INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
-                       parties, asset_id, amount, head_hash, created_at, updated_at)
+INSERT INTO transfers (id, owner, flow, state, lane, due_lane, due_at, version, attempts, retries,
+                       paged, parties, asset_id, amount, head_hash, created_at, updated_at)
 SELECT lpad(to_hex(n), 32, '0')::uuid, n / 10 + 1, 'internal_transfer',
        CASE WHEN n <= 1000000 THEN 'COMMITTED' ELSE 'TARGET_PENDING' END,
+       CASE WHEN n <= 1000000 THEN NULL ELSE 'ledger' END,
        CASE WHEN n <= 1000000 THEN NULL ELSE 'ledger' END,
        now(), 2, 0, 0, false,
        '{"source": ["remote", "SPOT", 1], "target": ["ledger", "FUNDING", 1]}',

@@ -329,6 +329,8 @@ def test_the_archive_has_every_column_that_there_is(untouched: str) -> None:
     )
     names = ("transfers", "archived_transfers", "every_transfer")
     live, archived, every = (set(rows(untouched, columns, name)) for name in names)
+    # Nothing is due there, and nobody holds anything.
+    live -= {("due_lane", "text"), ("held", "boolean")}
     assert archived == every == live | {("cid_forgotten_at", "timestamp with time zone")}
     names = ("history", "archived_history", "every_history")
     live, archived, every = (set(rows(untouched, columns, name)) for name in names)

@@ -27,11 +27,16 @@ INSERT_HISTORY = (
     "INSERT INTO history (transfer_id, flow, version, from_state, waypoints, to_state, verb,"
     " answer, reason, actor, at, hash) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, '', '', now(), '')"
 )
-INSERT_TRANSFER = (
-    "INSERT INTO transfers (id, flow, state, lane, owner, due_at, version, attempts, retries,"
-    " paged, parties, asset_id, amount, head_hash, created_at, updated_at)"
-    " VALUES (%s, %s, %s, %s, 1, now(), 0, 0, 0, false, '{}', 1, 1, '', now(), now())"
-)
+# Columns that an older schema does not have are left out by it.
+INSERT_TRANSFER = """
+    INSERT INTO transfers
+    SELECT (jsonb_populate_record(NULL::transfers, jsonb_build_object(
+               'id', v.id, 'flow', v.flow, 'state', v.state, 'lane', v.lane, 'due_lane', v.lane,
+               'held', false, 'owner', 1, 'due_at', now(), 'version', 0, 'attempts', 0,
+               'retries', 0, 'paged', false, 'parties', '{}'::jsonb, 'asset_id', 1, 'amount', 1,
+               'fee', 0, 'head_hash', '', 'created_at', now(), 'updated_at', now()))).*
+      FROM (VALUES (%s::uuid, %s::text, %s::text, %s::text)) AS v (id, flow, state, lane)
+"""
 
 
 OLDER_CHECKSUMS = {
@@ -179,7 +184,11 @@ def test_a_transfer_rests_only_where_something_is_asked_or_ended(database: str, 
 def test_a_transfer_at_its_end_cannot_be_moved_on(database: str) -> None:
     asyncio.run(_deposited(database))
     with superuser(database) as connection:
-        for change in ("lane = 'ledger'", "state = 'CREDITING'", "state = 'ARRIVED'"):
+        for change in (
+            "lane = 'ledger', due_lane = 'ledger'",
+            "state = 'CREDITING'",
+            "state = 'ARRIVED'",
+        ):
             with pytest.raises(psycopg.errors.CheckViolation):
                 connection.execute(f"UPDATE transfers SET {change}")
 

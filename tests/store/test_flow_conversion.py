@@ -84,7 +84,9 @@ def accepted(database: str, flow: Flow) -> list[str]:
     for table in CHECKED:
         insert, values = (INSERT_HISTORY, row) if "history" in table else (INSERT_TRANSFER, rest)
         if table.startswith("archived"):
-            insert = insert.replace("INTO ", "INTO archived_", 1)
+            insert = insert.replace("INTO ", "INTO archived_", 1).replace(
+                "NULL::", "NULL::archived_"
+            )
         with (
             superuser(database) as connection,
             suppress(psycopg.errors.CheckViolation),

@@ -52,6 +52,7 @@ EVERYTHING = [
     "store_one: 0019_fewer_checks",
     "store_one: 0020_fewer_account_checks",
     "store_one: 0021_fewer_operation_checks",
+    "store_one: 0022_handovers",
     "economy: 0001_begin",
     "economy: 0002_doors",
     "economy: 0003_ids",

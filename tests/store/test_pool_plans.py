@@ -23,10 +23,12 @@ SIZES = (1, 30_000)
 # Transfer n is from member n to n + 1, in guild n / 1000 + 1; the first waits for the checks.
 FILL = """
 SET LOCAL session_replication_role TO replica;
-INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
-                       parties, asset_id, amount, head_hash, expires_at, created_at, updated_at)
+INSERT INTO transfers (id, owner, flow, state, lane, due_lane, due_at, version, attempts, retries,
+                       paged, parties, asset_id, amount, head_hash, expires_at, created_at,
+                       updated_at)
 SELECT lpad(to_hex(n), 32, '0')::uuid, n / 1000 + 1, 'pool_transfer',
        CASE n WHEN 1 THEN 'CHECKING' ELSE 'COMPLETED' END, CASE n WHEN 1 THEN 'checks' END,
+       CASE n WHEN 1 THEN 'checks' END,
        now(), 0, 0, 0, false, '{{}}', 6, 5, '\\x00', now() + interval '1 day', now(), now()
   FROM generate_series(1, {size}) AS n;
 INSERT INTO economy.pending_transfers (transfer_id, guild_id, initiator_id, target_id, amount,

@@ -109,7 +109,11 @@ class Audit:
             if not found.problems:
                 self._told = frozenset()
                 if part is not None:
-                    await sweeping.advance(self._store, part.begun, found.reached or part.begun)
+                    reached = found.reached or part.begun
+                    for id_, *where in await sweeping.advance(self._store, part.begun, reached):
+                        cause = "no list of held transfers named it; it is due now"
+                        lane, state = where
+                        self._alert(Alert(Alarm.PAGE, Code.TRANSFER_STUCK, cause, lane, id_, state))
                 if full:
                     await sweeping.verified(self._store, found.at_us)
             assets = await self._store.assets()

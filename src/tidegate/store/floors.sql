@@ -3,8 +3,7 @@
 -- that none is overlooked on its way. Materialised, or the whole table is walked.
 WITH open AS MATERIALIZED (
     SELECT id
-      FROM transfers
-     WHERE lane IS NOT NULL
+      FROM open_transfers
      UNION ALL
     SELECT id
       FROM inbox

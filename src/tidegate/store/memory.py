@@ -145,6 +145,7 @@ class MemoryStore:
         return batch.rows
 
     def _row(self, tx: Twin, move: Move, after: Transfer, hashes: list[bytes], held: bool) -> None:
+        ended_s = None  # When it was due, if it has ended now: that stays as it was.
         if move.before is None:
             if move.after.id < tx.floor:
                 raise BelowFloor("an id is below the floor of this store")
@@ -153,9 +154,12 @@ class MemoryStore:
         elif (row := _standing(tx, move.before)) is not None:
             ends_s = row.expires_s
             late_s = deadline_s(tx.at_us, move, ends_s) if move.entries else row.deadline_s
+            ended_s = row.due_s if after.kind.lane is None else None
         else:
             raise StoreFault(f"{move.before.id} was locked and has moved")
         due = self._due(tx, move, held, late_s)
+        if ended_s is not None:
+            due = ended_s, late_s
         self._write(tx, move, hashes, row_of((after, *due, ends_s)))
 
     async def aborted(self, xids: Sequence[str | None]) -> bool:

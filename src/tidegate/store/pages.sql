@@ -27,9 +27,8 @@ SELECT t.id, t.flow, t.lane, t.state, t.retries,
                   WHERE a.transfer_id = t.id
                   ORDER BY a.retry DESC
                   LIMIT 1), t.error, '')
-  FROM transfers AS t
- WHERE t.lane IS NOT NULL
-   AND t.paged
+  FROM open_transfers AS t
+ WHERE t.paged
    AND NOT EXISTS (SELECT
                      FROM told_pages AS p
                     WHERE p.transfer_id = t.id

@@ -8,7 +8,7 @@ SELECT store FROM economy.home;
 SELECT count(*), coalesce(extract(epoch FROM now() - min(due_at)), 0)::bigint
   FROM (SELECT due_at
           FROM transfers
-         WHERE lane IN ('checks', 'allowance')
+         WHERE due_lane IN ('checks', 'allowance')
            AND due_at < now() - interval '1 minute'
          UNION ALL
         SELECT due_at

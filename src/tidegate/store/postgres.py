@@ -12,9 +12,7 @@ from tidegate.core.answers import bounded
 from tidegate.core.flow import Flow
 from tidegate.core.moves import Moves
 from tidegate.core.ports import (
-    BRIEF_S,
     MAX_HALTS,
-    Begun,
     Behind,
     BelowFloor,
     Halt,
@@ -30,16 +28,14 @@ from tidegate.core.ports import (
     nothing,
 )
 from tidegate.core.request import Asset
-from tidegate.core.sql import bigints, load, numbers, strings, texts, uuids
+from tidegate.core.sql import bigints, numbers, strings, texts, uuids
 from tidegate.core.transfer import Transfer
-from tidegate.store.faults import as_fault, commit_fault
 from tidegate.store.flow_checks import differing
 from tidegate.store.inbox import PostgresInbox
 from tidegate.store.migrate import migrations
-from tidegate.store.pipe import Pipe, Reply
+from tidegate.store.pipe import Pipe
 from tidegate.store.rows import (
     PROBES_KEPT,
-    TRANSFER_COLUMNS,
     as_counted,
     attempt_columns,
     creation_columns,
@@ -52,94 +48,13 @@ from tidegate.store.rows import (
     transfer_from,
 )
 from tidegate.store.sessions import Bounds, Session, WholeNumber, lost_after, session_options
+from tidegate.store.transaction import STATEMENTS, PostgresTransaction
 from tidegate.store.writing import written
 
-__all__ = ["Bounds", "PostgresStore", "PostgresTransaction"]
+__all__ = ["STATEMENTS", "Bounds", "PostgresStore", "PostgresTransaction"]
 
 
-STATEMENTS = {
-    name: statement.replace("{transfer}", TRANSFER_COLUMNS)
-    for name, statement in load("tidegate.store", "queries.sql").items()
-}
-
-
-class PostgresTransaction:
-    """An open transaction, in which local systems answer too.
-
-    `send` only puts a statement beside those that wait already. Whoever waits for the rows of one
-    lets all of them go. What fails is told then, at the COMMIT at the latest; the server skips
-    whatever follows it, so that nothing of all this has happened.
-    """
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-        self.locked: dict[Any, Any] = {}
-        self.locking: list[tuple[Sequence[Any], Reply]] = []
-        self.looking: tuple[Sequence[Any], Reply] | None = None
-        self._begun: Begun | Reply | None = None
-
-    def begin(self, plans: str) -> None:
-        self._command(b"BEGIN")
-        self._begun = self.send(STATEMENTS["begin"], {"plans": plans})
-
-    async def begun(self) -> Begun:
-        if isinstance(self._begun, Reply):
-            [row] = await self.rows(self._begun)
-            self._begun = Begun(*row[:4])
-        assert self._begun is not None, "this transaction was not begun here"
-        return self._begun
-
-    async def wait_briefly(self) -> None:
-        self.send(STATEMENTS["brief"], {"lock_ms": str(int(BRIEF_S * 1000))})
-
-    def send(self, statement: str, values: Mapping[str, object]) -> Reply:
-        try:
-            return self._pipe.send(statement, values)
-        except psycopg.Error as fault:
-            raise as_fault(fault) from fault
-
-    async def rows(self, reply: Reply) -> list[Any]:
-        if reply.result is None:
-            await self._sync()
-        return self._pipe.rows(reply)
-
-    async def fetch(self, statement: str, values: Mapping[str, object]) -> list[Any]:
-        return await self.rows(self.send(statement, values))
-
-    async def post(self, statement: str, values: Mapping[str, object]) -> None:
-        self.send(statement, values)
-        self.go()
-
-    def go(self) -> None:
-        """Whoever does not need the rows at once has more to write: both go on side by side."""
-        try:
-            self._pipe.go()
-        except psycopg.Error as fault:
-            raise as_fault(fault) from fault
-
-    async def commit(self) -> None:
-        committed = self._command(b"COMMIT")
-        try:
-            await self._pipe.sync()
-        except psycopg.Error as fault:
-            xid = self._begun.xid if isinstance(self._begun, Begun) else None
-            raise commit_fault(fault, xid) from fault
-        assert committed.result is not None
-        status = committed.result.command_status
-        if status != b"COMMIT":
-            raise StoreFault(f"COMMIT was answered by {status!r}")
-
-    def _command(self, sql: bytes) -> Reply:
-        try:
-            return self._pipe.command(sql)
-        except psycopg.Error as fault:
-            raise as_fault(fault) from fault
-
-    async def _sync(self) -> None:
-        try:
-            await self._pipe.sync()
-        except psycopg.Error as fault:
-            raise as_fault(fault) from fault
+MAX_LISTS = 5_000  # That one look goes through: more than are written in a second.
 
 
 class PostgresStore:
@@ -202,11 +117,11 @@ class PostgresStore:
 
     async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
         values = {"lanes": texts(lanes), **table_columns(flows)}
-        return [lane for (lane,) in await self._fetch("due", values)]
+        return [lane for (lane,) in await self._fetch_due("due", values)]
 
     async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s, **table_columns(flows)}
-        claimed = [transfer_from(row) for row in await self._fetch("claim", values)]
+        claimed = [transfer_from(row) for row in await self._fetch_due("claim", values)]
         self._saw(*(t.updated_us + round(t.waited_s * 1_000_000) for t in claimed[:1]))
         return claimed
 
@@ -354,6 +269,13 @@ class PostgresStore:
 
     async def _fetch(self, name: str, values: Mapping[str, object]) -> list[Any]:
         return await self.run(STATEMENTS[name], values)
+
+    async def _fetch_due(self, name: str, values: Mapping[str, object]) -> list[Any]:
+        """What is held no longer is due as well, once it is in the index."""
+        async with self.session() as pipe:
+            statements = PostgresTransaction(pipe)
+            statements.send(STATEMENTS["lapse"], {"lease_s": self.lease_s, "lists": MAX_LISTS})
+            return await statements.fetch(STATEMENTS[name], values)
 
     async def _configure(self, session: Session) -> None:
         session.adapters.register_loader("numeric", WholeNumber)

@@ -46,6 +46,57 @@ SELECT f.flow, f.checksum
   FROM flow_tables AS f
  WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
 
+-- lapse: what was handed over inside a process and is still open when its lease is over goes into
+-- the index of the due. A list is deleted when none of its transfers is held any more. Of a row
+-- that somebody has locked this is not known, so its list stays. Whoever holds a row again has
+-- listed it again, in the same transaction. Lists are looked at when they are a second old: most of
+-- what they name has ended by then, so there are few of them.
+WITH looked AS MATERIALIZED (
+    SELECT number, until, ids
+      FROM handovers
+     WHERE until <= now() + greatest(%(lease_s)s::float8 - 1, 0) * interval '1 second'
+     ORDER BY until
+     LIMIT %(lists)s
+       FOR UPDATE SKIP LOCKED
+),
+held AS MATERIALIZED (
+    SELECT l.number, l.until, u.id
+      FROM looked AS l
+     CROSS JOIN LATERAL unnest(l.ids) AS u (id)
+     -- OFFSET 0 and an array: each row is found by its id, whatever the planner expects.
+     CROSS JOIN LATERAL (
+               SELECT
+                 FROM transfers AS t
+                WHERE t.id = u.id
+                  AND t.held
+                  AND t.lane IS NOT NULL
+               OFFSET 0
+           ) AS t
+),
+free AS MATERIALIZED (
+    SELECT t.id
+      FROM (SELECT DISTINCT id FROM held WHERE until <= now()) AS h
+     CROSS JOIN LATERAL (
+               SELECT x.id
+                 FROM transfers AS x
+                WHERE x.id = h.id
+                  AND x.held
+                  AND x.lane IS NOT NULL
+                  FOR NO KEY UPDATE SKIP LOCKED
+           ) AS t
+),
+lapsed AS (
+    UPDATE transfers AS t
+       SET held = false,
+           due_lane = t.lane
+     WHERE t.id = ANY(ARRAY(SELECT id FROM free))
+)
+DELETE FROM handovers
+ WHERE number = ANY(ARRAY(
+           SELECT number FROM looked
+           EXCEPT
+           SELECT number FROM held WHERE id NOT IN (SELECT id FROM free)));
+
 -- due: the lanes in which a claim may find something, by the same rules. It locks nothing, so that
 -- a look in vain, as most are, costs one entry of the index per lane and flow.
 SELECT l.lane
@@ -57,7 +108,7 @@ SELECT l.lane
             CROSS JOIN LATERAL (
                       SELECT
                         FROM transfers AS t
-                       WHERE t.lane = l.lane
+                       WHERE t.due_lane = l.lane
                          AND t.flow = k.flow
                          AND t.due_at <= now()
                        LIMIT 1
@@ -76,7 +127,7 @@ WITH due AS MATERIALIZED (
      CROSS JOIN LATERAL (
                SELECT t.id, t.due_at
                  FROM transfers AS t
-                WHERE t.lane = %(lane)s
+                WHERE t.due_lane = %(lane)s
                   AND t.flow = k.flow
                   AND t.due_at <= now()
                 ORDER BY t.due_at
@@ -138,6 +189,14 @@ SELECT h.id,
            %(history_hashes)s::bytea[]
        ) AS h (id, kind, evidence, hash);
 
+-- handed: a part of record and create: the list of what this transaction hands over inside the
+-- process. A row may be held only if it is listed.
+INSERT INTO handovers (until, ids)
+SELECT now() + %(lease_s)s * interval '1 second', array_agg(r.id)
+  FROM unnest(%(ids)s::uuid[], %(kinds)s::integer[]) AS r (id, kind)
+ WHERE (%(helds)s::boolean[])[r.kind]
+HAVING count(*) > 0;
+
 -- tried: why the last question stays open, after record or create; the newest few are kept.
 INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
 SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
@@ -158,12 +217,16 @@ WITH moved AS (
     UPDATE transfers AS t
        SET state = m.state,
            lane = m.lane,
-           -- A row that waits under a deadline is due at the deadline at the latest.
-           due_at = least(
+           due_lane = CASE WHEN m.held THEN NULL ELSE m.lane END,
+           held = coalesce(m.held, false),
+           -- A row that waits under a deadline is due at the deadline at the latest. At an end it
+           -- stays as it was: a column that changes takes the row out of its page.
+           due_at = CASE WHEN m.lane IS NULL THEN t.due_at ELSE least(
                now() + coalesce(m.delay_s, 0) * interval '1 second',
                CASE WHEN m.new_version = m.version THEN t.deadline_at
                     WHEN m.deadline_s IS NOT NULL
-                    THEN coalesce(t.expires_at, now() + m.deadline_s * interval '1 second') END),
+                    THEN coalesce(t.expires_at, now() + m.deadline_s * interval '1 second')
+               END) END,
            version = m.new_version,
            attempts = coalesce(m.attempts, 0),
            retries = coalesce(m.retries, 0),
@@ -184,6 +247,7 @@ WITH moved AS (
                       (%(versions)s::integer[])[r.kind] AS version,
                       (%(states)s::text[])[r.kind] AS state,
                       (%(lanes)s::text[])[r.kind] AS lane,
+                      (%(helds)s::boolean[])[r.kind] AS held,
                       (%(new_versions)s::integer[])[r.kind] AS new_version,
                       (%(attempts)s::integer[])[r.kind] AS attempts,
                       (%(retries)s::integer[])[r.kind] AS retries,
@@ -200,7 +264,8 @@ WITH moved AS (
        AND t.version = m.version
     RETURNING t.id
 ),
-answered AS ({answers})
+answered AS ({answers}),
+listed AS ({handed})
 -- Fewer or more than were locked: that divides by zero, and so nothing of this has happened.
 SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
 
@@ -213,15 +278,19 @@ SELECT k.owner, k.cid, k.fingerprint, k.id
  ORDER BY k.owner, k.cid;
 
 -- create: transfers whose keys are reserved, with the answers that they got on the way.
-WITH answered AS ({answers})
-INSERT INTO transfers (id, owner, flow, state, lane, due_at, version, attempts, retries, paged,
-                       parties, asset_id, amount, fee, undoes, parent, detail, cid, space,
-                       head_hash, error, trace, deadline_at, expires_at, created_at, updated_at)
+WITH answered AS ({answers}),
+listed AS ({handed})
+INSERT INTO transfers (id, owner, flow, state, lane, due_lane, held, due_at, version, attempts,
+                       retries, paged, parties, asset_id, amount, fee, undoes, parent, detail,
+                       cid, space, head_hash, error, trace, deadline_at, expires_at, created_at,
+                       updated_at)
 SELECT b.id,
        b.owner,
        (%(flows)s::text[])[b.kind],
        (%(states)s::text[])[b.kind],
        (%(lanes)s::text[])[b.kind],
+       CASE WHEN (%(helds)s::boolean[])[b.kind] THEN NULL ELSE (%(lanes)s::text[])[b.kind] END,
+       coalesce((%(helds)s::boolean[])[b.kind], false),
        least(now() + coalesce((%(delays)s::float8[])[b.kind], 0) * interval '1 second',
              d.deadline_at),
        (%(new_versions)s::integer[])[b.kind],
@@ -300,7 +369,9 @@ SELECT {transfer}
 
 -- release: what was leased and not asked about is due now, unless somebody has moved it since.
 UPDATE transfers AS t
-   SET due_at = now()
+   SET due_at = now(),
+       due_lane = t.lane,
+       held = false
   FROM (SELECT x.id
           FROM transfers AS x
           JOIN unnest(%(ids)s::uuid[], %(versions)s::integer[]) AS r (id, version)
@@ -363,20 +434,48 @@ kept AS (
 early AS MATERIALIZED (
     SELECT id
       FROM transfers
-     WHERE lane IS NOT NULL
+     WHERE due_lane IS NOT NULL
        AND (due_at > now() + coalesce(%(beyond_s)s::float8, 0) * interval '1 second'
             OR updated_at > now() + interval '2 seconds')
        AND (%(beyond_s)s::float8 IS NOT NULL OR (SELECT behind_s > 0 FROM clock))
      LIMIT %(limit)s
        FOR NO KEY UPDATE SKIP LOCKED
 ),
+early_held AS MATERIALIZED (
+    SELECT t.id
+      FROM (SELECT DISTINCT unnest(h.ids) AS id
+              FROM handovers AS h
+             WHERE %(beyond_s)s::float8 IS NOT NULL
+                OR (SELECT behind_s > 0 FROM clock)) AS l
+     CROSS JOIN LATERAL (
+               SELECT x.id
+                 FROM transfers AS x
+                WHERE x.id = l.id
+                  AND x.held
+                  AND x.lane IS NOT NULL
+                  AND (x.due_at > now() + coalesce(%(beyond_s)s::float8, 0) * interval '1 second'
+                       OR x.updated_at > now() + interval '2 seconds')
+                  FOR NO KEY UPDATE SKIP LOCKED
+           ) AS t
+     LIMIT %(limit)s
+),
 mended AS (
     UPDATE transfers AS t
        SET due_at = now(),
+           due_lane = t.lane,
+           held = false,
            updated_at = least(t.updated_at, now())
-      FROM early
-     WHERE t.id = early.id
+     WHERE t.id = ANY(ARRAY(SELECT id FROM early UNION ALL SELECT id FROM early_held))
+       AND EXISTS (SELECT FROM early UNION ALL SELECT FROM early_held)
     RETURNING t.id
+),
+-- A list that would be looked at too late is looked at by the next scan.
+listed AS (
+    UPDATE handovers
+       SET until = now()
+      FROM clock
+     WHERE behind_s > 0
+       AND until > now()
 ),
 asked AS MATERIALIZED (
     SELECT id

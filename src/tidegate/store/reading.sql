@@ -36,9 +36,8 @@ SELECT {transfer}
 -- stuck: what has not ended and has rested where it is for a while, unless it waits there by
 -- design; few rows, by their own index.
 SELECT {transfer}
-  FROM transfers AS t
- WHERE t.lane IS NOT NULL
-   AND t.updated_at < now() - %(stuck_s)s * interval '1 second'
+  FROM open_transfers AS t
+ WHERE t.updated_at < now() - %(stuck_s)s * interval '1 second'
    AND (t.flow, t.state) NOT IN (SELECT q.flow, q.state
                                    FROM unnest(%(waits_flows)s::text[], %(waits_states)s::text[])
                                      AS q (flow, state))
@@ -71,8 +70,7 @@ RETURNING code;
 
 -- backlog: how much rests in each lane and state, and for how long the oldest.
 SELECT lane, flow, state, count(*), extract(epoch FROM now() - min(updated_at))::float8
-  FROM transfers
- WHERE lane IS NOT NULL
+  FROM open_transfers
  GROUP BY lane, flow, state;
 
 -- about_how_many: the planner's own estimate of a table, which is -1 before it has looked.

@@ -39,7 +39,7 @@ from tidegate.core.transfer import (
     kind_of,
     seats_of,
 )
-from tidegate.store.writing import WrittenRows, in_order
+from tidegate.store.writing import Mark, WrittenRows, in_order
 
 ATTEMPTS_KEPT = 20
 PROBES_KEPT = 100  # Of an unreachable lane: the times of the newest.
@@ -85,6 +85,7 @@ class _Written(NamedTuple):
     start: int
     deadline_s: float | None
     delay_s: float
+    held: bool  # Handed over inside the process.
     flow: str
     asset_id: int
     fee: int
@@ -100,7 +101,7 @@ class _Written(NamedTuple):
     error: str | None
 
 
-_said_of = attrgetter(*_Written._fields[3:])
+_said_of = attrgetter(*_Written._fields[4:])
 
 
 def entry_columns(batch: WrittenRows) -> Columns:
@@ -155,6 +156,7 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
         "deadlines": numbers(k.deadline_s for k in kinds),
         "versions": numbers(k.start for k in kinds),
         "delays": sparse(k.delay_s for k in kinds),
+        "helds": sparse(k.held for k in kinds),
         # Of those that are created:
         "flows": names(k.flow for k in kinds),
         "assets": numbers(k.asset_id for k in kinds),
@@ -172,6 +174,7 @@ def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
             mark.step.start,
             mark.step.deadline_s,
             lease_s if mark.leased else mark.step.delay_s,
+            _is_held(mark),
             *_said_of(mark.kind),
         )
         for mark in batch.marks
@@ -185,11 +188,21 @@ def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
         parts = [(p, [n] * len(p)) for p, n in zip(places, which, strict=True)]
         numbers_ = integers(in_order(parts, len(rows)))
     return {
+        "lease_s": lease_s,
         "ids": uuids([t.id for t in rows]),
         "kinds": numbers_,
         "hashes": blobs([t.head_hash for t in rows]),
         **shared(_kind_columns, kinds),
     }
+
+
+def _is_held(mark: Mark) -> bool:
+    """Handed over without being in the index of the due. A row under a deadline is due before its
+    lease ends, and only the index tells that; one that nothing was answered about may have been
+    under a deadline before.
+    """
+    step = mark.step
+    return mark.leased and step.deadline_s is None and (step.before is None or bool(step.lines))
 
 
 def party_columns(moves: Moves) -> Columns:

@@ -1,5 +1,6 @@
 """The full audit in slices: how far it has come, kept in the store."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -34,7 +35,10 @@ async def current(store: PostgresStore, period_s: float) -> Sweep:
     return Sweep(*row)
 
 
-async def advance(store: PostgresStore, begun: Sweep, reached: Sweep) -> None:
+async def advance(
+    store: PostgresStore, begun: Sweep, reached: Sweep
+) -> Sequence[tuple[UUID, str, str]]:
+    """Keep how far it has come; return what nobody would have asked about, with lane and state."""
     values = {
         "from_id": begun.id,
         "from_owner": begun.owner,
@@ -44,6 +48,7 @@ async def advance(store: PostgresStore, begun: Sweep, reached: Sweep) -> None:
         "owners": reached.owners - begun.owners,
     }
     await store.run(STATEMENTS["sweep_on"], {**ENDS, **values})
+    return await store.run(STATEMENTS["rescue"], {"from_id": begun.id, "to_id": reached.id})
 
 
 async def verified(store: PostgresStore, at_us: int) -> None:
