@@ -28,7 +28,7 @@ from tidegate.core.ports import KeyTaken, StoreFault, StoreUnavailable
 from tidegate.core.request import Request
 from tidegate.core.transfer import Question, Transfer
 from tidegate.engine.engine import Engine
-from tidegate.store import postgres
+from tidegate.store import transaction
 from tidegate.store.faults import as_fault
 from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
 
@@ -89,7 +89,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         met.append(fault.sqlstate)
         return told(fault)
 
-    monkeypatch.setattr(postgres, "as_fault", counting)
+    monkeypatch.setattr(transaction, "as_fault", counting)
     return met
 
 

@@ -214,7 +214,7 @@ def test_what_is_held_is_due_at_once_when_the_clock_was_set_back(database: str) 
         await handed(store, one)
         hour = "interval '1 hour'"
         with superuser(database) as connection:
-            connection.execute(f"UPDATE store_clock SET latest = latest + {hour}")
+            connection.execute(f"UPDATE store_clock SET latest = now() + {hour}")
             connection.execute(f"UPDATE handovers SET until = until + {hour}")
             connection.execute(f"UPDATE transfers SET due_at = due_at + {hour}")
         behind_s, mended = await store.mend_clock(None, 100)
