@@ -227,6 +227,27 @@ def test_what_is_held_is_due_at_once_when_the_clock_was_set_back(database: str) 
     play(database, scene)
 
 
+def test_all_that_waits_is_mended_when_the_clock_was_set_back(database: str) -> None:
+    """Whoever mends goes on as long as the limit is reached, in the index or in the lists."""
+
+    async def scene(store: PostgresStore) -> None:
+        held, waiting = [newborn() for _ in range(3)], [newborn() for _ in range(5)]
+        await handed(store, *held)
+        async with store.transaction() as tx:
+            moves = moves_of([Move(None, t, delay_s=60.0) for t in waiting])
+            await store.write(tx, moves, [False] * len(waiting))
+        with superuser(database) as connection:
+            connection.execute("UPDATE store_clock SET latest = now() + interval '1 hour'")
+            connection.execute("UPDATE transfers SET due_at = due_at + interval '1 hour'")
+        _, mended = await store.mend_clock(None, 2)
+        while mended == 2:
+            _, mended = await store.mend_clock(0.0, 2)
+        claimed = await store.claim("venue", 20, OURS)
+        assert {t.id for t in claimed} == {t.id for t in (*held, *waiting)}
+
+    play(database, scene, lease_s=5.0)
+
+
 def test_what_is_held_is_seen_by_all_who_look_at_what_is_open(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
         [held] = await handed(store, newborn())

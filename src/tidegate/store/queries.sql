@@ -493,7 +493,11 @@ taken AS (
      WHERE i.id = asked.id
     RETURNING i.id
 )
-SELECT behind_s, greatest((SELECT count(*) FROM mended), (SELECT count(*) FROM taken)) FROM clock;
+-- As many as of one kind at the most: whoever asks goes on as long as one of them is at its limit.
+SELECT behind_s,
+       greatest((SELECT count(*) FROM early), (SELECT count(*) FROM early_held),
+                (SELECT count(*) FROM taken))
+  FROM clock;
 
 -- assets: few, read at start and when told.
 SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amount,
