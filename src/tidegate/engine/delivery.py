@@ -147,7 +147,7 @@ class Delivery(Source, Generic[Tx]):
                 answer(pending, _as_fault(fault))
 
     def doubtful(self, work: Work) -> None:
-        """It may have been committed: nobody may be invited to ask for it under another key."""
+        """It may have been committed: do not invite callers to ask again under another key."""
         for transfer in work.batch:
             self._accept(self._requests[transfer.id.int])
 

@@ -100,10 +100,10 @@ def answer(pending: PendingRequest, refusal: Refusal | StoreFault) -> None:
         reply(each, refusal)
 
 
-def reply(pending: PendingRequest, said: Refusal | StoreFault) -> None:
+def reply(pending: PendingRequest, result: Refusal | StoreFault) -> None:
     if pending.answer.done():
         return  # The caller has gone.
-    if isinstance(said, StoreFault):
-        pending.answer.set_exception(said)
+    if isinstance(result, StoreFault):
+        pending.answer.set_exception(result)
     else:
-        pending.answer.set_result(said)
+        pending.answer.set_result(result)

@@ -33,11 +33,11 @@ def answered(
         if group.places[0] not in given:
             groups.append(group)
             continue
-        said = [given[place] for place in group.places]
-        if set(map(type, said)) == {Done} and not terms.actor:
-            groups.append(_done(means, group, cast("list[Done]", said)))
+        replies = [given[place] for place in group.places]
+        if set(map(type, replies)) == {Done} and not terms.actor:
+            groups.append(_done(means, group, cast("list[Done]", replies)))
         else:
-            groups += _decided(means, moves, group, said, terms)
+            groups += _decided(means, moves, group, replies, terms)
     moves.regroup(groups)
 
 
