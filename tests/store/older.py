@@ -13,11 +13,12 @@ from psycopg.types.json import Jsonb
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import superuser
-from tidegate.core.flow import End, Flow
+from tidegate.core.flow import Flow
 from tidegate.core.transfer import Party
 from tidegate.flows import FLOWS
 from tidegate.store import migrate as module
-from tidegate.store.flow_checks import checksum, older_checks
+from tidegate.store.flow_checks import older_checks
+from tidegate.store.flow_install import show
 from tidegate.store.migrate import Migration, migrate, migrations
 from tidegate.store.schemas import set_path
 
@@ -66,15 +67,7 @@ def install_as_before(connection: psycopg.Connection, flow: Flow) -> None:
         change = "ALTER TABLE {t} DROP CONSTRAINT IF EXISTS {n}, ADD CONSTRAINT {n} CHECK ({c})"
         check = sql.SQL(answers if table.endswith("history") else rests)
         connection.execute(sql.SQL(change).format(t=sql.Identifier(table), n=name, c=check))
-    for shown in ("flow_tables", "flow_states"):
-        forget = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(shown))
-        connection.execute(forget, (flow.name,))
-    connection.execute("INSERT INTO flow_tables VALUES (%s, %s)", (flow.name, checksum(flow)))
-    for state, row in flow.rows.items():
-        connection.execute(
-            "INSERT INTO flow_states VALUES (%s, %s, %s, %s, %s)",
-            (flow.name, state, row.place, isinstance(row, End), flow.codes.get(state)),
-        )
+    show(connection, flow)
 
 
 def old_fingerprint(flow: str, parties: Mapping[str, Party], asset_id: int, amount: int) -> bytes:

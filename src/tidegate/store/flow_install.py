@@ -80,11 +80,12 @@ def _keep(connection: psycopg.Connection, flows: Sequence[Flow]) -> tuple[list[F
         connection.execute("DELETE FROM flow_rules WHERE flow = %s", (flow.name,))
         connection.execute("INSERT INTO flow_rules VALUES (%s, %s, %s)", rules_of(flow))
     for flow in changed:
-        _show(connection, flow)
+        show(connection, flow)
     return changed, joining
 
 
-def _show(connection: psycopg.Connection, flow: Flow) -> None:
+def show(connection: psycopg.Connection, flow: Flow) -> None:
+    """Keep the checksum of a flow, and its states for the views."""
     for table in ("flow_tables", "flow_states"):
         forget = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(table))
         connection.execute(forget, (flow.name,))
