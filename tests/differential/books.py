@@ -1,13 +1,15 @@
 """All that is kept, read from both sides into the same shape, and its chain computed again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
 from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
 from tidegate.store.memory import ATTEMPTS, CIDS, HISTORY, TRANSFERS, Answered, Row, Tables
 from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
+from tidegate.store.tables import HANDOVERS
 from tidegate.systems.guild.memory import PENDING, THROTTLES
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
@@ -15,8 +17,8 @@ HALTS = "halts"
 Books = Mapping[str, Mapping[Any, Any]]
 
 EMPTY = (
-    "TRUNCATE transfers, cids, history, attempts, ledger_accounts, ledger_operations, halts,"
-    " core_positions, daily_totals, economy.throttles, economy.pending_transfers"
+    "TRUNCATE transfers, handovers, cids, history, attempts, ledger_accounts, ledger_operations,"
+    " halts, core_positions, daily_totals, economy.throttles, economy.pending_transfers"
 )
 MICROSECONDS = "(extract(epoch FROM {}) * 1000000)::bigint"
 # Without what depends on when one looks.
@@ -25,7 +27,8 @@ COLUMNS = TRANSFER_COLUMNS.replace("extract(epoch FROM now() - t.updated_at)::fl
 )
 READ = {
     TRANSFERS: f"SELECT {MICROSECONDS.format('t.due_at')}, {MICROSECONDS.format('t.deadline_at')},"
-    f" {COLUMNS} FROM transfers AS t",
+    f" t.held, {COLUMNS} FROM transfers AS t",
+    HANDOVERS: f"SELECT {MICROSECONDS.format('until')}, ids FROM handovers",
     CIDS: "SELECT owner, cid, fingerprint, transfer_id FROM cids",
     HISTORY: "SELECT transfer_id, version, from_state, waypoints, to_state, verb, answer, reason,"
     f" evidence, actor, {MICROSECONDS.format('at')}, hash FROM history ORDER BY version",
@@ -57,7 +60,8 @@ async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
     for id_, slot, *kept in rows[ATTEMPTS]:
         attempts.setdefault(id_, {})[slot] = tuple(kept)
     return {
-        TRANSFERS: {row[2]: (transfer_from(row[2:]), row[0], row[1]) for row in rows[TRANSFERS]},
+        TRANSFERS: {row[3]: (transfer_from(row[3:]), *row[:3]) for row in rows[TRANSFERS]},
+        HANDOVERS: _in_order((until, sorted(ids)) for until, ids in rows[HANDOVERS]),
         CIDS: {row[:2]: (bytes(row[2]), row[3]) for row in rows[CIDS]},
         HISTORY: {id_: tuple(entries) for id_, entries in history.items()},
         ATTEMPTS: attempts,
@@ -73,6 +77,10 @@ def twin_books(tables: Tables) -> Books:
     rows = tables.rows
     return {
         TRANSFERS: {id_: _kept(row) for id_, row in rows[TRANSFERS].items()},
+        HANDOVERS: _in_order(
+            (round(listed.until_s * 1_000_000), sorted(listed.ids))
+            for listed in rows[HANDOVERS].values()
+        ),
         CIDS: dict(rows[CIDS]),
         HISTORY: dict(rows[HISTORY]),
         ATTEMPTS: dict(rows[ATTEMPTS]),
@@ -91,10 +99,15 @@ def twin_books(tables: Tables) -> Books:
     }
 
 
-def _kept(row: Row) -> tuple[Transfer, int, int | None]:
+def _kept(row: Row) -> tuple[Transfer, int, int | None, bool]:
     bare = row.transfer.but(waited_s=0.0, expired=False)
     deadline_us = None if row.deadline_s is None else round(row.deadline_s * 1_000_000)
-    return bare, round(row.due_s * 1_000_000), deadline_us
+    return bare, round(row.due_s * 1_000_000), deadline_us, row.held
+
+
+def _in_order(lists: Iterable[tuple[int, list[UUID]]]) -> dict[int, tuple[int, list[UUID]]]:
+    """By what they say: in which order they were numbered depends on who was served first."""
+    return dict(enumerate(sorted(lists)))
 
 
 def difference(twin: Books, postgres: Books) -> str:
@@ -111,7 +124,7 @@ def difference(twin: Books, postgres: Books) -> str:
 def broken_chains(books: Books) -> list[Any]:
     """The transfers whose history is not the one that their head vouches for."""
     broken = []
-    for id_, (transfer, _, _) in books[TRANSFERS].items():
+    for id_, (transfer, *_) in books[TRANSFERS].items():
         head, entries, whole = GENESIS, books[HISTORY].get(id_, ()), True
         for answered in entries:
             head = chained(head, id_, transfer.flow, answered.entry, answered.at_us)

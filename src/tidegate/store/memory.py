@@ -29,17 +29,18 @@ from tidegate.core.ports import (
 from tidegate.core.ports import Tables as Flows
 from tidegate.core.transfer import Kind, Move, Transfer
 from tidegate.store import notes
+from tidegate.store.handovers import hand_over, lapse, lapse_all, listed
 from tidegate.store.inbox import INBOX, MemoryInbox
 from tidegate.store.notes import after as _after
 from tidegate.store.notes import deadline_s, expires_s
 from tidegate.store.rows import ATTEMPTS_KEPT, as_counted
-from tidegate.store.tables import Answered, Row, Tables, answered_by, row_of
+from tidegate.store.tables import TRANSFERS, Answered, Row, Tables, answered_by, row_of
 from tidegate.store.twin import Twin, turn
 from tidegate.store.writing import written
 
 __all__ = ["CIDS", "TRANSFERS", "Answered", "MemoryStore", "Row", "Tables", "Twin", "turn"]
 
-TRANSFERS, CIDS, HISTORY, ATTEMPTS = "transfers", "cids", "history", "attempts"
+CIDS, HISTORY, ATTEMPTS = "cids", "history", "attempts"
 OUTAGES = "lane_troubles"
 
 
@@ -79,22 +80,24 @@ class MemoryStore:
     async def due(self, lanes: Sequence[str], flows: Flows) -> Sequence[str]:
         await self.pause()
         now, ours = self.clock(), self.ours(flows)
+        lapse(self.tables, now, self.lease_s)
         due = {
             transfer.kind.lane
-            for transfer, due_s, _, _ in self.tables.rows[TRANSFERS].values()
-            if due_s <= now and transfer.kind.flow in ours
+            for transfer, due_s, _, _, held in self.tables.rows[TRANSFERS].values()
+            if due_s <= now and not held and transfer.kind.flow in ours
         }
         return sorted(due.intersection(lanes))
 
     async def claim(self, lane: str, limit: int, flows: Flows) -> Sequence[Transfer]:
         await self.pause()
         now, holders = self.clock(), self.tables.holders
+        lapse(self.tables, now, self.lease_s)
         rows: dict[Any, Row] = self.tables.rows[TRANSFERS]
         # With their numbers, which are compared faster than ids, and their order is the same.
         due = [
             (due_s, key.int, key)
-            for key, (transfer, due_s, _, _) in rows.items()
-            if due_s <= now and transfer.kind.lane == lane
+            for key, (transfer, due_s, _, _, held) in rows.items()
+            if due_s <= now and not held and transfer.kind.lane == lane
         ]
         if not due:
             return []
@@ -103,11 +106,11 @@ class MemoryStore:
         for _, _, key in due:
             if len(claimed) == limit:
                 break
-            transfer, _, deadline_s, ends_s = rows[key]
+            transfer, _, deadline_s, ends_s, _ = rows[key]
             if transfer.kind.flow in ours and (TRANSFERS, key) not in holders:
                 leased_until_s = leased_until_s or _after(self.now_us(), self.lease_s)
                 counted = replace(transfer, kind=_asked_once_more(transfer.kind))
-                rows[key] = row = row_of((counted, leased_until_s, deadline_s, ends_s))
+                rows[key] = row = row_of((counted, leased_until_s, deadline_s, ends_s, False))
                 claimed.append(self._given(row))
         return claimed
 
@@ -138,13 +141,16 @@ class MemoryStore:
             await tx.lock(TRANSFERS, sorted(standing, key=_number))
         batch = written(moves, leased, tx.at_us)
         pairs = zip(batch.rows, batch.chains(), leased, strict=True)
-        for row, (after, hashes, held) in enumerate(pairs):
-            self._row(tx, moves.move(row), after, hashes, held)
+        for row, (after, hashes, asked) in enumerate(pairs):
+            self._row(tx, moves.move(row), after, hashes, asked)
+        hand_over(tx, batch.held(), _after(tx.at_us, self.lease_s))
         if any(group.step.attempt for group in moves.groups):
             await tx.pause()
         return batch.rows
 
-    def _row(self, tx: Twin, move: Move, after: Transfer, hashes: list[bytes], held: bool) -> None:
+    def _row(
+        self, tx: Twin, move: Move, after: Transfer, hashes: list[bytes], leased: bool
+    ) -> None:
         ended_s = None  # When it was due, if it has ended now: that stays as it was.
         if move.before is None:
             if move.after.id < tx.floor:
@@ -157,10 +163,10 @@ class MemoryStore:
             ended_s = row.due_s if after.kind.lane is None else None
         else:
             raise StoreFault(f"{move.before.id} was locked and has moved")
-        due = self._due(tx, move, held, late_s)
+        due = self._due(tx, move, leased, late_s)
         if ended_s is not None:
             due = ended_s, late_s
-        self._write(tx, move, hashes, row_of((after, *due, ends_s)))
+        self._write(tx, move, hashes, row_of((after, *due, ends_s, False)))
 
     async def aborted(self, xids: Sequence[str | None]) -> bool:
         await self.pause()
@@ -196,8 +202,9 @@ class MemoryStore:
 
     async def lowest(self, horizon_s: float) -> UUID:
         await self.pause()
-        rows = self.tables.rows[TRANSFERS].values()
-        open_: list[UUID] = [row.transfer.id for row in rows if row.transfer.lane is not None]
+        rows, known = self.tables.rows[TRANSFERS].values(), listed(self.tables)
+        found = [row.transfer for row in rows if not row.held or row.transfer.id in known]
+        open_: list[UUID] = [transfer.id for transfer in found if transfer.lane is not None]
         open_ += [row.request.id for row in self.tables.rows[INBOX].values() if not row.outcome]
         return min([first_id(self.now_us() // 1000 - int(horizon_s * 1000)), *open_])
 
@@ -232,8 +239,8 @@ class MemoryStore:
             await tx.hold(TRANSFERS, [t.id for t in met])
             for transfer in met:
                 if (row := leased(transfer)) is not None:
-                    known, _, deadline_s, ends_s = row
-                    row = row_of((known, _after(tx.at_us, 0.0), deadline_s, ends_s))
+                    known, _, deadline_s, ends_s, _ = row
+                    row = row_of((known, _after(tx.at_us, 0.0), deadline_s, ends_s, False))
                     tx.put(TRANSFERS, transfer.id, row)
             tx.commit()
         finally:
@@ -274,10 +281,15 @@ class MemoryStore:
             return 0.0, 0
         late_s, rows = _after(now_us, beyond_s or 0.0), tables.rows[TRANSFERS]
         late = [k for k, row in rows.items() if notes.is_late(row, late_s, now_us)]
-        free = [key for key in late if (TRANSFERS, key) not in tables.holders][:limit]
-        rows |= {key: notes.due_now(rows[key], now_us) for key in free}
+        free = [key for key in late if (TRANSFERS, key) not in tables.holders]
+        known = listed(tables)
+        waiting = [key for key in free if not rows[key].held][:limit]
+        held = [key for key in free if rows[key].held and key in known][:limit]
+        rows |= {key: notes.due_now(rows[key], now_us) for key in (*waiting, *held)}
+        if behind_s:
+            lapse_all(tables, now_us / 1_000_000)
         asked = self.inbox.make_due(round(late_s * 1_000_000), now_us, limit)
-        return behind_s, max(len(free), asked)
+        return behind_s, max(len(waiting), len(held), asked)
 
     async def halted(self) -> bool:
         await self.pause()
@@ -304,7 +316,7 @@ class MemoryStore:
         return now_us
 
     def _given(self, row: Row) -> Transfer:
-        transfer, _, deadline_s, _ = row
+        transfer, _, deadline_s, _, _ = row
         kind, waited_us = transfer.kind, self.now_us() - transfer.updated_us
         expired = deadline_s is not None and deadline_s <= self.clock()
         if kind.expired is not expired:

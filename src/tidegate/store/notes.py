@@ -71,7 +71,7 @@ def due_now(row: "Row", now_us: int) -> "Row":
     """It has waited since now at the earliest: no answer is from the future."""
     updated_us = min(row.transfer.updated_us, now_us)
     return row._replace(
-        transfer=replace(row.transfer, updated_us=updated_us), due_s=now_us / 1_000_000
+        transfer=replace(row.transfer, updated_us=updated_us), due_s=now_us / 1_000_000, held=False
     )
 
 

@@ -39,7 +39,7 @@ from tidegate.core.transfer import (
     kind_of,
     seats_of,
 )
-from tidegate.store.writing import Mark, WrittenRows, in_order
+from tidegate.store.writing import WrittenRows, in_order
 
 ATTEMPTS_KEPT = 20
 PROBES_KEPT = 100  # Of an unreachable lane: the times of the newest.
@@ -174,7 +174,7 @@ def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
             mark.step.start,
             mark.step.deadline_s,
             lease_s if mark.leased else mark.step.delay_s,
-            _is_held(mark),
+            mark.is_held,
             *_said_of(mark.kind),
         )
         for mark in batch.marks
@@ -194,15 +194,6 @@ def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
         "hashes": blobs([t.head_hash for t in rows]),
         **shared(_kind_columns, kinds),
     }
-
-
-def _is_held(mark: Mark) -> bool:
-    """Handed over without being in the index of the due. A row under a deadline is due before its
-    lease ends, and only the index tells that; one that nothing was answered about may have been
-    under a deadline before.
-    """
-    step = mark.step
-    return mark.leased and step.deadline_s is None and (step.before is None or bool(step.lines))
 
 
 def party_columns(moves: Moves) -> Columns:

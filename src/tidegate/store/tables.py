@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tidegate.store.memory import Twin
 
 
+TRANSFERS, HANDOVERS = "transfers", "handovers"
+
+
 class Row(NamedTuple):
     """A transfer with the columns that only the store needs."""
 
@@ -23,6 +26,7 @@ class Row(NamedTuple):
     due_s: float
     deadline_s: float | None
     expires_s: float | None = None  # Of the transfer: takes the place of its states' deadlines.
+    held: bool = False  # Handed over inside a process: not found by when it is due.
 
 
 class Answered(NamedTuple):
@@ -33,7 +37,7 @@ class Answered(NamedTuple):
 
 # Out of all their fields. To call a class of these runs a function of Python, which takes three
 # times as long.
-row_of: Callable[[tuple[Transfer, float, float | None, float | None]], Row]
+row_of: Callable[[tuple[Transfer, float, float | None, float | None, bool]], Row]
 row_of = partial(tuple.__new__, Row)
 answered_by: Callable[[tuple[Entry, int, bytes]], Answered] = partial(tuple.__new__, Answered)
 
@@ -49,6 +53,6 @@ class Tables:
         self.flows = checksums(FLOWS.values())  # What is installed.
         self.floor = NO_FLOOR
         self.latest_us = 0  # The latest time that anybody has seen.
-        self.transactions = 0
+        self.transactions = self.handovers = 0
         self.committed: set[str] = set()
         self.running: set[str] = set()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 from tidegate.core.moves import MoveGroup, Moves
 from tidegate.core.transfer import Form, Kind, Step, Transfer, chain, dated, hashed_form
@@ -33,6 +34,16 @@ class Mark(NamedTuple):
     def step(self) -> Step:
         return self.group.step
 
+    @property
+    def is_held(self) -> bool:
+        """Handed over without being found by when it is due. A row under a deadline is due before
+        its lease ends, and only its due time tells that; one that nothing was answered about may
+        have been under a deadline before.
+        """
+        step = self.step
+        fresh = step.before is None or bool(step.lines)
+        return self.leased and step.deadline_s is None and fresh
+
 
 class WrittenRows(NamedTuple):
     """A batch as it is in the store when it has committed."""
@@ -47,6 +58,11 @@ class WrittenRows(NamedTuple):
             for number, place in enumerate(mark.group.places):
                 found[place] = [hashes[number] for hashes in mark.hashes]
         return found
+
+    def held(self) -> list[UUID]:
+        """The ids of what this batch hands over inside the process."""
+        held = [mark for mark in self.marks if mark.is_held]
+        return [self.rows[place].id for mark in held for place in mark.group.places]
 
 
 def written(moves: Moves, leased: Sequence[bool], at_us: int) -> WrittenRows:

@@ -10,7 +10,8 @@ import pytest
 from tidegate.core.answers import Answer, Rejected
 from tidegate.core.ids import NO_FLOOR, Horizon
 from tidegate.core.moves import Moves, moves_of
-from tidegate.core.ports import Account, Behind, Key, Look, Tables, nothing
+from tidegate.core.ports import Account, Behind, Key, Look, nothing
+from tidegate.core.ports import Tables as Flows
 from tidegate.core.transfer import (
     GENESIS,
     EvidenceColumn,
@@ -23,9 +24,10 @@ from tidegate.core.transfer import (
 )
 from tidegate.engine import settle, write
 from tidegate.engine.write import Work
-from tidegate.simulation.store import NodeStore
-from tidegate.store import memory, writing
+from tidegate.simulation.store import NodeStore, SimTwin
+from tidegate.store import handovers, memory, writing
 from tidegate.store.memory import CIDS, TRANSFERS, MemoryStore, Row, Twin
+from tidegate.store.tables import HANDOVERS, Tables
 from tidegate.systems.ledger import judge
 from tidegate.systems.ledger import memory as ledger
 from tidegate.systems.ledger.judge import Judgement, Operation, account_of
@@ -42,13 +44,13 @@ async def write_blindly(
     if not moves.created:
         await tx.lock(TRANSFERS, sorted(t.id for t in moves.transfers))
     pairs = zip(batch.rows, batch.chains(), leased, strict=True)
-    for row, (after, hashes, held) in enumerate(pairs):
+    for row, (after, hashes, asked) in enumerate(pairs):
         move = moves.move(row)
         if move.before is None:
-            self._row(tx, move, after, hashes, held)
+            self._row(tx, move, after, hashes, asked)
             continue
         kept = tx.get(TRANSFERS, move.before.id)
-        due = self._due(tx, move, held, kept.deadline_s)
+        due = self._due(tx, move, asked, kept.deadline_s)
         self._write(tx, move, hashes, Row(after, *due, kept.expires_s))
     return batch.rows
 
@@ -105,7 +107,7 @@ def leases_by_the_workers_clock(patch: Patch) -> None:
     """A lease is counted by the clock of whoever takes it, and clocks jump."""
     honest = MemoryStore.claim
 
-    async def claim(self: NodeStore, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+    async def claim(self: NodeStore, lane: str, limit: int, flows: Flows) -> Sequence[Transfer]:
         claimed = await honest(self, lane, limit, flows)
         found = self.tables.rows[TRANSFERS]
         for transfer in claimed:
@@ -119,7 +121,7 @@ def leases_by_the_workers_clock(patch: Patch) -> None:
 def claims_every_flow(patch: Patch) -> None:
     """A worker takes whatever is due, of flows that it does not know as well."""
 
-    def ours(self: MemoryStore, flows: Tables) -> frozenset[str]:
+    def ours(self: MemoryStore, flows: Flows) -> frozenset[str]:
         return frozenset() if self.tables.halts else frozenset(self.tables.flows)
 
     patch.setattr(MemoryStore, "ours", ours)
@@ -295,3 +297,64 @@ def births_below_the_floor(patch: Patch) -> None:
         self.floor = NO_FLOOR
 
     patch.setattr(Twin, "__init__", init)
+
+
+def hands_over_without_a_list(patch: Patch) -> None:
+    """What a process holds in memory is written as held, and nothing says that it is."""
+
+    def hand_over(tx: Twin, ids: Sequence[UUID], until_s: float) -> None:
+        honest(tx, ids, until_s)
+        for name in [name for name in tx.written if name[0] == HANDOVERS]:
+            del tx.written[name]
+
+    honest = handovers.hand_over
+    patch.setattr(memory, "hand_over", hand_over)
+
+
+def lists_once_it_is_told(patch: Patch) -> None:
+    """A process lists what it holds when it learns that the rows are written, and may have died."""
+    honest = SimTwin.commit
+
+    def commit(self: SimTwin) -> None:
+        for name in [name for name in self.written if name[0] == HANDOVERS and not self.heard]:
+            del self.written[name]
+        honest(self)
+
+    patch.setattr(SimTwin, "commit", commit)
+
+
+def lists_are_deleted_while_rows_are_locked(patch: Patch) -> None:
+    """Whoever has locked a row may write nothing, and then no list names it any more."""
+
+    def lapse(tables: Tables, now_s: float, lease_s: float) -> None:
+        honest(tables, now_s, lease_s)
+        lists = tables.rows[HANDOVERS]
+        for number in [number for number, listed in lists.items() if listed.until_s <= now_s]:
+            del lists[number]
+
+    honest = handovers.lapse
+    patch.setattr(memory, "lapse", lapse)
+
+
+def lists_are_deleted_early(patch: Patch) -> None:
+    """A list is looked at before the lease is over, and is deleted with what is still held."""
+
+    def lapse(tables: Tables, now_s: float, lease_s: float) -> None:
+        honest(tables, now_s, lease_s)
+        lists = tables.rows[HANDOVERS]
+        for number in [n for n, listed in lists.items() if listed.until_s <= now_s + lease_s - 1]:
+            del lists[number]
+
+    honest = handovers.lapse
+    patch.setattr(memory, "lapse", lapse)
+
+
+def what_is_held_stays_held(patch: Patch) -> None:
+    """Claims do not look at what has lapsed."""
+    patch.setattr(memory, "lapse", lambda tables, now_s, lease_s: None)
+
+
+def lists_wait_for_a_clock_that_was_set_back(patch: Patch) -> None:
+    """When the clock is set back, what is held stays where it is until its time comes again."""
+    patch.setattr(memory, "lapse_all", lambda tables, now_s: None)
+    patch.setattr(memory, "listed", lambda tables: frozenset())
