@@ -19,8 +19,9 @@ from bench.spec import STORE, Result, Spec
 from bench.traffic import Order
 from tidegate import Question
 from tidegate.core.answers import Done
-from tidegate.store.postgres import Bounds, PostgresStore
-from tidegate.systems.trading import Trading
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
+from tidegate.systems.trading import TradingCoreClient
 
 BATCH = 1_024
 Statement: TypeAlias = tuple[str, Mapping[str, object]]
@@ -74,7 +75,7 @@ async def play(spec: Spec, tapes: Sequence[Sequence[Unit]]) -> Result:
     """Every tape in its own order, all of them at the same time."""
     window = Window(spec)
     async with (
-        PostgresStore(spec.database, STORE, Bounds(connections=len(tapes))) as store,
+        PostgresStore(spec.database, STORE, StoreLimits(connections=len(tapes))) as store,
         open_trading(spec.core) as core,
     ):
 
@@ -97,7 +98,7 @@ async def play(spec: Spec, tapes: Sequence[Sequence[Unit]]) -> Result:
     return window.result()
 
 
-async def _feed(store: PostgresStore, core: Trading, step: Step) -> None:
+async def _feed(store: PostgresStore, core: TradingCoreClient, step: Step) -> None:
     if step.questions:
         answers = await core.ask(step.questions)
         assert all(isinstance(answer, Done) for answer in answers), "the core did them all"

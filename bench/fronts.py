@@ -17,10 +17,10 @@ from bench.cases import USERS, Case
 from bench.peers import environments
 from bench.world import Stage
 from tidegate.client import load_keyring, make_keyring
-from tidegate.service.auth import Terms
+from tidegate.service.auth import TokenPolicy
 
 START_S, STOP_S = 60.0, 30.0
-TERMS = Terms(issuer="tidegate", audience="tidegate", max_lifetime_s=3600)
+TERMS = TokenPolicy(issuer="tidegate", audience="tidegate", max_lifetime_s=3600)
 ROOT = Path(__file__).parents[1]
 
 

@@ -9,8 +9,9 @@ from uuid import UUID
 from bench.spec import ASSET, Spec
 from tidegate.core.answers import Done, Rejected
 from tidegate.core.flow import Verb
-from tidegate.core.transfer import Party, Question
-from tidegate.systems.trading import Caller, Recollection, Trading, dial
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
+from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient, dial
 
 MOST_CONNECTIONS = 32  # More than this, and the sessions only wait for each other.
 
@@ -66,7 +67,7 @@ async def open_sql(spec: Spec) -> AsyncIterator[Sql]:
 class Core:
     """The same trading core that Tidegate asks, through the same client, one question at a time."""
 
-    def __init__(self, trading: Trading) -> None:
+    def __init__(self, trading: TradingCoreClient) -> None:
         self._trading = trading
 
     async def ask(self, transfer_id: UUID, verb: Verb, owner: int, amount: int) -> bool:
@@ -95,14 +96,14 @@ BINDING = "BENCH_BINDING"  # Of the environment: the store and its place.
 
 
 @asynccontextmanager
-async def open_trading(address: str) -> AsyncIterator[Trading]:
+async def open_trading(address: str) -> AsyncIterator[TradingCoreClient]:
     """A client that greets the core as the store of this run; without a binding, as no store."""
     store, _, place = os.environ.get(BINDING, "").partition(" ")
 
-    async def recalled() -> Recollection:
-        return Recollection(store, place, frozenset(range(1, 1_000)))
+    async def recalled() -> KnownCore:
+        return KnownCore(store, place, frozenset(range(1, 1_000)))
 
-    trading = Trading("core", dial(address), Caller(f"bench-{os.getpid()}"), recalled)
+    trading = TradingCoreClient("core", dial(address), CoreCaller(f"bench-{os.getpid()}"), recalled)
     try:
         yield trading
     finally:

@@ -26,9 +26,10 @@ from bench.spec import STORE, Spec
 from bench.traffic import Order, Traffic
 from tidegate import Gate, Question, Receipt, Setup, open_gate
 from tidegate.app import collect_seldom
-from tidegate.store.pipe import Reply
-from tidegate.store.postgres import PostgresStore, PostgresTransaction
-from tidegate.systems.trading import Trading
+from tidegate.store.pipeline import StatementReply
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.transaction import PostgresTransaction
+from tidegate.systems.trading import TradingCoreClient
 
 PATIENCE_S = 120.0  # To start, to end the last batch, and to write the tape.
 
@@ -45,13 +46,15 @@ class Recorder:
         send = PostgresTransaction.send
         recorder = self
 
-        def tapped(tx: PostgresTransaction, text: str, values: Mapping[str, object]) -> Reply:
+        def tapped(
+            tx: PostgresTransaction, text: str, values: Mapping[str, object]
+        ) -> StatementReply:
             recorder._in_transaction(tx, text, values)
             return send(tx, text, values)
 
         setattr(PostgresTransaction, "send", tapped)  # noqa: B010
         self._tap(PostgresStore, "run", self._alone)
-        self._tap(Trading, "ask", self._asked)
+        self._tap(TradingCoreClient, "ask", self._asked)
 
     def _tap(self, door: type, name: str, hear: Any) -> None:
         inner = getattr(door, name)

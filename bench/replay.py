@@ -9,24 +9,24 @@ from pathlib import Path
 
 from bench.spec import ASSET
 from tidegate.core import wire
-from tidegate.core.wire import Kind, Operation, Verb
-from tidegate.trading_core.core import Core, Limits
+from tidegate.core.wire import CoreOperation, CoreVerb, FrameKind
+from tidegate.trading_core.core import Core, CoreLimits
 from tidegate.trading_core.disk import RealDisk
 
 BATCH, SEED, STARTS = 1_024, 7, 3
 REPLAYED_ACCOUNTS = 10_000
 UUID = bytes(range(16))
 # No snapshot between: what is replayed is the whole log.
-ONE_LOG = Limits(snapshot_records=10**9, snapshot_bytes=2**40)
+ONE_LOG = CoreLimits(snapshot_records=10**9, snapshot_bytes=2**40)
 
 
 def bodies(records: int, accounts: int) -> Iterator[bytes]:
     """Credits of random accounts under random ids, packed as they come over the wire."""
     dice = random.Random(SEED)
-    owners = [wire.account(wire.Book.SPOT, ASSET, owner) for owner in range(1, accounts + 1)]
+    owners = [wire.account(wire.CoreBook.SPOT, ASSET, owner) for owner in range(1, accounts + 1)]
     for first in range(0, records, BATCH):
         yield wire.pack_operations(
-            Operation(dice.randbytes(16), 0, Verb.CREDIT, dice.choice(owners), 1)
+            CoreOperation(dice.randbytes(16), 0, CoreVerb.CREDIT, dice.choice(owners), 1)
             for _ in range(min(BATCH, records - first))
         )
 
@@ -39,13 +39,13 @@ def apply_per_s(directory: Path, accounts: int, records: int) -> float:
 async def _apply(directory: Path, accounts: int, records: int) -> float:
     core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
     running = asyncio.create_task(core.run())
-    await core.submit(Kind.ASSETS, wire.pack_assets([ASSET]))
+    await core.submit(FrameKind.ASSETS, wire.pack_assets([ASSET]))
     for body in _each_once(accounts):
-        await core.submit(Kind.ASK, body)
+        await core.submit(FrameKind.ASK, body)
     prepared = list(bodies(records, accounts))
     began_s = time.perf_counter()
     for body in prepared:
-        await core.submit(Kind.ASK, body)
+        await core.submit(FrameKind.ASK, body)
     seconds = time.perf_counter() - began_s
     assert sum(core.book.totals.values()) == accounts + records, "each was done"
     core.stop()
@@ -57,8 +57,12 @@ async def _apply(directory: Path, accounts: int, records: int) -> float:
 def _each_once(accounts: int) -> Iterator[bytes]:
     for first in range(1, accounts + 1, BATCH):
         yield wire.pack_operations(
-            Operation(
-                owner.to_bytes(16), 0, Verb.CREDIT, wire.account(wire.Book.SPOT, ASSET, owner), 1
+            CoreOperation(
+                owner.to_bytes(16),
+                0,
+                CoreVerb.CREDIT,
+                wire.account(wire.CoreBook.SPOT, ASSET, owner),
+                1,
             )
             for owner in range(first, min(first + BATCH, accounts + 1))
         )
@@ -72,9 +76,9 @@ def replay_per_s(directory: Path, records: int) -> dict[str, object]:
 async def _replay(directory: Path, records: int) -> dict[str, object]:
     core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
     running = asyncio.create_task(core.run())
-    await core.submit(Kind.ASSETS, wire.pack_assets([ASSET]))
+    await core.submit(FrameKind.ASSETS, wire.pack_assets([ASSET]))
     for body in bodies(records, REPLAYED_ACCOUNTS):
-        await core.submit(Kind.ASK, body)
+        await core.submit(FrameKind.ASK, body)
     total = sum(core.book.totals.values())
     core.stop()
     await running

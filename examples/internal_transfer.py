@@ -12,9 +12,11 @@ OWNER = 4001
 async def move(setup: tg.Setup) -> None:
     async with tg.open_gate(setup) as gate:
         assert gate.core is not None
-        await gate.deposit(tg.Crossing("FUNDING", "USDT", "100", cid="first"), OWNER)
+        await gate.deposit(tg.ExternalTransfer("FUNDING", "USDT", "100", cid="first"), OWNER)
         for source, target, amount in (("FUNDING", "SPOT", "60.5"), ("SPOT", "FUNDING", "20")):
-            said = await gate.transfer(tg.Wish(source, target, "USDT", amount), OWNER, wait_s=5)
+            said = await gate.transfer(
+                tg.TransferRequest(source, target, "USDT", amount), OWNER, wait_s=5
+            )
             assert isinstance(said, tg.Receipt), said
             print(f"{amount} USDT {source} → {target}: {said.transfer.state}")
         print("SPOT:", (await gate.core.balance(OWNER, "SPOT", 3)).amount, "millionths of a USDT")

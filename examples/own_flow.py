@@ -57,7 +57,7 @@ class CardNetwork:
 async def pay(setup: Setup) -> None:
     async with tg.open_gate(setup) as gate:
         for player in (7, 13):
-            await gate.deposit(tg.Crossing("FUNDING", "POINT", "100", cid="start"), player)
+            await gate.deposit(tg.ExternalTransfer("FUNDING", "POINT", "100", cid="start"), player)
             parties = {
                 "source": Party("ledger", "FUNDING", player),
                 "target": Party("cards", "visa", player),

@@ -9,7 +9,6 @@ import pytest
 import uvloop
 
 from tests.arrays import send_arrays_as_text
-from tests.bearers import COLLECTING
 from tests.cluster import (
     Cluster,
     cluster_url,
@@ -19,6 +18,7 @@ from tests.cluster import (
     stop_cluster,
 )
 from tests.together import Together
+from tests.token_clients import COLLECTING
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import tidegate.background
-from tidegate.background import Background, Chore
+from tidegate.background import BackgroundTask, BackgroundTasks
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ports import StoreFault, StoreUnavailable
-from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.alerts import Alert, AlertCode
 
 
 class Rounds:
@@ -33,11 +33,11 @@ class Time:
         return self.now_s
 
 
-def played(scene: Callable[[Background, list[Alert], Time], Awaitable[None]]) -> None:
+def played(scene: Callable[[BackgroundTasks, list[Alert], Time], Awaitable[None]]) -> None:
     async def whole() -> None:
         alerts: list[Alert] = []
         time = Time()
-        background = Background(alerts.append, time)
+        background = BackgroundTasks(alerts.append, time)
         await asyncio.wait_for(scene(background, alerts, time), 20)
         await background.stop()
 
@@ -67,13 +67,13 @@ async def until(holds: Callable[[], bool]) -> None:
 def test_a_task_that_raises_goes_on_and_is_told_once_and_when_it_is_over(
     fault: BaseException,
 ) -> None:
-    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+    async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         work = Rounds(None, fault, fault, fault)
-        background.start(Chore("assets", work, 0.001))
+        background.start(BackgroundTask("assets", work, 0.001))
         await until(lambda: work.done >= 3)
         assert [(a.alarm, a.code, a.cleared) for a in alerts] == [
-            (Alarm.CRITICAL, Code.BACKGROUND_FAILED, False),
-            (Alarm.NONE, Code.BACKGROUND_FAILED, True),
+            (Alarm.CRITICAL, AlertCode.BACKGROUND_FAILED, False),
+            (Alarm.NONE, AlertCode.BACKGROUND_FAILED, True),
         ]
         assert alerts[0].cause.startswith("assets failed and is tried again: ")
 
@@ -82,9 +82,9 @@ def test_a_task_that_raises_goes_on_and_is_told_once_and_when_it_is_over(
 
 @pytest.mark.parametrize("fault", [StoreUnavailable("gone"), Unreachable("no word")])
 def test_a_round_that_reaches_nobody_is_put_off_and_its_age_tells(fault: Exception) -> None:
-    async def scene(background: Background, alerts: list[Alert], time: Time) -> None:
+    async def scene(background: BackgroundTasks, alerts: list[Alert], time: Time) -> None:
         work = Rounds(None, *[fault] * 10)
-        background.start(Chore("audit", work, 0.001))
+        background.start(BackgroundTask("audit", work, 0.001))
         await until(lambda: len(work.faults) < 5)
         time.now_s += 60
         assert background.ages() == {"audit": 60.0}
@@ -102,36 +102,36 @@ LATE_S = 0.2
 def test_a_task_that_is_put_off_for_too_long_is_told_once_and_when_it_is_over(
     fault: Exception,
 ) -> None:
-    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+    async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         work = Rounds(None, *[fault] * 10_000)
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        chore = Chore("leadership", work, 0.001, Code.LEADER_UNKNOWN, late_s=LATE_S)
+        chore = BackgroundTask("leadership", work, 0.001, AlertCode.LEADER_UNKNOWN, late_s=LATE_S)
         background.start(chore)
         await until(lambda: bool(alerts))
         assert clock() - began_s > 0.9 * LATE_S
         await asyncio.sleep(2 * LATE_S)
         [alert] = alerts
-        assert (alert.alarm, alert.code) == (Alarm.CRITICAL, Code.LEADER_UNKNOWN)
+        assert (alert.alarm, alert.code) == (Alarm.CRITICAL, AlertCode.LEADER_UNKNOWN)
         assert alert.cause == (
             f"leadership has not succeeded for over 0.2 s: {type(fault).__name__}: {fault}"
         )
         work.faults.clear()
         await until(lambda: len(alerts) == 2)
-        assert (alerts[1].code, alerts[1].cleared) == (Code.LEADER_UNKNOWN, True)
+        assert (alerts[1].code, alerts[1].cleared) == (AlertCode.LEADER_UNKNOWN, True)
 
     played(scene)
 
 
 def test_a_round_that_does_not_end_is_told() -> None:
-    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+    async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         async def endless() -> None:
             await asyncio.Event().wait()
 
-        background.start(Chore("watch", endless, 0.001, late_s=LATE_S))
+        background.start(BackgroundTask("watch", endless, 0.001, late_s=LATE_S))
         await until(lambda: bool(alerts))
         [alert] = alerts
-        assert (alert.alarm, alert.code) == (Alarm.CRITICAL, Code.BACKGROUND_FAILED)
+        assert (alert.alarm, alert.code) == (Alarm.CRITICAL, AlertCode.BACKGROUND_FAILED)
         assert alert.cause == (
             "watch has not succeeded for over 0.2 s: its round has not ended yet"
         )
@@ -140,14 +140,14 @@ def test_a_round_that_does_not_end_is_told() -> None:
 
 
 def test_a_task_that_succeeds_now_and_then_is_not_late() -> None:
-    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+    async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         late_s = 5 * LATE_S
         work = Rounds(*[StoreUnavailable("gone"), None] * 1_000)
-        background.start(Chore("watch", work, LATE_S / 10, late_s=late_s))
+        background.start(BackgroundTask("watch", work, LATE_S / 10, late_s=late_s))
         await asyncio.sleep(1.5 * late_s)
         assert alerts == []
         await background.stop("watch")
-        background.start(Chore("watch", Rounds(), LATE_S / 10))
+        background.start(BackgroundTask("watch", Rounds(), LATE_S / 10))
         await asyncio.sleep(1.5 * late_s)
         assert alerts == [], "what was stopped is not late, and what was started again neither"
 
@@ -155,8 +155,8 @@ def test_a_task_that_succeeds_now_and_then_is_not_late() -> None:
 
 
 def test_a_task_that_never_succeeded_is_as_old_as_its_start() -> None:
-    async def scene(background: Background, alerts: list[Alert], time: Time) -> None:
-        background.start(Chore("keys", Rounds(*[OSError("no")] * 10_000), 0.001))
+    async def scene(background: BackgroundTasks, alerts: list[Alert], time: Time) -> None:
+        background.start(BackgroundTask("keys", Rounds(*[OSError("no")] * 10_000), 0.001))
         await until(lambda: bool(alerts))
         time.now_s += 7
         assert background.ages() == {"keys": 7.0}
@@ -170,8 +170,8 @@ def test_an_alert_that_raises_ends_no_task() -> None:
             raise ZeroDivisionError("a planted bug")
 
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        background, work = Background(raises, Time()), Rounds(OSError("no"))
-        background.start(Chore("assets", work, 0.001))
+        background, work = BackgroundTasks(raises, Time()), Rounds(OSError("no"))
+        background.start(BackgroundTask("assets", work, 0.001))
         await asyncio.wait_for(until(lambda: work.done >= 2), 20)
         await background.stop()
 
@@ -179,7 +179,7 @@ def test_an_alert_that_raises_ends_no_task() -> None:
 
 
 def test_a_stop_ends_the_round_under_way_and_tells_nobody() -> None:
-    async def scene(background: Background, alerts: list[Alert], _: Time) -> None:
+    async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         begun, ended = asyncio.Event(), asyncio.Event()
 
         async def slow() -> None:
@@ -189,8 +189,8 @@ def test_a_stop_ends_the_round_under_way_and_tells_nobody() -> None:
             finally:
                 ended.set()
 
-        background.start(Chore("slow", slow, 0.001))
-        background.start(Chore("other", Rounds(), 0.001))
+        background.start(BackgroundTask("slow", slow, 0.001))
+        background.start(BackgroundTask("other", Rounds(), 0.001))
         await begun.wait()
         await background.stop("slow")
         assert ended.is_set()

@@ -21,10 +21,10 @@ from tests.running import PROGRAM, Up, eventually, running, tidegate
 from tidegate.cli import cli
 from tidegate.client import Client, make_keyring
 from tidegate.flows import FLOWS
-from tidegate.service.auth import Terms
+from tidegate.service.auth import TokenPolicy
 from tidegate.store.migrate import migrations
-from tidegate.supervisor.house import free_port
-from tidegate.supervisor.tokens import token
+from tidegate.supervisor.demo_tokens import token
+from tidegate.supervisor.supervisor import free_port
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.slow
@@ -194,7 +194,7 @@ def serving(env: dict[str, str], *words: str) -> Iterator[None]:
 
 @slow
 def test_the_parts_run_by_themselves_on_any_database(database: str, tmp_path: Path) -> None:
-    terms = Terms(issuer="tidegate", audience="tidegate")
+    terms = TokenPolicy(issuer="tidegate", audience="tidegate")
     env = {
         "DATABASE_URL": database,
         "TIDEGATE_SCHEMA": SCHEMA,

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.running import Up, running, tidegate
-from tidegate.client import ApiProblem, Client, NoAnswer, NoKeys, load_keyring, make_keyring
-from tidegate.service.auth import Terms
-from tidegate.supervisor.tokens import token
+from tidegate.client import (
+    ApiProblem,
+    Client,
+    KeysNotFound,
+    OutcomeUnknown,
+    load_keyring,
+    make_keyring,
+)
+from tidegate.service.auth import TokenPolicy
+from tidegate.supervisor.demo_tokens import token
 
 slow = pytest.mark.slow
 OWNER = 4001
@@ -36,26 +43,26 @@ def desk(up: Up) -> Iterator[Client]:
 
 def test_silence_is_not_an_answer() -> None:
     with Client("http://127.0.0.1:9", "t", timeout_s=2) as client:
-        with pytest.raises(NoAnswer, match=r"http://127\.0\.0\.1:9 does not answer"):
+        with pytest.raises(OutcomeUnknown, match=r"http://127\.0\.0\.1:9 does not answer"):
             client.transfer(WISH)
         assert client.readiness() is None
         assert not client.ready()
 
 
 def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
-    keys, terms = tmp_path / "keys", Terms(issuer="i", audience="a")
-    with pytest.raises(NoKeys, match="tidegate up"):
+    keys, terms = tmp_path / "keys", TokenPolicy(issuer="i", audience="a")
+    with pytest.raises(KeysNotFound, match="tidegate up"):
         load_keyring(keys)
     public = make_keyring(keys, terms)
     first = load_keyring(keys)
     assert first.terms == terms
-    assert make_keyring(keys, Terms(issuer="j", audience="a")) == public
+    assert make_keyring(keys, TokenPolicy(issuer="j", audience="a")) == public
     second = load_keyring(keys)
     assert (second.private, second.kid, second.terms.issuer) == (first.private, first.kid, "j")
     assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
     assert first.kid in public.read_text()
     (keys / "private.pem").write_text("nothing of the kind")
-    with pytest.raises(NoKeys, match="cannot be read as a private key"):
+    with pytest.raises(KeysNotFound, match="cannot be read as a private key"):
         load_keyring(keys)
 
 

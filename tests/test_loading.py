@@ -21,7 +21,7 @@ def loaded_by(code: str) -> set[str]:
 
 def test_whoever_asks_a_service_that_runs_loads_nothing_of_one() -> None:
     loaded = loaded_by(f"from tidegate.cli import cli; cli({sorted(WITHOUT)})")
-    assert {"tidegate.commands.desk", "tidegate.commands.core"} <= loaded
+    assert {"tidegate.commands.operator", "tidegate.commands.core"} <= loaded
     assert not HEAVY & loaded
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import tidegate.background
-from tidegate.background import Background, Chore
+from tidegate.background import BackgroundTask, BackgroundTasks
 from tidegate.core.flow import Ask
-from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.flows import FLOWS
-from tidegate.service.auth import Terms
+from tidegate.service.auth import TokenPolicy
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
 from tidegate.serving import deny_revoked, setup_of, tuned, verifier
 from tidegate.settings import Settings, read_settings
@@ -73,7 +73,7 @@ def test_account_types_and_rings_are_as_they_are_set() -> None:
 def taken(settings: Settings, lifetime_s: float) -> bool:
     """Whether a token that is right in all else may live so long."""
     private, public = new_keypair()
-    terms = Terms(issuer="tidegate", audience="tidegate", max_lifetime_s=lifetime_s)
+    terms = TokenPolicy(issuer="tidegate", audience="tidegate", max_lifetime_s=lifetime_s)
     token = issue(private, "k", terms.claims("7", ["user"], time.time()))
     return verifier(settings, FixedKeys([key_of_pem("k", public)])).verify(token) is not None
 
@@ -90,7 +90,7 @@ def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Pa
         checker, alerts = verifier(Settings(), FixedKeys(())), list[Alert]()
         path = tmp_path / "denied"
         path.write_text("one\ntwo\n")
-        background = Background(alerts.append, time.monotonic)
+        background = BackgroundTasks(alerts.append, time.monotonic)
         deny = partial(deny_revoked, checker, str(path))
         rounds = 0
 
@@ -99,7 +99,9 @@ def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Pa
             rounds += 1
             await deny()
 
-        background.start(Chore("deny list", counted, 0.001, Code.DENY_LIST_UNREADABLE))
+        background.start(
+            BackgroundTask("deny list", counted, 0.001, AlertCode.DENY_LIST_UNREADABLE)
+        )
         for unreadable in (False, True, False):
             if unreadable:
                 path.rename(tmp_path / "away")
@@ -111,8 +113,8 @@ def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Pa
                     await asyncio.sleep(0.001)
         await background.stop()
         assert [(a.code, a.cleared) for a in alerts] == [
-            (Code.DENY_LIST_UNREADABLE, False),
-            (Code.DENY_LIST_UNREADABLE, True),
+            (AlertCode.DENY_LIST_UNREADABLE, False),
+            (AlertCode.DENY_LIST_UNREADABLE, True),
         ]
         assert all(checker._denied.has(mark, time.time()) for mark in ("one", "two"))
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.settings import HINTS, Settings, WrongSetting, as_environment, read_settings
+from tidegate.settings import HINTS, InvalidSetting, Settings, as_environment, read_settings
 
 
 def refusal(**environ: str) -> str:
-    with pytest.raises(WrongSetting) as refused:
+    with pytest.raises(InvalidSetting) as refused:
         read_settings({}, environ)
     said = str(refused.value)
     assert "\n" not in said
@@ -164,17 +164,17 @@ def test_what_is_not_a_setting_is_left_alone() -> None:
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tidegate.toml"
-    with pytest.raises(WrongSetting, match=r"tidegate\.toml cannot be read"):
+    with pytest.raises(InvalidSetting, match=r"tidegate\.toml cannot be read"):
         read_settings({}, {}, file)
     file.write_text("port = \n")
-    with pytest.raises(WrongSetting, match=r"tidegate\.toml is not TOML"):
+    with pytest.raises(InvalidSetting, match=r"tidegate\.toml is not TOML"):
         read_settings({}, {}, file)
     file.write_text("port = '80'\nports = 1\n")
-    with pytest.raises(WrongSetting, match=r"tidegate\.toml: there is no setting 'ports'"):
+    with pytest.raises(InvalidSetting, match=r"tidegate\.toml: there is no setting 'ports'"):
         read_settings({}, {}, file)
 
 
 def test_every_setting_says_what_it_may_be() -> None:
     for name in HINTS:
-        with pytest.raises(WrongSetting, match=rf"{name} = .* is wrong; allowed: \w"):
+        with pytest.raises(InvalidSetting, match=rf"{name} = .* is wrong; allowed: \w"):
             read_settings({name: object()}, {})

@@ -13,8 +13,8 @@ from tests.cluster import cluster_url, create_database, leave_database
 from tests.conftest import SCHEMA
 from tests.running import tidegate
 from tidegate.app import Setup, core_child, open_gate
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import Crossing
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import ExternalTransfer
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def refusal(database: str, address: str) -> str | None:
         async with open_gate(Setup(database, SCHEMA, address)) as gate:
             assert gate.core is not None
             if gate.core.refusal is None:
-                paid = await gate.deposit(Crossing("SPOT", "USDT", "5", "once"), 4001)
+                paid = await gate.deposit(ExternalTransfer("SPOT", "USDT", "5", "once"), 4001)
                 assert isinstance(paid, Receipt)
             return gate.core.refusal
 
@@ -110,5 +110,5 @@ def test_a_worker_of_the_old_database_that_is_still_connected_moves_nothing_afte
         asyncio.run(whole(address))
 
 
-def five(cid: str) -> Crossing:
-    return Crossing("SPOT", "USDT", "5", cid)
+def five(cid: str) -> ExternalTransfer:
+    return ExternalTransfer("SPOT", "USDT", "5", cid)

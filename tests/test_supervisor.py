@@ -14,10 +14,10 @@ import pytest
 from tests.running import PROGRAM, Up, alive, descendants, eventually, running, tidegate
 from tidegate.client import Client
 from tidegate.settings import Settings
-from tidegate.supervisor.children import Ended, end
-from tidegate.supervisor.house import House, sessions_for
-from tidegate.supervisor.siblings import processes_here
-from tidegate.supervisor.tokens import token
+from tidegate.supervisor.api_processes import processes_here
+from tidegate.supervisor.children import EndRequested, end
+from tidegate.supervisor.demo_tokens import token
+from tidegate.supervisor.supervisor import Supervisor, sessions_for
 
 NAMES = {"api", "worker-1", "core", "postgres"}
 # Where the machine has cores enough, several processes serve the API, each with its own health.
@@ -126,17 +126,19 @@ def test_an_end_during_the_start_leaves_no_one_behind(tmp_path: Path) -> None:
 def test_an_end_that_somebody_on_the_way_has_swallowed_is_not_forgotten(tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
-    house = House(Settings(directory=str(tmp_path)))
+    house = Supervisor(Settings(directory=str(tmp_path)))
     try:
-        with suppress(Ended):
+        with suppress(EndRequested):
             end(signal.SIGTERM, None)
-        with pytest.raises(Ended):
-            house.tend(0.0)
+        with pytest.raises(EndRequested):
+            house.keep_running(0.0)
     finally:
         for number, known in before.items():
             signal.signal(number, known)
-    house.tend(0.0)
-    assert not issubclass(Ended, Exception), "any «except Exception» would take it for its own"
+    house.keep_running(0.0)
+    assert not issubclass(EndRequested, Exception), (
+        "any «except Exception» would take it for its own"
+    )
 
 
 def test_as_many_processes_serve_as_are_asked_for_and_come_back_on_their_port(

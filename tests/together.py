@@ -8,7 +8,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 TOGETHER = {
     "tests/test_cli.py": "the house of the command line",
     "tests/test_client.py": "the house of the client",
-    "tests/test_siblings.py": "the processes of one port",
+    "tests/test_api_processes.py": "the processes of one port",
     "tests/test_supervisor.py": "many houses",
     "tests/crash/test_house.py": "many houses",
     "tests/model/test_model.py": "the compiled model",

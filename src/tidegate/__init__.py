@@ -4,18 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
-from tidegate.core.flow import Ask, End, Flow, Pass, Patience, Place, Verb
+from tidegate.core.flow import Ask, End, Flow, Pass, Place, RetryPolicy, Verb
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.ports import InboxRequest
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request, Wish
-from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.core.request import CheckedRequest, Request, TransferRequest
+from tidegate.core.transfer import Question
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.pending_request import Receipt
 
 if TYPE_CHECKING:
     from tidegate.app import Setup, all_flows, core_child, open_gate
-    from tidegate.engine.gate import Crossing, Gate
+    from tidegate.engine.gate import Gate
+    from tidegate.engine.request_forms import ExternalTransfer
     from tidegate.postgres import Server as EmbeddedPostgres
     from tidegate.store.migrate import migrate
 
@@ -24,31 +26,31 @@ __all__ = [
     "Alert",
     "Answer",
     "Ask",
-    "Checked",
-    "Crossing",
+    "CheckedRequest",
     "Done",
     "EmbeddedPostgres",
     "End",
     "Engine",
+    "EngineParts",
+    "ExternalTransfer",
     "Flow",
     "Gate",
     "InboxRequest",
-    "Parts",
     "Party",
     "Pass",
-    "Patience",
     "Place",
     "Question",
     "Receipt",
     "Refusal",
     "Rejected",
     "Request",
+    "RetryPolicy",
     "Setup",
     "Transfer",
+    "TransferRequest",
     "Unknown",
     "Unreachable",
     "Verb",
-    "Wish",
     "all_flows",
     "core_child",
     "migrate",
@@ -57,7 +59,7 @@ __all__ = [
 
 # What needs PostgreSQL is loaded when it is asked for: the core and most commands need none of it.
 _LATER = {
-    "Crossing": ("engine.gate", "Crossing"),
+    "ExternalTransfer": ("engine.gate", "ExternalTransfer"),
     "EmbeddedPostgres": ("postgres", "Server"),
     "Gate": ("engine.gate", "Gate"),
     "Setup": ("app", "Setup"),

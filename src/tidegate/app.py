@@ -16,30 +16,38 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from tidegate.background import Background, Chore
+from tidegate.background import BackgroundTask, BackgroundTasks
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.flow import Flow
 from tidegate.core.ids import HORIZON_S
+from tidegate.core.kind import Transfer
 from tidegate.core.money import parse_amount
 from tidegate.core.ports import StoreUnavailable, System
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Asset
-from tidegate.core.transfer import Transfer
 from tidegate.core.wire import Binding
-from tidegate.engine.alerts import Alert, Code, told_as
-from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.forms import forms_of
-from tidegate.engine.gate import ACCOUNTS, CORE, LEDGER, Gate
-from tidegate.engine.inbox import Form
+from tidegate.engine.alerts import Alert, AlertCode, told_as
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.gate import ACCOUNTS, CORE, Gate
+from tidegate.engine.inbox_reader import Form
+from tidegate.engine.request_forms import LEDGER, forms_of
 from tidegate.engine.retirement import Retirement
-from tidegate.engine.rings import RING_SIZE
+from tidegate.engine.ring import RING_SIZE
 from tidegate.flows import FLOWS
-from tidegate.store.daily import DailyLimits
+from tidegate.store.daily_limits import DailyLimits
 from tidegate.store.floors import PostgresFloors
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
-from tidegate.systems.trading import Caller, Recollection, Trading, dial, recall, worker_name
+from tidegate.systems.trading import (
+    CoreCaller,
+    KnownCore,
+    TradingCoreClient,
+    dial,
+    load_known_core,
+    worker_name,
+)
 
 SCHEMA = "tidegate_store"
 RETIRE_EVERY_S, RETIREMENT = 600.0, "retirement"
@@ -57,13 +65,13 @@ class Setup:
     core: str | None = None  # Where the trading core listens: unix:PATH or tcp:HOST:PORT.
     systems: tuple[System, ...] = ()  # The program's own, besides the ledger and the core.
     flows: tuple[Flow, ...] = ()  # The program's own, besides the built-in ones.
-    bounds: Bounds | None = None
+    bounds: StoreLimits | None = None
     scan_s: float = 1.0
     ring_size: int = RING_SIZE
     alert: Callable[[Alert], None] | None = None
     # Is told of every end recorded here.
     ended: Callable[[Sequence[Transfer]], None] = lambda _: None
-    background: Background | None = None  # That of the program, if it has one.
+    background: BackgroundTasks | None = None  # That of the program, if it has one.
     transfers_per_day: int | None = None  # Of one owner; None: as many as they like.
     daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset.
     accounts: frozenset[str] = frozenset({"FUNDING", "SPOT"})
@@ -105,7 +113,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             name: msgspec.structs.replace(account, supported=name in setup.accounts)
             for name, account in ACCOUNTS.items()
         }
-        parts = Parts(
+        parts = EngineParts(
             store=store,
             flows={flow.name: flow for flow in flows},
             outside=[*([core] if core else []), *setup.systems],
@@ -122,8 +130,8 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
         )
         engine = await stack.enter_async_context(Engine(parts))
         if core is not None:
-            background = setup.background or Background(alert, time.monotonic)
-            retire = Chore(RETIREMENT, _retirement(store, core, alert), RETIRE_EVERY_S)
+            background = setup.background or BackgroundTasks(alert, time.monotonic)
+            retire = BackgroundTask(RETIREMENT, _retirement(store, core, alert), RETIRE_EVERY_S)
             background.start(retire._replace(first_s=RETIRE_EVERY_S))
             stack.push_async_callback(background.stop, RETIREMENT)
         yield Gate(engine, store, ledger, core, assets, accounts)
@@ -143,18 +151,20 @@ def daily_limits(setup: Setup, assets: Mapping[str, Asset]) -> DailyLimits | Non
     return DailyLimits(setup.transfers_per_day, amounts)
 
 
-def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) -> Trading:
+def trading(
+    store: PostgresStore, address: str, alert: Callable[[Alert], None]
+) -> TradingCoreClient:
     """The trading core, shown on every connection what this store has seen it acknowledge."""
 
-    async def recalled() -> Recollection:
+    async def recalled() -> KnownCore:
         try:
             async with store.transaction() as tx:
-                return await recall(tx, CORE)
+                return await load_known_core(tx, CORE)
         except StoreUnavailable as fault:
             raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
 
     def refused(reason: str) -> None:
-        alert(Alert(Alarm.CRITICAL, Code.CORE_REFUSED, reason, CORE))
+        alert(Alert(Alarm.CRITICAL, AlertCode.CORE_REFUSED, reason, CORE))
 
     async def raise_floor(floor: UUID) -> None:
         try:
@@ -162,8 +172,8 @@ def trading(store: PostgresStore, address: str, alert: Callable[[Alert], None]) 
         except StoreUnavailable as fault:
             raise Unreachable(f"we cannot keep the floor of the core: {fault}") from fault
 
-    caller = Caller(worker_name(socket.gethostname(), os.getpid()))
-    core = Trading(CORE, dial(address), caller, recalled, refused)
+    caller = CoreCaller(worker_name(socket.gethostname(), os.getpid()))
+    core = TradingCoreClient(CORE, dial(address), caller, recalled, refused)
     core.on_floor = raise_floor
     return core
 
@@ -173,20 +183,20 @@ def fresh_identity() -> UUID:
     return UUID(bytes=os.urandom(16), version=4)
 
 
-async def administrator(store: PostgresStore, address: str) -> tuple[Trading, Binding]:
+async def administrator(store: PostgresStore, address: str) -> tuple[TradingCoreClient, Binding]:
     """A client of a core that speaks for no store, and what would bind the core to this one."""
     async with store.transaction() as tx:
-        ours = await recall(tx, CORE)
+        ours = await load_known_core(tx, CORE)
 
-    async def nobody() -> Recollection:
-        return Recollection()
+    async def nobody() -> KnownCore:
+        return KnownCore()
 
-    caller = Caller(worker_name(socket.gethostname(), os.getpid()))
-    return Trading(CORE, dial(address), caller, nobody), Binding(ours.store, ours.place)
+    caller = CoreCaller(worker_name(socket.gethostname(), os.getpid()))
+    return TradingCoreClient(CORE, dial(address), caller, nobody), Binding(ours.store, ours.place)
 
 
 def _retirement(
-    store: PostgresStore, core: Trading, alert: Callable[[Alert], None]
+    store: PostgresStore, core: TradingCoreClient, alert: Callable[[Alert], None]
 ) -> Callable[[], Awaitable[None]]:
     """Let the core forget operations of transfers that have ended long ago."""
     retirement = Retirement(PostgresFloors(store), core.retire, time.time, alert)

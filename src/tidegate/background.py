@@ -9,24 +9,24 @@ from msgspec.structs import replace
 
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ports import StoreUnavailable
-from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.alerts import Alert, AlertCode
 
 LONGEST_PAUSE_S = 30.0  # Between two tries of a task that fails.
 
 
-class Chore(NamedTuple):
+class BackgroundTask(NamedTuple):
     """One task. Each round does the work once, and raises if it could not."""
 
     name: str
     work: Callable[[], Awaitable[None]]
     every_s: float
-    code: Code = Code.BACKGROUND_FAILED
+    code: AlertCode = AlertCode.BACKGROUND_FAILED
     first_s: float = 0.0  # Before the first round.
     longest_s: float | None = None  # Between two tries while it fails; None: LONGEST_PAUSE_S.
     late_s: float | None = None  # Without a success for so long, people are told in any case.
 
 
-class Background:
+class BackgroundTasks:
     """Runs chores. A failure is told once, and that it is over; the next round comes anyway.
 
     A round that could not reach the database or a system is put off. Whoever needs that system
@@ -42,7 +42,7 @@ class Background:
         self._faults: dict[str, BaseException] = {}  # Of the rounds since the last success.
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def start(self, chore: Chore) -> None:
+    def start(self, chore: BackgroundTask) -> None:
         assert chore.name not in self._tasks, f"{chore.name} runs already"
         self._succeeded_s[chore.name] = self._clock()
         self._tasks[chore.name] = asyncio.create_task(self._repeat(chore), name=chore.name)
@@ -63,7 +63,7 @@ class Background:
         now_s = self._clock()
         return {name: now_s - self._succeeded_s[name] for name in self._tasks}
 
-    async def _repeat(self, chore: Chore) -> None:
+    async def _repeat(self, chore: BackgroundTask) -> None:
         failures = 0
         await asyncio.sleep(chore.first_s)
         while True:
@@ -81,7 +81,7 @@ class Background:
             pause_s = min(2.0 ** min(failures, 10), longest_s) if failures else 0.0
             await asyncio.sleep(max(chore.every_s, pause_s))
 
-    def _note(self, chore: Chore, round_: "asyncio.Future[None]") -> None:
+    def _note(self, chore: BackgroundTask, round_: "asyncio.Future[None]") -> None:
         fault = _fault(round_)
         if fault is not None:
             self._faults[chore.name] = fault
@@ -95,7 +95,7 @@ class Background:
             cause = f"cleared: {over.cause}"
             self._alert(replace(over, alarm=Alarm.NONE, cause=cause, cleared=True))
 
-    def _rearm(self, chore: Chore) -> None:
+    def _rearm(self, chore: BackgroundTask) -> None:
         """A timer and not a look after each round: a round that never ends is late as well."""
         if (timer := self._timers.pop(chore.name, None)) is not None:
             timer.cancel()
@@ -103,12 +103,12 @@ class Background:
             loop = asyncio.get_running_loop()
             self._timers[chore.name] = loop.call_later(chore.late_s, self._tell_late, chore)
 
-    def _tell_late(self, chore: Chore) -> None:
+    def _tell_late(self, chore: BackgroundTask) -> None:
         fault = self._faults.get(chore.name)
         why = "its round has not ended yet" if fault is None else _described(fault)
         self._tell(chore, f"{chore.name} has not succeeded for over {chore.late_s:g} s: {why}")
 
-    def _tell(self, chore: Chore, cause: str) -> None:
+    def _tell(self, chore: BackgroundTask, cause: str) -> None:
         if chore.name in self._tasks and chore.name not in self._told:
             self._told[chore.name] = Alert(Alarm.CRITICAL, chore.code, cause)
             self._alert(self._told[chore.name])
@@ -118,7 +118,7 @@ def put_off(fault: BaseException) -> bool:
     return isinstance(fault, StoreUnavailable | Unreachable)
 
 
-async def _round(chore: Chore) -> None:
+async def _round(chore: BackgroundTask) -> None:
     await chore.work()
 
 

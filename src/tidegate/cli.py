@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from tidegate.client import ApiProblem, NoAnswer, NoKeys
-from tidegate.commands.access import Complaint
-from tidegate.commands.typed import typed
-from tidegate.settings import WrongSetting
+from tidegate.client import ApiProblem, KeysNotFound, OutcomeUnknown
+from tidegate.commands.console import CommandError
+from tidegate.commands.typed_options import typed
+from tidegate.settings import InvalidSetting
 
 # Every command, in the order of the help, and the module it is in.
 COMMANDS = {
@@ -109,11 +109,11 @@ def main() -> None:
 def _run() -> int:
     try:
         return cli(typed_in(sys.argv[1:]))(standalone_mode=False) or 0
-    except Complaint as complaint:
+    except CommandError as complaint:
         return _complain(complaint, complaint.code)
-    except (ApiProblem, NoAnswer, NoKeys, OSError) as fault:
+    except (ApiProblem, OutcomeUnknown, KeysNotFound, OSError) as fault:
         return _complain(fault, 1)
-    except WrongSetting as fault:
+    except InvalidSetting as fault:
         return _complain(fault, 2)
     except TyperException as fault:
         where = getattr(getattr(fault, "ctx", None), "command_path", "tidegate")

@@ -13,7 +13,7 @@ import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tidegate.service.auth import Terms
+from tidegate.service.auth import TokenPolicy
 from tidegate.service.keys import issue, new_keypair
 
 V1, DESK = "/api/v1", "/api/v1/operator"
@@ -37,7 +37,7 @@ class ApiProblem(Exception):
         super().__init__(f"{self.code}: {self.detail}" if self.detail else self.code)
 
 
-class NoAnswer(Exception):
+class OutcomeUnknown(Exception):
     """Nobody knows what became of the request: ask again with the same cid."""
 
 
@@ -188,16 +188,18 @@ class Client:
             response = self._http.send(request)
             said = response.json()
         except httpx2.TransportError as fault:
-            raise NoAnswer(f"{self.url} does not answer: {fault!s}") from fault
+            raise OutcomeUnknown(f"{self.url} does not answer: {fault!s}") from fault
         except ValueError as fault:
-            raise NoAnswer(f"{self.url} answers in no language we know; is it Tidegate?") from fault
+            raise OutcomeUnknown(
+                f"{self.url} answers in no language we know; is it Tidegate?"
+            ) from fault
         answer: Answer = said if isinstance(said, dict) else {}
         if response.status_code >= 400:
             raise ApiProblem(response.status_code, answer)
         return answer
 
 
-class NoKeys(Exception):
+class KeysNotFound(Exception):
     """There are no keys where a local Tidegate keeps them, or they are not what they should be."""
 
 
@@ -206,13 +208,13 @@ class Keyring(NamedTuple):
 
     private: bytes
     kid: str
-    terms: Terms
+    terms: TokenPolicy
 
     def token(self, subject: str, role: str, now: float) -> str:
         return issue(self.private, self.kid, self.terms.claims(subject, [role], now))
 
 
-def make_keyring(directory: Path, terms: Terms) -> Path:
+def make_keyring(directory: Path, terms: TokenPolicy) -> Path:
     """Put a key there if there is none, readable by its owner only; return the public side."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (directory / PRIVATE).exists():
@@ -228,9 +230,11 @@ def make_keyring(directory: Path, terms: Terms) -> Path:
 def load_keyring(directory: Path) -> Keyring:
     private, _, kid = _identify(directory / PRIVATE)
     try:
-        terms = msgspec.json.decode((directory / TERMS).read_bytes(), type=Terms)
+        terms = msgspec.json.decode((directory / TERMS).read_bytes(), type=TokenPolicy)
     except (OSError, msgspec.DecodeError) as fault:
-        raise NoKeys(f"{directory / TERMS} cannot be read: start `tidegate up` there") from fault
+        raise KeysNotFound(
+            f"{directory / TERMS} cannot be read: start `tidegate up` there"
+        ) from fault
     return Keyring(private, kid, terms)
 
 
@@ -240,11 +244,11 @@ def _identify(path: Path) -> tuple[bytes, bytes, str]:
         private = path.read_bytes()
         key = serialization.load_pem_private_key(private, password=None)
     except FileNotFoundError as fault:
-        raise NoKeys(f"there is no {path}: start `tidegate up` there once") from fault
+        raise KeysNotFound(f"there is no {path}: start `tidegate up` there once") from fault
     except (OSError, ValueError) as fault:
-        raise NoKeys(f"{path} cannot be read as a private key: {fault}") from fault
+        raise KeysNotFound(f"{path} cannot be read as a private key: {fault}") from fault
     if not isinstance(key, Ed25519PrivateKey):
-        raise NoKeys(f"{path} is not an Ed25519 key: remove it, and another is made")
+        raise KeysNotFound(f"{path} is not an Ed25519 key: remove it, and another is made")
     raw = key.public_key().public_bytes_raw()
     return private, raw, hashlib.sha256(raw).hexdigest()[:16]
 

@@ -21,32 +21,33 @@ import uvicorn
 from ulid import ULID
 
 from tidegate.app import Setup, collect_seldom, log_alert, open_gate
-from tidegate.background import Background, Chore
+from tidegate.background import BackgroundTask, BackgroundTasks
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, Flow, Row
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import StoreUnavailable
-from tidegate.core.transfer import Transfer
-from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.alert_watch import AlertThresholds, AlertWatch
+from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.engine.audit import Audit
+from tidegate.engine.end_rates import EndRates
 from tidegate.engine.gate import Gate
-from tidegate.engine.rates import Rates
-from tidegate.engine.watch import Thresholds, Watch
 from tidegate.flows import FLOWS
 from tidegate.leadership import Leadership
-from tidegate.service.api import HEALTH_RULES, SHARED_RULES, Api
-from tidegate.service.auth import Terms, Verifier
+from tidegate.service.api import HEALTH_ROUTES, SHARED_PORT_ROUTES, Api
+from tidegate.service.auth import TokenPolicy, Verifier
 from tidegate.service.connections import health_server_of, server_of
-from tidegate.service.front import Service
 from tidegate.service.http import JSON
-from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, Keys, Patience, keys_of
-from tidegate.service.limits import Rate, RequestRate, SharedRequestRate
-from tidegate.service.meters import Meters
+from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, KeyRefresh, KeySource, keys_of
+from tidegate.service.metrics import Metrics
 from tidegate.service.pager import Pager, Post
-from tidegate.service.shared import AuditProgress, SharedMemory
+from tidegate.service.rate_limits import OwnerRateLimit, RateLimit, SharedRateLimit
+from tidegate.service.routing import ServiceContext
+from tidegate.service.shared_memory import SharedAuditProgress, SharedMemory
 from tidegate.service.sockets import bound, taken
 from tidegate.settings import Settings
-from tidegate.store.pages import mark_told
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sent_pages import mark_sent
+from tidegate.store.sessions import StoreLimits
 from tidegate.store.writable import check_writable
 
 log = structlog.get_logger("tidegate")
@@ -83,7 +84,7 @@ def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -
     return replace(flow, rows=rows)
 
 
-class Sibling(NamedTuple):
+class SharedPortProcess(NamedTuple):
     """One of several API processes that serve a port together."""
 
     number: int  # From 1.
@@ -91,16 +92,16 @@ class Sibling(NamedTuple):
     memory: SharedMemory
 
 
-class Telling:
+class AlertOutputs:
     """Who is told of an alert: the log, the metrics, the webhook."""
 
     def __init__(self, settings: Settings) -> None:
-        self.meters, self.pager = Meters(), Pager(_webhook(settings))
-        self.background = Background(self.alert, time.monotonic)
-        self.background.start(Chore("pager", self.pager.deliver, 0.0))
+        self.metrics, self.pager = Metrics(), Pager(_webhook(settings))
+        self.background = BackgroundTasks(self.alert, time.monotonic)
+        self.background.start(BackgroundTask("pager", self.pager.deliver, 0.0))
 
     def alert(self, raised: Alert) -> None:
-        for told in (log_alert, self.meters.alert, self.pager.notify):
+        for told in (log_alert, self.metrics.alert, self.pager.notify):
             told(raised)
 
     async def close(self) -> None:
@@ -108,35 +109,35 @@ class Telling:
         await self.pager.flush(FLUSH_S)
 
 
-async def serve_api(settings: Settings, sibling: Sibling | None = None) -> None:
+async def serve_api(settings: Settings, sibling: SharedPortProcess | None = None) -> None:
     """The engine with the HTTP service in front, until a signal ends it."""
     collect_seldom()
     keys = keys_from(settings)
     checker = verifier(settings, keys)
     async with _engine(settings) as (gate, telling):
         background = telling.background
-        audit = Audit(gate.store, gate.core, gate.engine.means.flows, telling.alert)
-        limits = Thresholds(
+        audit = Audit(gate.store, gate.core, gate.engine.context.flows, telling.alert)
+        limits = AlertThresholds(
             births_a_minute=settings.alert_busy_owner, unaudited_s=2 * settings.full_audit_s
         )
-        watch = Watch(gate.store, gate.engine.means.flows, telling.alert, limits)
-        service = Service(
+        watch = AlertWatch(gate.store, gate.engine.context.flows, telling.alert, limits)
+        service = ServiceContext(
             gate=gate,
             authenticate=checker.authenticate,
-            meters=telling.meters,
+            metrics=telling.metrics,
             clock=time.monotonic,
             new_id=request_ids(),
             audit=audit,
             wait_s=settings.wait_ms / 1000,
             rate=rate_of(settings, sibling),
             ages=background.ages,
-            progress=AuditProgress(sibling.memory) if sibling else None,
+            progress=SharedAuditProgress(sibling.memory) if sibling else None,
         )
         if isinstance(keys, FetchedKeys):
-            background.start(Chore("key refresh", keys.keep_fresh, Patience().retry_s))
+            background.start(BackgroundTask("key refresh", keys.keep_fresh, KeyRefresh().retry_s))
         if settings.deny_list:
             deny = partial(deny_revoked, checker, settings.deny_list)
-            chore = Chore("deny list", deny, DENY_EVERY_S, Code.DENY_LIST_UNREADABLE)
+            chore = BackgroundTask("deny list", deny, DENY_EVERY_S, AlertCode.DENY_LIST_UNREADABLE)
             background.start(chore._replace(longest_s=DENY_EVERY_S))
         lead = Leadership(settings.database or "", settings.schema)
         await _start_led(background, lead, watch, audit, settings)
@@ -153,36 +154,38 @@ async def serve_worker(settings: Settings) -> None:
     """The engine without the API: only its health and its metrics are served."""
     collect_seldom()
     async with _engine(settings) as (gate, telling):
-        service = Service(
+        service = ServiceContext(
             gate=gate,
             authenticate=_nobody,
-            meters=telling.meters,
+            metrics=telling.metrics,
             clock=time.monotonic,
             new_id=request_ids(),
             ages=telling.background.ages,
         )
-        api = Api(service, HEALTH_RULES)
+        api = Api(service, HEALTH_ROUTES)
         await _serve(api, settings.host, settings.worker_port, gate.engine.died)
 
 
 @asynccontextmanager
-async def _engine(settings: Settings) -> AsyncIterator[tuple[Gate, Telling]]:
-    telling, setup = Telling(settings), setup_of(settings)
-    rates = Rates({flow.name: flow for flow in setup.flows}, telling.alert, time.monotonic)
+async def _engine(settings: Settings) -> AsyncIterator[tuple[Gate, AlertOutputs]]:
+    telling, setup = AlertOutputs(settings), setup_of(settings)
+    rates = EndRates({flow.name: flow for flow in setup.flows}, telling.alert, time.monotonic)
 
     def ended(transfers: Sequence[Transfer]) -> None:
-        telling.meters.ended(transfers)
+        telling.metrics.ended(transfers)
         rates.ended(transfers)
 
     setup = replace(setup, alert=telling.alert, background=telling.background, ended=ended)
-    telling.background.start(Chore("rates", rates.look, WATCH_EVERY_S))
+    telling.background.start(BackgroundTask("rates", rates.look, WATCH_EVERY_S))
     try:
         async with open_gate(setup) as gate:
-            telling.pager.mark = partial(mark_told, gate.store)
-            refresh = Chore("asset refresh", gate.refresh_assets, ASSETS_EVERY_S)
+            telling.pager.mark = partial(mark_sent, gate.store)
+            refresh = BackgroundTask("asset refresh", gate.refresh_assets, ASSETS_EVERY_S)
             telling.background.start(refresh)
             look = partial(_check_database, gate.store)
-            check = Chore("database check", look, DATABASE_EVERY_S, Code.DATABASE_UNUSABLE)
+            check = BackgroundTask(
+                "database check", look, DATABASE_EVERY_S, AlertCode.DATABASE_UNUSABLE
+            )
             telling.background.start(check._replace(longest_s=DATABASE_EVERY_S))
             yield gate, telling
             await telling.background.stop()
@@ -190,7 +193,7 @@ async def _engine(settings: Settings) -> AsyncIterator[tuple[Gate, Telling]]:
         await telling.close()
 
 
-class DatabaseUnusable(Exception):
+class DatabaseNotWritable(Exception):
     """It is full, read-only or unreachable: somebody must know."""
 
 
@@ -198,7 +201,7 @@ async def _check_database(store: PostgresStore) -> None:
     try:
         await check_writable(store)
     except StoreUnavailable as fault:
-        raise DatabaseUnusable(f"the database is {store.trouble}: {fault}") from fault
+        raise DatabaseNotWritable(f"the database is {store.trouble}: {fault}") from fault
 
 
 async def _nobody(_: str) -> None:
@@ -212,10 +215,12 @@ async def _serve(api: Api, host: str, port: int, died: "asyncio.Future[BaseExcep
         await _listen(server_of(api, host, port), listening, died)
 
 
-async def _serve_beside(service: Service, settings: Settings, sibling: Sibling) -> None:
+async def _serve_beside(
+    service: ServiceContext, settings: Settings, sibling: SharedPortProcess
+) -> None:
     """The same on a port that siblings share, with an address for the health of this process."""
     host, port = settings.host, settings.port
-    health = health_server_of(Api(service, HEALTH_RULES), settings.health_host)
+    health = health_server_of(Api(service, HEALTH_ROUTES), settings.health_host)
     with (
         bound(settings.health_host, sibling.health_port, shared=True) as own,
         bound(host, port, shared=True) as listening,
@@ -225,7 +230,7 @@ async def _serve_beside(service: Service, settings: Settings, sibling: Sibling) 
         # First the port: whoever finds the health address open finds the port open too.
         listening.listen()
         answering = asyncio.create_task(health.serve([own]))
-        server = server_of(Api(service, SHARED_RULES), host, port)
+        server = server_of(Api(service, SHARED_PORT_ROUTES), host, port)
         try:
             await _listen(server, listening, service.gate.engine.died)
         finally:
@@ -246,24 +251,30 @@ async def _listen(
 
 
 async def _start_led(
-    background: Background, lead: Leadership, watch: Watch, audit: Audit, settings: Settings
+    background: BackgroundTasks,
+    lead: Leadership,
+    watch: AlertWatch,
+    audit: Audit,
+    settings: Settings,
 ) -> None:
     """Start what one process does for all."""
     with suppress(StoreUnavailable):
         await lead.look()  # Before the others' first rounds, which need to know who leads.
-    leading = Chore("leadership", lead.look, LEAD_EVERY_S, Code.LEADER_UNKNOWN)
+    leading = BackgroundTask("leadership", lead.look, LEAD_EVERY_S, AlertCode.LEADER_UNKNOWN)
     background.start(leading._replace(longest_s=LEAD_RETRY_S, late_s=LEADERLESS_S))
-    watching = Chore("watch", _led(lead, watch.look), WATCH_EVERY_S, first_s=WATCH_EVERY_S)
+    watching = BackgroundTask("watch", _led(lead, watch.look), WATCH_EVERY_S, first_s=WATCH_EVERY_S)
     background.start(watching._replace(longest_s=WATCH_EVERY_S, late_s=WATCH_LATE_S))
     judge = partial(audit.run_next, settings.full_audit_s)
-    background.start(Chore("audit", _led(lead, judge), settings.audit_s, first_s=settings.audit_s))
+    background.start(
+        BackgroundTask("audit", _led(lead, judge), settings.audit_s, first_s=settings.audit_s)
+    )
 
 
-def rate_of(settings: Settings, sibling: Sibling | None) -> Rate:
+def rate_of(settings: Settings, sibling: SharedPortProcess | None) -> RateLimit:
     per_second = settings.requests_per_second if settings.rate_limits else None
     if sibling is None:
-        return RequestRate(per_second, time.monotonic)
-    return SharedRequestRate(per_second, time.monotonic, sibling.memory)
+        return OwnerRateLimit(per_second, time.monotonic)
+    return SharedRateLimit(per_second, time.monotonic, sibling.memory)
 
 
 def _led(lead: Leadership, work: Work) -> Work:
@@ -297,17 +308,17 @@ def _webhook(settings: Settings) -> Post | None:
     return post
 
 
-def keys_from(settings: Settings) -> Keys:
+def keys_from(settings: Settings) -> KeySource:
     """From a file or from a JWKS address, never from the token."""
     if settings.jwks_url is not None:
-        return FetchedKeys(_fetch(settings.jwks_url), time.time, Patience())
+        return FetchedKeys(_fetch(settings.jwks_url), time.time, KeyRefresh())
     if settings.keys is not None:
         return FixedKeys(keys_of(Path(settings.keys).read_bytes()))
     return FixedKeys(())
 
 
-def verifier(settings: Settings, keys: Keys) -> Verifier:
-    terms = Terms(
+def verifier(settings: Settings, keys: KeySource) -> Verifier:
+    terms = TokenPolicy(
         issuer=settings.issuer,
         audience=settings.audience,
         max_lifetime_s=settings.token_lifetime_s or TOKEN_S,
@@ -334,7 +345,7 @@ async def deny_revoked(checker: Verifier, path: str) -> None:
 
 def setup_of(settings: Settings) -> Setup:
     assert settings.database is not None, "a database is needed"
-    bounds = Bounds(lease_s=settings.lease_s, connections=settings.connections)
+    bounds = StoreLimits(lease_s=settings.lease_s, connections=settings.connections)
     patience = (settings.retry_first_s, settings.alert_after_attempts, settings.alert_after_s)
     return Setup(
         settings.database,

@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deny_list: Text | None = None  # A file with one revoked token id per line.
 
 
-class WrongSetting(Exception):
+class InvalidSetting(Exception):
     """A setting is unknown, or not what it may be; one line says which, and what is allowed."""
 
 
@@ -165,9 +165,9 @@ def _toml(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as fault:
-        raise WrongSetting(f"--config: {path} cannot be read: {fault}") from fault
+        raise InvalidSetting(f"--config: {path} cannot be read: {fault}") from fault
     except tomllib.TOMLDecodeError as fault:
-        raise WrongSetting(f"{path} is not TOML: {fault}") from fault
+        raise InvalidSetting(f"{path} is not TOML: {fault}") from fault
 
 
 def _environment(environ: Mapping[str, str]) -> Iterable[tuple[str, object]]:
@@ -185,12 +185,14 @@ def _resolve(given: Iterable[tuple[str, object]], where: str) -> dict[str, objec
     names: dict[str, str] = {}
     for name, value in given:
         if name not in HINTS and name not in ALIASES:
-            raise WrongSetting(f"{where}: there is no setting {name!r}; {_meant(name)}")
+            raise InvalidSetting(f"{where}: there is no setting {name!r}; {_meant(name)}")
         ours, per_unit = ALIASES.get(name, (name, 0))
         checked = _converted(ours, _scaled(value, per_unit), f"{where}: {name} = {value!r}")
         other = names.setdefault(ours, name)
         if resolved.setdefault(ours, checked) != checked:
-            raise WrongSetting(f"{where}: {other} and {name} are one setting and differ: keep one")
+            raise InvalidSetting(
+                f"{where}: {other} and {name} are one setting and differ: keep one"
+            )
     return resolved
 
 
@@ -212,7 +214,7 @@ def _converted(name: str, value: object, said: str) -> object:
         # Text is read as the type wants it, because the environment has nothing else.
         return msgspec.convert(_unpacked(hint, value), hint, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ValueError) as fault:
-        raise WrongSetting(f"{said} is wrong; allowed: {_allowed(hint)}") from fault
+        raise InvalidSetting(f"{said} is wrong; allowed: {_allowed(hint)}") from fault
 
 
 def _unpacked(hint: Any, value: object) -> object:

@@ -16,11 +16,13 @@ import msgspec
 from tests.acceptance.fuse import Bug, NamedFuse
 from tidegate import app, serving
 from tidegate.core.answers import Answer
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.settings import Settings
-from tidegate.store.postgres import PostgresStore, PostgresTransaction
-from tidegate.systems.trading import Trading
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.transaction import PostgresTransaction
+from tidegate.systems.trading import TradingCoreClient
 
 BUG = "bug "  # Before the name of a moment: raise there, and do not kill.
 
@@ -59,7 +61,7 @@ class WatchedStore(PostgresStore):
         return rows
 
 
-class WatchedCore(Trading):
+class WatchedCore(TradingCoreClient):
     fuse: NamedFuse
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
@@ -78,7 +80,7 @@ def watch(moment: str, *, armed: bool) -> None:
     WatchedStore.fuse = WatchedCore.fuse = fuse
     WatchedStore.writing = {}
     setattr(app, "PostgresStore", WatchedStore)  # noqa: B010
-    setattr(app, "Trading", WatchedCore)  # noqa: B010
+    setattr(app, "TradingCoreClient", WatchedCore)  # noqa: B010
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import tidegate as tg
 from tests.conftest import SCHEMA
 from tidegate.flows import FLOWS
-from tidegate.store.postgres import Bounds
+from tidegate.store.sessions import StoreLimits
 
 INTERNAL = FLOWS["internal_transfer"]
 ADDED = tg.Flow("added", first=INTERNAL.first, rows=INTERNAL.rows)
@@ -37,7 +37,7 @@ async def work(setup: tg.Setup, owner: int, count: int) -> None:
 
 def main() -> None:
     database, core, owner, count = sys.argv[1:]
-    bounds = Bounds(lease_s=1.0, connections=4)
+    bounds = StoreLimits(lease_s=1.0, connections=4)
     setup = tg.Setup(database, SCHEMA, core, flows=(ADDED,), bounds=bounds, scan_s=0.1, ring_size=1)
     asyncio.run(work(setup, int(owner), int(count)))
 

@@ -22,19 +22,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from jwt.algorithms import OKPAlgorithm
 
 from tests.acceptance.api import Parameters
-from tests.bearers import Bearer, assert_used_in_a_test
 from tests.conftest import SCHEMA
 from tests.forked import Forked
+from tests.token_clients import Bearer, assert_used_in_a_test
 from tidegate.engine.gate import CORE
-from tidegate.service.auth import Terms
+from tidegate.service.auth import TokenPolicy
 from tidegate.service.keys import issue, new_keypair
 from tidegate.settings import Settings
 from tidegate.store.postgres import PostgresStore
-from tidegate.systems.trading import Caller, Recollection, Trading, dial, recall
+from tidegate.systems.trading import (
+    CoreCaller,
+    KnownCore,
+    TradingCoreClient,
+    dial,
+    load_known_core,
+)
 
 ROOT = Path(__file__).parents[2]
 KILLED = -signal.SIGKILL
-TERMS = Terms(issuer="tests", audience="tidegate")
+TERMS = TokenPolicy(issuer="tests", audience="tidegate")
 KID = "acceptance"
 PRIVATE, PUBLIC = new_keypair()
 START_S = 20.0
@@ -243,15 +249,15 @@ class Stack:
             cursor = connection.execute(statement.encode(), values)
             return cursor.fetchall() if cursor.description else []
 
-    def ask_core(self, asking: Callable[[Trading], Awaitable[T]]) -> T:
+    def ask_core(self, asking: Callable[[TradingCoreClient], Awaitable[T]]) -> T:
         """As a client of the store that remembers nothing of the core."""
 
-        async def forgotten() -> Recollection:
+        async def forgotten() -> KnownCore:
             async with PostgresStore(self.database, SCHEMA) as store, store.transaction() as tx:
-                return (await recall(tx, CORE))._replace(mark=None)
+                return (await load_known_core(tx, CORE))._replace(mark=None)
 
         async def whole() -> T:
-            client = Trading(CORE, dial(self.address), Caller("tests"), forgotten)
+            client = TradingCoreClient(CORE, dial(self.address), CoreCaller("tests"), forgotten)
             try:
                 return await asking(client)
             finally:

@@ -9,10 +9,11 @@ from ulid import ULID
 from tests.acceptance.rig import USDT, Stack, User
 from tidegate.core.answers import Done
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Party
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Question
 from tidegate.engine.gate import CORE
-from tidegate.systems.trading import Trading
+from tidegate.systems.trading import TradingCoreClient
 
 CID = "victim"
 
@@ -52,7 +53,7 @@ def crowded_out(user: User) -> Iterator[None]:
     def asking(verb: Verb) -> None:
         question = Question(uuid4(), 0, verb, party, USDT, much)
 
-        async def ask(core: Trading) -> None:
+        async def ask(core: TradingCoreClient) -> None:
             [answer] = await core.ask([question])
             assert isinstance(answer, Done), answer
 

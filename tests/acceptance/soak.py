@@ -28,7 +28,7 @@ from tests.acceptance.webhook import listening
 from tests.running import Up, eventually, running
 from tidegate.client import Client
 from tidegate.commands.progress import bar
-from tidegate.supervisor.tokens import token
+from tidegate.supervisor.demo_tokens import token
 
 OWNERS = range(11, 19)
 START = {"FUNDING": 1_000, "SPOT": 500}

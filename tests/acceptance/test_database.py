@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 
 from tests.acceptance.rig import Answer, Stack, User, stacked, until
 from tests.cluster import cluster_url, drop_database
-from tests.crash.room import SmallDisk
-from tidegate.engine.alerts import Code
+from tests.crash.small_disk import SmallDisk
+from tidegate.engine.alerts import AlertCode
 
 pytestmark = pytest.mark.slow
 BOUND_S = 20.0
@@ -163,4 +163,4 @@ def fill_pages(user: User) -> Answer:
 
 
 def test_the_alert_has_its_code() -> None:
-    assert Code.DATABASE_UNUSABLE == NAME
+    assert AlertCode.DATABASE_UNUSABLE == NAME

@@ -15,8 +15,9 @@ from tests.acceptance.rig import USDT, Api, Stack, User, until, wish
 from tests.acceptance.scenes import compensating, crowded_out, killed_at
 from tests.acceptance.webhook import Webhook, listening
 from tidegate.core.flow import Verb
-from tidegate.core.transfer import Party, Question
-from tidegate.engine.clock import LATE_S
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
+from tidegate.engine.clock_repair import LATE_S
 from tidegate.engine.gate import CORE
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,13 @@ from ulid import ULID
 from tests.acceptance.rig import USDT, Stack, User
 from tests.acceptance.scenes import CID
 from tests.conftest import SCHEMA
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer, Done
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account
-from tidegate.core.transfer import Party, Question
-from tidegate.engine.gate import CORE, LEDGER
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
+from tidegate.engine.gate import CORE
+from tidegate.engine.request_forms import LEDGER
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.ledger import FUNDING, Ledger
 

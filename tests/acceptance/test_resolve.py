@@ -11,9 +11,9 @@ from ulid import ULID
 
 from tests.acceptance.rig import UNIT, Stack, User, bearer, until
 from tests.acceptance.scenes import compensating, crowded_out, killed_at
-from tests.bearers import Bearer
 from tests.running import tidegate
-from tidegate.engine.clock import LATE_S
+from tests.token_clients import Bearer
+from tidegate.engine.clock_repair import LATE_S
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tidegate.certify.bench import ASSET_ID
+from tidegate.certify.system_under_test import ASSET_ID
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.transfer import Question

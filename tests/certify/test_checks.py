@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from tests.certify.bank import BankBench, Flaw
-from tidegate.certify import CHECKS, Finding, Verdict, attempt, failure
+from tidegate.certify import CHECKS, CheckOutcome, CheckResult, attempt, failure
 
 _fresh = (UUID(int=number << 80) for number in count(1))
 
@@ -53,12 +53,12 @@ BREAKS_AT_LEAST = {
 }
 
 
-def tried(flaw: Flaw) -> list[Finding]:
+def tried(flaw: Flaw) -> list[CheckResult]:
     return [asyncio.run(attempt(check, lambda: BankBench(flaw), next(_fresh))) for check in CHECKS]
 
 
 def failed(flaw: Flaw) -> set[str]:
-    return {found.check.name for found in tried(flaw) if found.verdict is Verdict.FAILED}
+    return {found.check.name for found in tried(flaw) if found.verdict is CheckOutcome.FAILED}
 
 
 @pytest.mark.parametrize("flaw", BREAKS)
@@ -72,7 +72,7 @@ def test_a_gross_flaw_is_found(flaw: Flaw) -> None:
 
 
 def test_a_bench_that_offers_everything_leaves_nothing_untried() -> None:
-    assert {found.verdict for found in tried(Flaw.NONE)} == {Verdict.HELD}
+    assert {found.verdict for found in tried(Flaw.NONE)} == {CheckOutcome.HELD}
 
 
 def test_every_flaw_is_tried_and_every_check_has_a_flaw_that_breaks_it() -> None:

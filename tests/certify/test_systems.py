@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from tests.contracts.desks import DESKS
-from tests.contracts.places import Place
-from tidegate.certify import CHECKS, Check, Verdict, attempt, failure
+from tests.contracts.surroundings import Place
+from tests.contracts.systems import DESKS
+from tidegate.certify import CHECKS, Check, CheckOutcome, attempt, failure
 
 _fresh = (UUID(int=number << 80) for number in count(1 << 40))
 
@@ -36,5 +36,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name fo
 def test_keeps(check: Check, name: str, database: str, tmp_path: Path) -> None:
     place = Place(database, tmp_path)
     finding = asyncio.run(attempt(check, lambda: DESKS[name](place), next(_fresh)))
-    assert finding.verdict is not Verdict.FAILED, failure(finding)
-    assert (finding.verdict is Verdict.NOT_TRIED) == ((name, check.name) in NOT_TRIED), finding.why
+    assert finding.verdict is not CheckOutcome.FAILED, failure(finding)
+    assert (finding.verdict is CheckOutcome.NOT_TRIED) == ((name, check.name) in NOT_TRIED), (
+        finding.why
+    )

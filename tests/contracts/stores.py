@@ -10,16 +10,18 @@ from uuid import UUID
 
 from tests.conftest import SCHEMA
 from tidegate.core.answers import Answer
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.moves import moves_of
-from tidegate.core.ports import Key, Store
+from tidegate.core.ports import RequestKey, Store
 from tidegate.core.request import Request, transfer_of
-from tidegate.core.transfer import Move, Party, Transfer
+from tidegate.core.transfer import Move
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
-from tidegate.store.memory import MemoryStore
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 
 FLOW = FLOWS["internal_transfer"]
 OTHER = FLOWS["external_withdrawal"]
@@ -34,7 +36,7 @@ Stage: TypeAlias = Callable[[str], AbstractAsyncContextManager[AnyStore]]
 
 @asynccontextmanager
 async def postgres(database: str) -> AsyncIterator[AnyStore]:
-    async with PostgresStore(database, SCHEMA, Bounds(lease_s=0.3)) as store:
+    async with PostgresStore(database, SCHEMA, StoreLimits(lease_s=0.3)) as store:
         yield store
 
 
@@ -51,14 +53,14 @@ def player(stage: Stage, database: str) -> Play:
     return lambda scene: asyncio.run(whole(scene))
 
 
-def newborn(lane: str = "venue", owner: int = 1, flow: Flow = FLOW) -> Transfer:
+def new_transfer(lane: str = "venue", owner: int = 1, flow: Flow = FLOW) -> Transfer:
     parties = {"source": Party(lane, "SPOT", owner), "target": Party("other", "BOOK", owner)}
     id_ = UUID(int=int(time.time() * 1000) << 80 | next(_numbers))
     return transfer_of(Request(owner, flow.name, parties, 3, 100), flow, id_)
 
 
-def key_of(transfer: Transfer, cid: str | None = None) -> Key:
-    return Key(transfer.owner, cid or str(transfer.id), b"print", transfer.id)
+def key_of(transfer: Transfer, cid: str | None = None) -> RequestKey:
+    return RequestKey(transfer.owner, cid or str(transfer.id), b"print", transfer.id)
 
 
 def created(transfer: Transfer) -> Move:
@@ -71,7 +73,7 @@ async def insert(store: AnyStore, *transfers: Transfer, cid: str | None = None) 
         await store.write(tx, moves_of([created(t) for t in transfers]), [False] * len(transfers))
 
 
-async def reserve(store: AnyStore, *keys: Key) -> None:
+async def reserve(store: AnyStore, *keys: RequestKey) -> None:
     async with store.transaction() as tx:
         await store.reserve(tx, keys)
 
@@ -80,7 +82,7 @@ async def answer(store: AnyStore, transfers: Sequence[Transfer], given: Answer) 
     """Decide and record, as the engine does; how many were still at their version."""
     async with store.transaction() as tx:
         fresh = await store.lock(tx, transfers)
-        moves = [decide(FLOW, t, given, Terms()) for t in fresh]
+        moves = [decide(FLOW, t, given, DecisionContext()) for t in fresh]
         if moves:
             await store.write(tx, moves_of(moves), [False] * len(moves))
     return len(moves)

@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.stores import AnyStore, Play, insert, newborn
+from tests.contracts.stores import AnyStore, Play, insert, new_transfer
 from tidegate.core.ids import first_id, time_ms
 from tidegate.core.ports import BelowFloor, Floors
 from tidegate.store.floors import PostgresFloors
-from tidegate.store.memory import MemoryStore
+from tidegate.store.memory_store import MemoryStore
 from tidegate.store.postgres import PostgresStore
 
 
@@ -34,7 +34,7 @@ def test_new_ids_are_above_the_floor_even_if_the_clock_is_behind_it(play: Play) 
 
 def test_a_birth_below_the_floor_is_refused_and_leaves_nothing(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        low, high = newborn(), replace(newborn(), id=first_id(2**47))
+        low, high = new_transfer(), replace(new_transfer(), id=first_id(2**47))
         await floors_of(store).raise_to(UUID(int=low.id.int + 1))
         with pytest.raises(BelowFloor):
             await insert(store, high, low)
@@ -49,8 +49,8 @@ def test_the_lowest_floor_is_the_horizon_or_what_is_older_and_open(play: Play) -
         floors = floors_of(store)
         lowest = await floors.lowest(3600)
         assert abs(time_ms(lowest) - time.time() * 1000 + 3_600_000) < 60_000
-        old = replace(newborn(), id=UUID(int=lowest.int - 1))
-        await insert(store, newborn(), old)
+        old = replace(new_transfer(), id=UUID(int=lowest.int - 1))
+        await insert(store, new_transfer(), old)
         assert await floors.lowest(3600) == old.id
 
     play(scene)

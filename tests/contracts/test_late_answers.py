@@ -3,16 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 
-from tests.contracts.stores import OURS, AnyStore, Play, answer, insert, newborn, one
+from tests.contracts.stores import OURS, AnyStore, Play, answer, insert, new_transfer, one
 from tidegate.core.answers import Alarm, Done, Unknown
-from tidegate.core.transfer import Transfer
+from tidegate.core.kind import Transfer
 
 
 def test_a_late_unknown_takes_back_nothing_that_was_counted_since(play: Play) -> None:
     """Its worker was stopped between the question and the record, for longer than the lease."""
 
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [late] = await store.claim("venue", 1, OURS)
         for attempts in (2, 3):
             [asked] = await after_the_lease(store, late)
@@ -29,7 +29,7 @@ def test_a_late_unknown_takes_back_nothing_that_was_counted_since(play: Play) ->
 
 def test_a_late_answer_takes_back_no_retries(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [late] = await store.claim("venue", 1, OURS)
         [asked] = await after_the_lease(store, late)
         await answer(store, [asked], Unknown("KEY_REUSED", Alarm.PAGE))

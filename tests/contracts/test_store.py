@@ -15,20 +15,21 @@ from tests.contracts.stores import (
     created,
     insert,
     key_of,
-    newborn,
+    new_transfer,
     one,
     reserve,
 )
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import moves_of
 from tidegate.core.ports import KeyTaken, StoreFault
-from tidegate.core.transfer import Expiry, Move, Transfer
+from tidegate.core.transfer import Expiry, Move
 
 
 def test_what_was_inserted_is_found_as_it_was(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        first = newborn().but(detail={"memo": "«½»"}, trace="t-1", cid="c", parent=UUID(int=5))
+        first = new_transfer().but(detail={"memo": "«½»"}, trace="t-1", cid="c", parent=UUID(int=5))
         await insert(store, first)
         found = await one(store, first.id)
         times = {"created_us": found.created_us, "updated_us": found.updated_us}
@@ -41,7 +42,7 @@ def test_what_was_inserted_is_found_as_it_was(play: Play) -> None:
 
 def test_a_claim_leases_counts_the_attempt_and_gives_each_row_once(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, *(newborn() for _ in range(10)), newborn("elsewhere"))
+        await insert(store, *(new_transfer() for _ in range(10)), new_transfer("elsewhere"))
         batches = await asyncio.gather(*(store.claim("venue", 4, OURS) for _ in range(4)))
         claimed = [t.id for batch in batches for t in batch]
         assert len(claimed) == len(set(claimed)) == 10
@@ -53,7 +54,7 @@ def test_a_claim_leases_counts_the_attempt_and_gives_each_row_once(play: Play) -
 
 def test_an_expired_lease_is_simply_a_due_transfer(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [first] = await store.claim("venue", 1, OURS)
         await asyncio.sleep(store.lease_s + 0.1)
         [again] = await store.claim("venue", 1, OURS)
@@ -67,7 +68,7 @@ def test_the_longest_due_is_claimed_first(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
         order = []
         for _ in range(3):
-            order.append(newborn())
+            order.append(new_transfer())
             await insert(store, order[-1])
             await asyncio.sleep(0.01)
         claimed = [(await store.claim("venue", 1, OURS))[0].id for _ in order]
@@ -78,7 +79,7 @@ def test_the_longest_due_is_claimed_first(play: Play) -> None:
 
 def test_a_released_lease_is_due_now_unless_the_row_has_moved(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn(), newborn())
+        await insert(store, new_transfer(), new_transfer())
         kept, moved = await store.claim("venue", 2, OURS)
         await answer(store, [moved], Done())
         await store.release([kept, moved])
@@ -89,7 +90,7 @@ def test_a_released_lease_is_due_now_unless_the_row_has_moved(play: Play) -> Non
 
 def test_a_move_is_recorded_only_for_a_row_at_the_version_asked_about(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
         assert await answer(store, [asked], Done()) == 1
         assert await answer(store, [asked], Rejected("late")) == 0
@@ -101,7 +102,7 @@ def test_a_move_is_recorded_only_for_a_row_at_the_version_asked_about(play: Play
 
 def test_of_two_workers_on_one_row_one_moves_it(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
         moved = await asyncio.gather(*(answer(store, [asked], Done()) for _ in range(6)))
         assert sum(moved) == 1
@@ -112,10 +113,10 @@ def test_of_two_workers_on_one_row_one_moves_it(play: Play) -> None:
 
 def test_record_moves_all_that_were_meant_or_none(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn(), newborn())
+        await insert(store, new_transfer(), new_transfer())
         first, second = await store.claim("venue", 2, OURS)
         await answer(store, [second], Done())
-        moves = [decide(FLOW, t, Done(), Terms()) for t in (first, second)]
+        moves = [decide(FLOW, t, Done(), DecisionContext()) for t in (first, second)]
         with pytest.raises(StoreFault):
             async with store.transaction() as tx:
                 await store.write(tx, moves_of(moves), [False] * len(moves))
@@ -126,14 +127,16 @@ def test_record_moves_all_that_were_meant_or_none(play: Play) -> None:
 
 def test_what_a_transaction_did_is_gone_if_it_fails(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
 
         async def failing() -> None:
             async with store.transaction() as tx:
                 fresh = await store.lock(tx, [asked])
                 await store.write(
-                    tx, moves_of([decide(FLOW, t, Done(), Terms()) for t in fresh]), [False]
+                    tx,
+                    moves_of([decide(FLOW, t, Done(), DecisionContext()) for t in fresh]),
+                    [False],
                 )
                 raise ZeroDivisionError
 
@@ -147,7 +150,7 @@ def test_what_a_transaction_did_is_gone_if_it_fails(play: Play) -> None:
 
 def test_an_end_has_no_lane_and_is_never_claimed_again(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
         await answer(store, [asked], Rejected("INSUFFICIENT_BALANCE"))
         found = await one(store, asked.id)
@@ -160,7 +163,7 @@ def test_an_end_has_no_lane_and_is_never_claimed_again(play: Play) -> None:
 
 def test_an_unknown_waits_its_delay_and_changes_nothing_else(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
         before = await one(store, asked.id)
         await answer(store, [asked], Unknown("timeout"))
@@ -174,7 +177,7 @@ def test_an_unknown_waits_its_delay_and_changes_nothing_else(play: Play) -> None
 
 def test_a_leased_row_is_left_to_whoever_was_handed_it(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        kept, left = newborn(), newborn()
+        kept, left = new_transfer(), new_transfer()
         async with store.transaction() as tx:
             rows = await store.write(tx, moves_of([created(kept), created(left)]), [True, False])
         assert [t.attempts for t in rows] == [1, 0]
@@ -186,12 +189,12 @@ def test_a_leased_row_is_left_to_whoever_was_handed_it(play: Play) -> None:
 
 def test_a_cid_that_is_taken_refuses_the_whole_batch(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        first, second, third = newborn(), newborn(), newborn()
+        first, second, third = new_transfer(), new_transfer(), new_transfer()
         await insert(store, first, cid="one")
         with pytest.raises(KeyTaken):
             await reserve(store, key_of(third, "two"), key_of(second, "one"))
         assert [t.id for t in await store.find([first.id, second.id, third.id])] == [first.id]
-        other = newborn(owner=2)
+        other = new_transfer(owner=2)
         await insert(store, other, cid="one")
         known = (await store.look([(1, "one"), (2, "one"), (3, "one"), (1, "two")])).known
         found = [k and k.transfer and k.transfer.id for k in known]
@@ -210,7 +213,7 @@ def test_racing_births_of_one_cid_make_one_transfer(play: Play) -> None:
                 return False
             return True
 
-        racers = [newborn() for _ in range(6)]
+        racers = [new_transfer() for _ in range(6)]
         assert sum(await asyncio.gather(*map(bear, racers))) == 1
         assert len(await store.find([t.id for t in racers])) == 1
 
@@ -219,7 +222,7 @@ def test_racing_births_of_one_cid_make_one_transfer(play: Play) -> None:
 
 def test_nothing_is_claimed_while_halted(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         await store.halt("the books differ", "auditor")
         assert await store.halted()
         assert await store.claim("venue", 1, OURS) == []
@@ -234,7 +237,7 @@ def test_nothing_is_claimed_while_halted(play: Play) -> None:
 
 def test_a_row_under_a_deadline_is_due_at_it_and_then_expired(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        transfer = newborn()
+        transfer = new_transfer()
         async with store.transaction() as tx:
             await store.write(
                 tx, moves_of([Move(None, transfer, delay_s=60.0, deadline_s=0.3)]), [False]
@@ -249,13 +252,13 @@ def test_a_row_under_a_deadline_is_due_at_it_and_then_expired(play: Play) -> Non
 
 def test_the_life_of_a_transfer_takes_the_place_of_its_deadlines(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        transfer = newborn()
+        transfer = new_transfer()
         async with store.transaction() as tx:
             move = Move(None, transfer, deadline_s=60.0, expiry=Expiry(after_s=0.5))
             await store.write(tx, moves_of([move]), [False])
         [asked] = await store.claim("venue", 1, OURS)
         assert not asked.expired
-        onward = decide(FLOW, asked, Done(), Terms())
+        onward = decide(FLOW, asked, Done(), DecisionContext())
         onward = replace(onward, delay_s=60.0, deadline_s=3600.0)
         async with store.transaction() as tx:
             await store.lock(tx, [asked])
@@ -264,7 +267,7 @@ def test_the_life_of_a_transfer_takes_the_place_of_its_deadlines(play: Play) -> 
         await asyncio.sleep(0.6)
         [late] = await store.claim("other", 1, OURS)
         assert (late.version, late.expired) == (1, True)
-        free = replace(decide(FLOW, late, Rejected("no"), Terms()), deadline_s=None)
+        free = replace(decide(FLOW, late, Rejected("no"), DecisionContext()), deadline_s=None)
         async with store.transaction() as tx:
             await store.lock(tx, [late])
             await store.write(tx, moves_of([free]), [False])
@@ -275,7 +278,7 @@ def test_the_life_of_a_transfer_takes_the_place_of_its_deadlines(play: Play) -> 
 
 def test_a_second_halt_keeps_its_reason_and_its_author(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         first = await store.halt("the books differ", "audit")
         second = await store.halt("the vault is open", "olga")
         shown = [(halt.id, halt.reason, halt.actor) for halt in await store.halts()]
@@ -311,7 +314,7 @@ def test_a_resume_without_a_name_ends_all_halts_and_lists_them(play: Play) -> No
 
 def test_a_refused_refund_is_a_new_question_that_waits(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
         await answer(store, [asked], Done())
         await answer(store, [await one(store, asked.id)], Rejected("no"))
@@ -326,7 +329,7 @@ def test_a_refused_refund_is_a_new_question_that_waits(play: Play) -> None:
 
 def test_the_alarm_of_an_unknown_is_kept_as_paged(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         [asked] = await store.claim("venue", 1, OURS)
         await answer(store, [asked], Unknown("KEY_REUSED", Alarm.PAGE))
         assert (await one(store, asked.id)).paged
@@ -336,7 +339,7 @@ def test_the_alarm_of_an_unknown_is_kept_as_paged(play: Play) -> None:
 
 def test_an_unreachable_lane_is_noted_once_for_all_its_transfers(play: Play) -> None:
     async def scene(store: AnyStore) -> None:
-        await insert(store, newborn())
+        await insert(store, new_transfer())
         assert await store.outages() == []
         for attempts in (1, 2, 3):
             await store.note_outage("venue", "one", attempts, f"refused {attempts}")

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.desks import DESKS, OWNER, Desk, fund, question
-from tests.contracts.places import Place
+from tests.contracts.surroundings import Place
+from tests.contracts.systems import DESKS, OWNER, Desk, fund, question
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
 from tidegate.core.refusals import Doubt, Reason

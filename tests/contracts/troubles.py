@@ -6,8 +6,9 @@ from enum import Enum
 from typing import Generic, TypeAlias, TypeVar
 
 from tidegate.core import wire
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer, Unreachable
-from tidegate.core.ports import Account, LocalSystem, System, Transaction
+from tidegate.core.ports import LocalSystem, System, Transaction
 from tidegate.core.transfer import Question
 from tidegate.core.wire import ByteWriter, Streams
 

@@ -5,9 +5,10 @@ from typing import Any
 from uuid import UUID
 
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.decide import Terms
+from tidegate.core.decide import DecisionContext
 from tidegate.core.flow import NEVER_PAGES, Ask, End, Flow, Pass, Place, Verb
-from tidegate.core.transfer import Party, Transfer, lane_of, transfer_with
+from tidegate.core.kind import Party, Transfer, transfer_with
+from tidegate.core.transfer import lane_of
 from tidegate.flows import FLOWS
 
 
@@ -82,7 +83,7 @@ ANSWERS: tuple[Answer, ...] = (
     Unknown("what we hold as done was never done there", Alarm.HALT),
 )
 
-TERMS = Terms()
+TERMS = DecisionContext()
 ID = UUID("01890000-0000-7000-8000-000000000001")
 
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from tests.core.samples import ALL_FLOWS, ANSWERS, ASKING, ENDED, NO, REVIEWED, TERMS, YES, asked
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import ACTIONS, Ask, Edge, Flow
-from tidegate.core.transfer import Move, Transfer, question_of, step_of
+from tidegate.core.kind import Transfer
+from tidegate.core.transfer import Move, question_of, step_of
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
 every_asking_state = pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_timeout_never_moves_money(flow: Flow, state: str, alarm: Alarm) -> No
 @pytest.mark.parametrize("answer", [YES, NO], ids=str)
 def test_an_answer_adds_one_version_and_one_entry(flow: Flow, state: str, answer: Answer) -> None:
     before = resting_in(flow, state, version=5, attempts=4)
-    move = decide(flow, before, answer, Terms(actor="alice"))
+    move = decide(flow, before, answer, DecisionContext(actor="alice"))
     assert move.before == before
     assert move.after.version == 6
     assert move.after.attempts == 0
@@ -122,7 +123,7 @@ def lives(draw: st.DrawFn) -> tuple[Flow, list[Move]]:
         if flow.is_end(transfer.state):
             break
         jitter = draw(st.floats(0, 1, exclude_max=True))
-        moves.append(decide(flow, transfer, answer, Terms(jitter)))
+        moves.append(decide(flow, transfer, answer, DecisionContext(jitter)))
         transfer = moves[-1].after
     return flow, moves
 

@@ -20,8 +20,8 @@ from tidegate.core.flow import (
     End,
     Flow,
     Pass,
-    Patience,
     Place,
+    RetryPolicy,
     Row,
     Verb,
 )
@@ -189,7 +189,10 @@ def test_a_deadline_needs_somewhere_to_go() -> None:
 
 
 def test_only_what_moves_nothing_and_has_somewhere_to_go_is_given_up() -> None:
-    weary, no = Patience(most=3), "to give up needs a verb that moves nothing and a state for its"
+    weary, no = (
+        RetryPolicy(most=3),
+        "to give up needs a verb that moves nothing and a state for its",
+    )
     debit = msgspec.structs.replace(DEBIT, patience=weary)
     assert faults({State.SOURCE_PENDING: debit}) == [f"SOURCE_PENDING: {no} «no»"]
     lost = Ask(Place.SOURCE, "policy", Verb.CHECK, Step.HOLDING, patience=weary, rests=True)

@@ -13,12 +13,10 @@ from tests.core.samples import ALL_FLOWS, TERMS, parties_of, resting
 from tidegate.core.answers import Done, Rejected, Unknown
 from tidegate.core.decide import decide, done_step
 from tidegate.core.flow import FEES, Flow
+from tidegate.core.kind import Party, Transfer, TransferKind
 from tidegate.core.moves import MoveGroup, Moves, moves_of
 from tidegate.core.transfer import (
-    Kind,
     Move,
-    Party,
-    Transfer,
     asked_about,
     chained,
     hashed_form,
@@ -27,7 +25,7 @@ from tidegate.core.transfer import (
     questions_of,
     step_of,
 )
-from tidegate.store.writing import written
+from tidegate.store.written_rows import written
 
 ASKING = [
     pytest.param(flow, str(state), id=f"{flow.name}-{state}")
@@ -70,7 +68,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def test_a_transfer_has_nothing_for_itself_but_what_is_listed() -> None:
     assert set(Transfer.__struct_fields__) == {"kind", *OWN}
-    assert set(Kind.__struct_fields__) == set(CHANGES)
+    assert set(TransferKind.__struct_fields__) == set(CHANGES)
 
 
 @pytest.mark.parametrize("field", CHANGES)

@@ -7,8 +7,9 @@ import pytest
 from tests.core.samples import ALL_FLOWS, resting
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow
+from tidegate.core.kind import GENESIS, Transfer
 from tidegate.core.moves import MoveGroup, Moves, in_groups
-from tidegate.core.transfer import GENESIS, Entry, Transfer, chain, chained, dated, hashed_form
+from tidegate.core.transfer import HistoryEntry, chain, chained, dated, hashed_form
 from tidegate.core.transfer import step_with as step
 
 [FLOW] = [flow for flow in ALL_FLOWS if flow.name == "internal_transfer"]
@@ -60,15 +61,15 @@ def test_a_column_of_hashes_is_the_hashes_of_its_rows(
     evidences: list[dict[str, str]] | None,
 ) -> None:
     batch = waiting(FLOW, 3)
-    entry = Entry(2, (PENDING, "COMMITTED"), "credit", "done")
+    entry = HistoryEntry(2, (PENDING, "COMMITTED"), "credit", "done")
     form = dated(hashed_form(FLOW.name, entry), 99)
     hashes = chain([GENESIS] * 3, form, [t.id.int for t in batch], evidences)
     kept = evidences or [{}, {}, {}]
     assert hashes == [
-        chained(GENESIS, t.id, FLOW.name, Entry(*entry_of(entry), evidence), 99)
+        chained(GENESIS, t.id, FLOW.name, HistoryEntry(*entry_of(entry), evidence), 99)
         for t, evidence in zip(batch, kept, strict=True)
     ]
 
 
-def entry_of(entry: Entry) -> tuple[int, tuple[str, ...], str, str, str]:
+def entry_of(entry: HistoryEntry) -> tuple[int, tuple[str, ...], str, str, str]:
     return entry.version, entry.path, entry.verb, entry.answer, entry.reason

@@ -8,8 +8,9 @@ from tests.core.samples import NO, NOBODY_KNOWS, REVIEWED, TERMS, YES, asked
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.decide import EXPIRED, backoff, decide
-from tidegate.core.flow import ACCOUNTS, NEVER_PAGES, Flow, Patience
-from tidegate.core.transfer import Move, Transfer, step_of
+from tidegate.core.flow import ACCOUNTS, NEVER_PAGES, Flow, RetryPolicy
+from tidegate.core.kind import Transfer
+from tidegate.core.transfer import Move, step_of
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 from tidegate.flows.pool_transfer import POOL_TRANSFER
 
@@ -123,18 +124,18 @@ def test_the_next_question_calls_somebody_anew() -> None:
 
 # Backing off.
 
-patiences = st.builds(Patience, first_s=st.floats(0.001, 60.0), cap_s=st.floats(0.001, 3600.0))
+patiences = st.builds(RetryPolicy, first_s=st.floats(0.001, 60.0), cap_s=st.floats(0.001, 3600.0))
 jitters = st.floats(0, 1, exclude_max=True)
 
 
 @given(patiences, st.integers(1, 10**9), jitters)
-def test_the_wait_is_bounded(patience: Patience, attempt: int, jitter: float) -> None:
+def test_the_wait_is_bounded(patience: RetryPolicy, attempt: int, jitter: float) -> None:
     wait = backoff(patience, attempt, jitter)
     assert 0.75 * min(patience.first_s, patience.cap_s) <= wait <= patience.cap_s
 
 
 @given(patiences, st.integers(1, 100), jitters)
-def test_the_wait_never_shrinks(patience: Patience, attempt: int, jitter: float) -> None:
+def test_the_wait_never_shrinks(patience: RetryPolicy, attempt: int, jitter: float) -> None:
     assert backoff(patience, attempt, jitter) <= backoff(patience, attempt + 1, jitter)
 
 
@@ -177,7 +178,7 @@ def test_who_waits_for_a_known_time_is_paged_all_the_same() -> None:
 
 
 def test_a_pause_without_chance_is_always_the_same() -> None:
-    exact = Patience(chance=0.0)
+    exact = RetryPolicy(chance=0.0)
     assert {backoff(exact, 3, jitter) for jitter in (0.0, 0.3, 0.99)} == {4.0}
 
 

@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from tests.core.samples import NO, NOBODY_KNOWS, REVIEWED, TERMS, YES, asked
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Rejected
-from tidegate.core.decide import Terms, decide
-from tidegate.core.flow import URGENT, Flow, Patience, Verb
-from tidegate.core.transfer import Party, question_of
+from tidegate.core.decide import DecisionContext, decide
+from tidegate.core.flow import URGENT, Flow, RetryPolicy, Verb
+from tidegate.core.kind import Party
+from tidegate.core.transfer import question_of
 from tidegate.flows.deposit import DEPOSIT
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
@@ -25,7 +26,7 @@ def test_a_refused_refund_stays_and_adds_a_version_and_pages() -> None:
 
 
 def test_a_refusal_without_a_column_always_pages() -> None:
-    quiet = Patience(page_attempts=None, page_after_s=None, alarm=Alarm.NONE)
+    quiet = RetryPolicy(page_attempts=None, page_after_s=None, alarm=Alarm.NONE)
     rows = dict(DEPOSIT.rows)
     entering = asked(DEPOSIT, "ENTERING")
     rows[DEPOSIT.arrive("ENTERING")[0]] = replace(entering, patience=quiet)  # type: ignore[index]
@@ -46,7 +47,7 @@ def test_a_refusal_again_and_again_is_asked_less_and_less_often() -> None:
     assert question_of(INTERNAL_TRANSFER, transfer).undoes == 0
 
 
-IRREVERSIBLE = Terms(irreversible=frozenset({"source system"}))
+IRREVERSIBLE = DecisionContext(irreversible=frozenset({"source system"}))
 
 
 def test_a_refused_target_stays_where_the_source_cannot_undo() -> None:
@@ -66,7 +67,7 @@ def test_a_question_put_anew_has_its_deadline_anew() -> None:
 
 def test_only_the_system_that_would_have_to_undo_matters() -> None:
     before = resting_in(INTERNAL_TRANSFER, "TARGET_PENDING", version=1, undoes=0)
-    others = Terms(irreversible=frozenset({"target system"}))
+    others = DecisionContext(irreversible=frozenset({"target system"}))
     assert decide(INTERNAL_TRANSFER, before, NO, others).after.state == "COMPENSATING"
 
 

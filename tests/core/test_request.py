@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.samples import ID
+from tidegate.core.kind import Party
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.refusals import Refusal, kept_refusal
 from tidegate.core.request import (
@@ -19,25 +20,25 @@ from tidegate.core.request import (
     OPERATOR,
     SPACE_MARK,
     USER,
-    Account,
+    AccountType,
     Asset,
-    Checked,
+    CheckedRequest,
     Request,
-    Wish,
+    TransferRequest,
     internal_transfer,
     recheck,
     transfer_of,
     well_formed_cid,
 )
-from tidegate.core.transfer import Expiry, Party
+from tidegate.core.transfer import Expiry
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
 ALICE, MALLORY = 7, 8
 
 ACCOUNTS = {
-    "FUNDING": Account("ledger", "FUNDING"),
-    "SPOT": Account("trading", "SPOT"),
-    "FUTURE": Account("trading", "FUTURE", supported=False),
+    "FUNDING": AccountType("ledger", "FUNDING"),
+    "SPOT": AccountType("trading", "SPOT"),
+    "FUTURE": AccountType("trading", "FUTURE", supported=False),
 }
 USDT = Asset(1, "USDT", 6, min_transfer_amount=1_000_000, max_transfer_amount=100_000_000)
 ASSETS = {
@@ -46,7 +47,7 @@ ASSETS = {
     "FORBIDDEN": replace(USDT, internal_transfer_enabled=False),
     "BOTH": replace(USDT, status="SUSPENDED", internal_transfer_enabled=False),
 }
-GOOD = Wish("FUNDING", "SPOT", "USDT", "5", cid="c-1", user_id=ALICE)
+GOOD = TransferRequest("FUNDING", "SPOT", "USDT", "5", cid="c-1", user_id=ALICE)
 
 # The order that callers rely on.
 ORDER = (
@@ -75,20 +76,20 @@ CHANGING = {
 }
 
 
-def check(wish: Wish) -> Request | Refusal:
+def check(wish: TransferRequest) -> Request | Refusal:
     """What a new wish is answered: its refusal, or what speaks against it, or the request."""
     checked = internal_transfer(wish, ALICE, ACCOUNTS, ASSETS)
     return checked if isinstance(checked, Refusal) else checked.veto or checked.request
 
 
-def wish_with(wrongs: frozenset[Refusal]) -> Wish:
+def wish_with(wrongs: frozenset[Refusal]) -> TransferRequest:
     """A wish that is wrong in all of these ways at once."""
     source = "FUNDING"
     if Refusal.UNSUPPORTED_ACCOUNT_TYPE in wrongs:
         source = "FUTURE"
     if Refusal.INVALID_ACCOUNT_TYPE in wrongs:
         source = "MOON"
-    return Wish(
+    return TransferRequest(
         source,
         source if Refusal.SAME_ACCOUNT in wrongs else "SPOT",
         asset_with(wrongs),
@@ -141,7 +142,7 @@ def test_what_may_change_with_time_is_a_veto_and_no_refusal() -> None:
     for refusal in ORDER:
         checked = internal_transfer(wish_with(frozenset({refusal})), ALICE, ACCOUNTS, ASSETS)
         if refusal in CHANGING:
-            assert isinstance(checked, Checked)
+            assert isinstance(checked, CheckedRequest)
             assert checked.veto is refusal
         else:
             assert checked is refusal
@@ -200,7 +201,7 @@ def test_an_asset_without_bounds_takes_one_unit_and_the_largest_amount() -> None
     for amount in ("0.000001", "1844674407370955161"):
         wish = replace(GOOD, amount=amount)
         checked = internal_transfer(wish, ALICE, ACCOUNTS, assets)
-        assert isinstance(checked, Checked)
+        assert isinstance(checked, CheckedRequest)
         assert checked.veto is None
 
 

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from tests.core.samples import REVIEWED, Step, resting
 from tidegate.core.answers import Done
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import ACTIONS, Ask, End, Flow, Place, Row, Verb
+from tidegate.core.kind import Party
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request, fee_veto, recheck
-from tidegate.core.transfer import Party, question_of
+from tidegate.core.transfer import question_of
 from tidegate.flows import FLOWS
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 from tidegate.store.flow_checks import checksum
@@ -49,7 +50,7 @@ def test_only_a_credit_brings_money_to_a_target() -> None:
 def test_the_refund_of_captured_money_names_the_capture() -> None:
     capturing = resting(REVIEWED, Step.CAPTURING, version=3, undoes=1)
     assert question_of(REVIEWED, capturing).undoes == 1
-    paying = decide(REVIEWED, capturing, Done(), Terms()).after
+    paying = decide(REVIEWED, capturing, Done(), DecisionContext()).after
     refunding = paying.but(state=str(Step.REFUNDING), version=5)
     assert question_of(REVIEWED, refunding).undoes == 3
 

@@ -60,7 +60,7 @@ def test_a_statement_may_be_a_part_of_others_in_its_file() -> None:
 
 
 def test_statements_are_read_from_the_package_that_owns_them() -> None:
-    statements = load("tidegate.store", "queries.sql")
+    statements = load("tidegate.store", "transfers.sql")
     assert statements["claim"].startswith("WITH due AS MATERIALIZED")
     assert not any("--" in text or text.endswith(";") for text in statements.values())
 

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from tests.core.samples import ALL_FLOWS, ASKING, ENDED, ID, parties_of, resting
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow, Verb
+from tidegate.core.kind import GENESIS, Party
 from tidegate.core.request import Request, transfer_of
 from tidegate.core.transfer import (
-    GENESIS,
-    Entry,
+    HistoryEntry,
     Move,
-    Party,
     Question,
     chained,
     lane_of,
@@ -69,18 +68,18 @@ def test_an_end_asks_nothing(flow: Flow, state: str) -> None:
 def test_a_transfer_is_born_where_something_is_asked() -> None:
     for flow in ALL_FLOWS:
         request = Request(7, flow.name, parties_of(flow), 1, 5)
-        newborn = transfer_of(request, flow, ID)
-        ask = flow.ask(newborn.state)
+        created = transfer_of(request, flow, ID)
+        ask = flow.ask(created.state)
         assert ask is not None
-        assert newborn.lane == newborn.parties[ask.role].system
-        assert newborn.version == 0
-        assert type(newborn.state) is str
+        assert created.lane == created.parties[ask.role].system
+        assert created.version == 0
+        assert type(created.state) is str
 
 
 def test_two_moves_of_one_transaction_are_one_with_the_louder_alarm() -> None:
     a, b, c = (resting(INTERNAL_TRANSFER, "SOURCE_PENDING", version=v) for v in range(3))
-    loud = Move(a, b, (Entry(0, ("A", "B"), "debit", "done"),), alarm=Alarm.HALT)
-    quiet = Move(b, c, (Entry(1, ("B", "C"), "credit", "done"),), delay_s=3.0, rests=True)
+    loud = Move(a, b, (HistoryEntry(0, ("A", "B"), "debit", "done"),), alarm=Alarm.HALT)
+    quiet = Move(b, c, (HistoryEntry(1, ("B", "C"), "credit", "done"),), delay_s=3.0, rests=True)
     both = step_of(loud).then(step_of(quiet))
     assert (both.before, both.after) == (a.kind, c.kind)
     assert [line.version for line in both.lines] == [0, 1]
@@ -94,16 +93,16 @@ def test_two_moves_of_one_transaction_are_one_with_the_louder_alarm() -> None:
 class Line:
     """One row of a history, with all that its hash vouches for."""
 
-    entry: Entry
+    entry: HistoryEntry
     at_us: int = 1_700_000_000_000_000
     id: UUID = ID
     flow: str = "internal_transfer"
 
 
 LINES = (
-    Line(Entry(0, ("INIT", "A", "B"), "debit", "done", "", {"balance": "5"}, "engine")),
-    Line(Entry(1, ("B", "C"), "credit", "rejected", "ACCOUNT_FROZEN", {"a": "1", "b": "2"})),
-    Line(Entry(2, ("C", "D"), "refund", "done", "", {}, "alice")),
+    Line(HistoryEntry(0, ("INIT", "A", "B"), "debit", "done", "", {"balance": "5"}, "engine")),
+    Line(HistoryEntry(1, ("B", "C"), "credit", "rejected", "ACCOUNT_FROZEN", {"a": "1", "b": "2"})),
+    Line(HistoryEntry(2, ("C", "D"), "refund", "done", "", {}, "alice")),
 )
 
 
@@ -135,7 +134,7 @@ CHANGES: dict[str, Callable[[Line], Line]] = {
 
 
 def test_every_field_of_an_entry_is_among_the_changes() -> None:
-    assert set(Entry.__struct_fields__) <= set(CHANGES)
+    assert set(HistoryEntry.__struct_fields__) <= set(CHANGES)
 
 
 @pytest.mark.parametrize("changed", CHANGES)
@@ -154,15 +153,15 @@ def test_dropping_or_reordering_rows_changes_the_head() -> None:
 
 
 def test_text_cannot_wander_from_one_field_into_the_next() -> None:
-    one = Line(Entry(0, ("A", "B"), "debit", "rejected", "x", {}, "y"))
-    other = Line(Entry(0, ("A", "B"), "debit", "rejected", "xy", {}, ""))
-    joined = Line(Entry(0, ("AB",), "debit", "rejected", "x", {}, "y"))
+    one = Line(HistoryEntry(0, ("A", "B"), "debit", "rejected", "x", {}, "y"))
+    other = Line(HistoryEntry(0, ("A", "B"), "debit", "rejected", "xy", {}, ""))
+    joined = Line(HistoryEntry(0, ("AB",), "debit", "rejected", "x", {}, "y"))
     assert len({head([one]), head([other]), head([joined])}) == 3
 
 
 def test_the_order_in_which_evidence_was_given_does_not_matter() -> None:
-    one = Line(Entry(0, ("A", "B"), "debit", "done", evidence={"a": "1", "b": "2"}))
-    other = Line(Entry(0, ("A", "B"), "debit", "done", evidence={"b": "2", "a": "1"}))
+    one = Line(HistoryEntry(0, ("A", "B"), "debit", "done", evidence={"a": "1", "b": "2"}))
+    other = Line(HistoryEntry(0, ("A", "B"), "debit", "done", evidence={"b": "2", "a": "1"}))
     assert head([one]) == head([other])
 
 

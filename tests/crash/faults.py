@@ -15,7 +15,7 @@ from typing import TypeVar
 import psycopg
 
 from tests.crash.relay import BEHIND_PORT, Relay
-from tests.crash.room import Room
+from tests.crash.small_disk import Room
 from tests.running import alive, descendants
 
 CALL_TIMEOUT_S = 5.0  # What the engine waits for the core.

@@ -30,11 +30,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.crash.books import FUNDING_CLOSED, SPOT_CLOSED, USERS, Books, patiently
 from tests.crash.faults import PATIENCE_S, Faults, Harmless, eventually
 from tests.crash.relay import relayed
-from tests.crash.room import Room, small_room
+from tests.crash.small_disk import Room, small_room
 from tidegate.client import Client
 from tidegate.postgres import dying_with_us
 from tidegate.settings import without_settings
-from tidegate.supervisor.tokens import token
+from tidegate.supervisor.demo_tokens import token
 
 PROGRAM = Path(sys.executable).with_name("tidegate")
 UNIT = 10**6

@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
-from tidegate.core.ports import Account
+from tidegate.core.account import Account
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.core.wire import Status as CoreStatus
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import CORE, LEDGER, Crossing, Gate
-from tidegate.systems.ledger import FUNDING, Status
+from tidegate.core.wire import AccountStatus as CoreStatus
+from tidegate.engine.gate import CORE, Gate
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER, ExternalTransfer
+from tidegate.systems.ledger import FUNDING, LedgerStatus
 
 ASSET, UNIT = 3, 10**6
 
@@ -59,14 +60,14 @@ async def endow(gate: Gate, base: int) -> None:
     assert gate.core is not None
     for owner in range(base, base + 3):
         for account, amount in (("FUNDING", "1000"), ("SPOT", "500")):
-            crossing = Crossing(account, "USDT", amount, cid=f"endow-{account}")
+            crossing = ExternalTransfer(account, "USDT", amount, cid=f"endow-{account}")
             said = await gate.deposit(crossing, owner)
             assert isinstance(said, Receipt)
             end = await gate.engine.wait(said.transfer, 20)
             assert end.state == "COMPLETED", end
     await gate.core.set_status(base + 1, "SPOT", ASSET, CoreStatus.DISABLED)
     closed = Account(base + 2, FUNDING, ASSET)
-    assert await gate.ledger.set_status(gate.store, closed, Status.DISABLED)
+    assert await gate.ledger.set_status(gate.store, closed, LedgerStatus.DISABLED)
 
 
 async def held(gate: Gate, base: int) -> dict[tuple[int, str], int]:

@@ -17,10 +17,10 @@ from tests.conftest import SCHEMA
 from tests.crash.scenes import endow, expected, held, parts, request_of, states
 from tests.forked import Forked
 from tidegate.app import Setup, open_gate
-from tidegate.core.wire import Book
-from tidegate.engine.births import Receipt
+from tidegate.core.wire import CoreBook
 from tidegate.engine.gate import Gate
-from tidegate.store.postgres import Bounds
+from tidegate.engine.pending_request import Receipt
+from tidegate.store.sessions import StoreLimits
 
 KILLED = -signal.SIGKILL
 ROUNDS = 2  # Run side by side; each takes every second moment.
@@ -44,7 +44,7 @@ def core(directory: Path, moments: int = 0) -> Iterator[tuple[Forked, str]]:
 
 
 def gate(database: str, address: str) -> Setup:
-    bounds = Bounds(lease_s=0.6, lock_s=2.0)
+    bounds = StoreLimits(lease_s=0.6, lock_s=2.0)
     return Setup(database, SCHEMA, address, bounds=bounds, scan_s=0.1, alert=lambda _: None)
 
 
@@ -69,7 +69,7 @@ async def sums_agree(opened: Gate, owners: int) -> None:
         {},
     )
     totals = (await opened.core.totals()).sums
-    assert inside + totals[Book.SPOT.name, 3] == -outside == owners * 1_500 * 10**6
+    assert inside + totals[CoreBook.SPOT.name, 3] == -outside == owners * 1_500 * 10**6
 
 
 def run_worker(database: str, address: str, base: int, moments: int) -> int:

@@ -10,8 +10,8 @@ import pytest
 from tests.crash.scenes import Part, endow, expected, held, parts, request_of, states
 from tests.crash.test_kills import core, gate
 from tidegate.app import open_gate
-from tidegate.engine.births import Receipt
 from tidegate.engine.gate import CORE, Gate
+from tidegate.engine.pending_request import Receipt
 
 pytestmark = pytest.mark.slow
 

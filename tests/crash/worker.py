@@ -16,17 +16,20 @@ from tests.crash.fuse import Fuse
 from tests.crash.scenes import parts, request_of
 from tidegate.app import log_alert, trading
 from tidegate.core.answers import Answer
-from tidegate.core.ports import Tables
-from tidegate.core.transfer import Question, Transfer
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
+from tidegate.core.kind import Transfer
+from tidegate.core.ports import FlowChecksums
+from tidegate.core.transfer import Question
+from tidegate.engine.engine import Engine, EngineParts
 from tidegate.engine.gate import CORE
+from tidegate.engine.pending_request import Receipt
 from tidegate.flows import FLOWS
-from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
+from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.ledger import Ledger
-from tidegate.systems.trading import Trading
+from tidegate.systems.trading import TradingCoreClient
 
-BOUNDS = Bounds(lease_s=0.6, connections=4, lock_s=2.0)
+BOUNDS = StoreLimits(lease_s=0.6, connections=4, lock_s=2.0)
 
 
 class FusedStore(PostgresStore):
@@ -41,7 +44,7 @@ class FusedStore(PostgresStore):
             self.fuse.burn("before a COMMIT")
         self.fuse.burn("after a COMMIT")
 
-    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+    async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         claimed = await super().claim(lane, limit, flows)
         if claimed:
             self.fuse.burn("after a claim")
@@ -54,7 +57,7 @@ class FusedCore:
     name = CORE
     reversible = True
 
-    def __init__(self, core: Trading, fuse: Fuse) -> None:
+    def __init__(self, core: TradingCoreClient, fuse: Fuse) -> None:
         self.core, self.fuse = core, fuse
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
@@ -71,7 +74,7 @@ async def main(database: str, core: str, base: int, moments: int) -> None:
     fuse = Fuse(moments)
     async with FusedStore(database, fuse) as store:
         client = trading(store, core, log_alert)
-        engine_parts: Parts[PostgresTransaction] = Parts(
+        engine_parts: EngineParts[PostgresTransaction] = EngineParts(
             store=store,
             flows=FLOWS,
             outside=[FusedCore(client, fuse)],

@@ -10,25 +10,28 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from tests.differential.telling import Local, TellingStore
+from tests.differential.recording import Local, TellingStore
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.moves import moves_of
-from tidegate.core.ports import Account, Key, StoreFault
-from tidegate.core.request import Request, kind_born, transfer_of
-from tidegate.core.transfer import Move, Party, Question, Transfer
-from tidegate.engine.births import Births, PendingRequest, gathered
-from tidegate.engine.context import Detached, Means
-from tidegate.engine.rings import Apart, Ring
-from tidegate.engine.rules import Rules
+from tidegate.core.ports import RequestKey, StoreFault
+from tidegate.core.request import Request, new_kind, transfer_of
+from tidegate.core.transfer import Move, Question
+from tidegate.engine.context import DetachedBatches, EngineContext
+from tidegate.engine.kind_rules import KindRules
+from tidegate.engine.pending_request import PendingRequest, grouped_by_key
+from tidegate.engine.request_queue import RequestQueue
+from tidegate.engine.ring import BusyOwners, Ring
 from tidegate.engine.step import conclude
-from tidegate.engine.write import Work
+from tidegate.engine.write_batch import WriteBatch
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
 from tidegate.systems.guild import POINT, book_of, payment
 from tidegate.systems.guild.memory import GuildRules
-from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 
 ASSET, OWNERS, SAVINGS, SPOT = 3, (1, 2, 3), "SAVINGS", "SPOT"
 BOOKS = (FUNDING, OUTSIDE, SAVINGS, SUSPENSE)
@@ -88,7 +91,7 @@ class Venue:
         raise AssertionError("nobody asks the venue here")
 
 
-class Inline(Detached):
+class Inline(DetachedBatches):
     """A session does one thing at a time, so nothing runs beside it."""
 
     async def start(
@@ -107,7 +110,7 @@ class Player:
         self.dice = random.Random(0)
         self.known: dict[UUID, Transfer] = {}  # As they were when last given to this session.
         self.ring = Ring(2)
-        self.means: Means[Any] = Means(
+        self.context: EngineContext[Any] = EngineContext(
             store=store,
             flows=FLOWS,
             tables=checksums(FLOWS.values()),
@@ -120,9 +123,9 @@ class Player:
             ended=self._ended,
             woken=lambda _: None,
             rings={"venue": self.ring},
-            apart=Apart(lambda: None),
+            busy_owners=BusyOwners(lambda: None),
             irreversible=frozenset(),
-            rules=Rules(FLOWS, frozenset()),
+            rules=KindRules(FLOWS, frozenset()),
             listeners={rules.name: rules for rules in local.rules},
             detached=Inline(),
         )
@@ -202,18 +205,18 @@ async def bear(player: Player) -> None:
     loop = asyncio.get_running_loop()
     requests = [player.request() for _ in range(player.dice.choice(SEVERAL))]
     answers = [loop.create_future() for _ in requests]
-    kinds = [kind_born(request, player.means.flows[request.flow]) for request in requests]
+    kinds = [new_kind(request, player.context.flows[request.flow]) for request in requests]
     batch = [
         PendingRequest(request, kind, answer, request.fingerprint())
         for request, kind, answer in zip(requests, kinds, answers, strict=True)
     ]
-    await Births(player.means)._deliver(gathered(batch))
-    for newborn, answer in zip(batch, answers, strict=True):
+    await RequestQueue(player.context)._deliver(grouped_by_key(batch))
+    for created, answer in zip(batch, answers, strict=True):
         said = answer.exception() or answer.result()
         if isinstance(said, StoreFault):
-            player.store.seat.tell("born", newborn.key, type(said).__name__)
+            player.store.seat.tell("born", created.key, type(said).__name__)
             continue
-        player.store.seat.tell("born", newborn.key, said)
+        player.store.seat.tell("born", created.key, said)
         if transfer := getattr(said, "transfer", None):
             player.remember([transfer])
 
@@ -223,25 +226,27 @@ async def work(player: Player) -> None:
     lane = player.dice.choice(
         ("venue", "venue", "ledger", "checks", "checks", "checks", "checks", "checks", "allowance")
     )
-    batch: Sequence[Transfer] = player.ring.pop(3, player.means.clock()) if lane == "venue" else []
+    batch: Sequence[Transfer] = (
+        player.ring.pop(3, player.context.clock()) if lane == "venue" else []
+    )
     if not batch:
-        await player.store.due(LANES, player.means.tables)
+        await player.store.due(LANES, player.context.tables)
         limit = player.dice.choice((1, 2, 5, 100))
-        batch = await player.store.claim(lane, limit, player.means.tables)
+        batch = await player.store.claim(lane, limit, player.context.tables)
     if batch:
-        batch = await player.store.askable(batch, player.means.tables)
+        batch = await player.store.askable(batch, player.context.tables)
     if not batch:
         return
     player.remember(batch)
     answers = None if lane in LOCAL else [player.answer(t) for t in batch]
-    await conclude(player.means, Work(batch, answers, lane))
+    await conclude(player.context, WriteBatch(batch, answers, lane))
 
 
 async def answer_late(player: Player) -> None:
     """Answers to questions of long ago, some of them answered since."""
     if batch := [t for t in player.some() if t.lane == "venue"]:
         answers = [player.answer(t) for t in batch]
-        await conclude(player.means, Work(batch, answers, "venue"))
+        await conclude(player.context, WriteBatch(batch, answers, "venue"))
 
 
 async def resolve(player: Player) -> None:
@@ -250,8 +255,8 @@ async def resolve(player: Player) -> None:
     if refunds:
         transfer = player.dice.choice(refunds)
         repointed = Rejected("CLOSED", repoint=("ledger", SUSPENSE, transfer.owner))
-        work = Work([transfer], [repointed], transfer.lane, "two people")
-        await conclude(player.means, work)
+        work = WriteBatch([transfer], [repointed], transfer.lane, "two people")
+        await conclude(player.context, work)
 
 
 async def record(player: Player) -> None:
@@ -260,7 +265,7 @@ async def record(player: Player) -> None:
     async with player.store.transaction() as tx:
         batch = sorted(player.some(), key=lambda t: t.id)
         fresh = batch if careless else await player.store.lock(tx, batch)
-        moves = [decide(FLOWS[t.flow], t, _said(player, t), Terms()) for t in fresh]
+        moves = [decide(FLOWS[t.flow], t, _said(player, t), DecisionContext()) for t in fresh]
         leased = [player.dice.random() < 0.3 for _ in moves]
         if moves:
             player.remember(await player.store.write(tx, moves_of(moves), leased))
@@ -275,7 +280,7 @@ def _said(player: Player, transfer: Transfer) -> Answer:
 
 async def insert(player: Player) -> None:
     """Births by hand: keys that collide, delays, deadlines, details."""
-    dice, moves, keys = player.dice, list[Move](), list[Key]()
+    dice, moves, keys = player.dice, list[Move](), list[RequestKey]()
     for place in range(dice.choice(SEVERAL)):
         owner = dice.choice(player.luck.owners)
         parties = {"source": _party(SPOT, owner), "target": _party(SAVINGS, owner)}
@@ -288,7 +293,7 @@ async def insert(player: Player) -> None:
         )
         deadline_s = dice.choice((None, None, 5.0, 0.25))
         moves.append(Move(None, transfer, (), dice.choice((0.0, 3.3)), deadline_s=deadline_s))
-        keys.append(Key(owner, dice.choice(CIDS) + f"/{place}", bytes([place]), id_))
+        keys.append(RequestKey(owner, dice.choice(CIDS) + f"/{place}", bytes([place]), id_))
     leased = [dice.random() < 0.3 for _ in moves]
     async with player.store.transaction() as tx:
         await player.store.reserve(tx, keys)
@@ -358,7 +363,9 @@ async def brake(player: Player) -> None:
 
 
 async def set_status(player: Player) -> None:
-    status = player.dice.choice((Status.ACTIVE, Status.ACTIVE, Status.FROZEN, Status.DISABLED))
+    status = player.dice.choice(
+        (LedgerStatus.ACTIVE, LedgerStatus.ACTIVE, LedgerStatus.FROZEN, LedgerStatus.DISABLED)
+    )
     account = player.account()
     if player.dice.random() < PAYMENTS:
         account = Account(account.owner, book_of(player.dice.choice(MEMBERS)), POINT)

@@ -6,10 +6,11 @@ from uuid import UUID
 
 import psycopg
 
-from tidegate.core.transfer import GENESIS, Entry, Transfer, chained
-from tidegate.store.memory import ATTEMPTS, CIDS, HISTORY, TRANSFERS, Answered, Row, Tables
+from tidegate.core.kind import GENESIS, Transfer
+from tidegate.core.transfer import HistoryEntry, chained
+from tidegate.store.memory_store import ATTEMPTS, CIDS, HISTORY
+from tidegate.store.memory_tables import HANDOVERS, TRANSFERS, MemoryAnswer, MemoryRow, MemoryTables
 from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
-from tidegate.store.tables import HANDOVERS
 from tidegate.systems.guild.memory import PENDING, THROTTLES
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
@@ -49,13 +50,13 @@ async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
     async with admin.pipeline():
         cursors = {name: await admin.execute(query) for name, query in READ.items()}
     rows = {name: await cursor.fetchall() for name, cursor in cursors.items()}
-    history: dict[Any, list[Answered]] = {}
+    history: dict[Any, list[MemoryAnswer]] = {}
     for id_, version, start, over, to, verb, answer, reason, evidence, actor, at, hash_ in rows[
         HISTORY
     ]:
         path = (start, *over.split(), to)
-        entry = Entry(version, path, verb, answer, reason, evidence or {}, actor)
-        history.setdefault(id_, []).append(Answered(entry, at, bytes(hash_)))
+        entry = HistoryEntry(version, path, verb, answer, reason, evidence or {}, actor)
+        history.setdefault(id_, []).append(MemoryAnswer(entry, at, bytes(hash_)))
     attempts: dict[Any, dict[int, Any]] = {}
     for id_, slot, *kept in rows[ATTEMPTS]:
         attempts.setdefault(id_, {})[slot] = tuple(kept)
@@ -73,7 +74,7 @@ async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
     }
 
 
-def twin_books(tables: Tables) -> Books:
+def twin_books(tables: MemoryTables) -> Books:
     rows = tables.rows
     return {
         TRANSFERS: {id_: _kept(row) for id_, row in rows[TRANSFERS].items()},
@@ -99,7 +100,7 @@ def twin_books(tables: Tables) -> Books:
     }
 
 
-def _kept(row: Row) -> tuple[Transfer, int, int | None, bool]:
+def _kept(row: MemoryRow) -> tuple[Transfer, int, int | None, bool]:
     bare = row.transfer.but(waited_s=0.0, expired=False)
     deadline_us = None if row.deadline_s is None else round(row.deadline_s * 1_000_000)
     return bare, round(row.due_s * 1_000_000), deadline_us, row.held

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests.cluster import create_database, start_cluster, stop_cluster
 from tests.conftest import SCHEMA
-from tests.differential.stage import Counts, Difference, House, Part, Stage, opened
+from tests.differential.scheduler import Counts, Difference, House, Part, Stage, opened
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 

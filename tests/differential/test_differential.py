@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from tests.differential import Counts, Wish, run_differential
-from tests.differential.stage import ALL, Part, Stage, opened
+from tests.differential.scheduler import ALL, Part, Stage, opened
 from tidegate.flows import FLOWS
 
 OPERATIONS = 10_000

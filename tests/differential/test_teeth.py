@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from tests.differential import Difference, Wish, run_differential
-from tidegate.core.ports import Account, Behind, MemoryTransaction, nothing
-from tidegate.core.transfer import Transfer
-from tidegate.store import postgres
-from tidegate.store.memory import CIDS, MemoryStore, Twin
+from tidegate.core.account import Account
+from tidegate.core.kind import Transfer
+from tidegate.core.ports import Behind, MemoryTransaction, nothing
+from tidegate.store import transaction
+from tidegate.store.memory_store import CIDS, MemoryStore
+from tidegate.store.memory_transaction import TwinTransaction
 from tidegate.systems.ledger import MemoryLedger
 from tidegate.systems.ledger import postgres as ledger
 
@@ -30,7 +32,10 @@ def stale_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin's lock returns every row, whatever has become of it."""
 
     async def lock(
-        self: MemoryStore, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+        self: MemoryStore,
+        tx: TwinTransaction,
+        transfers: Sequence[Transfer],
+        behind: Behind = nothing,
     ) -> Sequence[Transfer]:
         await tx.lock("transfers", sorted(t.id for t in transfers))
         await behind()
@@ -41,25 +46,25 @@ def stale_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_compare_and_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """The statement moves a row at whatever version it is."""
-    _without(monkeypatch, postgres.STATEMENTS, "record", "AND t.version = m.version")
+    _without(monkeypatch, transaction.STATEMENTS, "record", "AND t.version = m.version")
 
 
 def a_cid_per_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin takes the same key for another transfer."""
-    honest = Twin.insert
+    honest = TwinTransaction.insert
 
-    async def insert(self: Twin, table: str, key: Hashable, row: object) -> bool:
+    async def insert(self: TwinTransaction, table: str, key: Hashable, row: object) -> bool:
         if table == CIDS:
             self.put(table, key, row)
             return True
         return await honest(self, table, key, row)
 
-    monkeypatch.setattr(Twin, "insert", insert)
+    monkeypatch.setattr(TwinTransaction, "insert", insert)
 
 
 def no_skipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim waits for the rows that others have locked."""
-    _without(monkeypatch, postgres.STATEMENTS, "claim", "SKIP LOCKED")
+    _without(monkeypatch, transaction.STATEMENTS, "claim", "SKIP LOCKED")
 
 
 def no_account_locks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +77,7 @@ def no_account_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def released_whatever_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    _without(monkeypatch, postgres.STATEMENTS, "release", "AND x.version = r.version")
+    _without(monkeypatch, transaction.STATEMENTS, "release", "AND x.version = r.version")
 
 
 def held_money_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +86,7 @@ def held_money_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claimed_while_halted(monkeypatch: pytest.MonkeyPatch) -> None:
     brake = "WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)"
-    _without(monkeypatch, postgres.STATEMENTS, "claim", brake)
+    _without(monkeypatch, transaction.STATEMENTS, "claim", brake)
 
 
 PLANTED: tuple[Plant, ...] = (

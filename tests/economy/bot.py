@@ -11,10 +11,10 @@ from tests.crash.fuse import Fuse
 from tests.crash.worker import FusedStore
 from tidegate.app import log_alert
 from tidegate.economy import TransferEventPoolCoordinator
-from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.forms import forms_of
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.request_forms import forms_of
 from tidegate.flows import FLOWS
-from tidegate.store.postgres import PostgresTransaction
+from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
 
@@ -31,7 +31,7 @@ async def coordinate(database: str) -> None:
 async def burn(database: str, moments: int) -> None:
     """The fuse is shown the moments after each claim, before each COMMIT and after it."""
     async with FusedStore(database, Fuse(moments)) as store:
-        parts: Parts[PostgresTransaction] = Parts(
+        parts: EngineParts[PostgresTransaction] = EngineParts(
             store=store,
             flows=FLOWS,
             outside=[],

@@ -15,14 +15,15 @@ import psycopg
 from psycopg.rows import dict_row
 
 from tests.conftest import SCHEMA
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.forms import forms_of
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import forms_of
 from tidegate.flows import FLOWS
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.systems.guild import POINT, Allowance, Checks, book_of
 from tidegate.systems.ledger import OUTSIDE, SUSPENSE, Ledger
 
@@ -44,7 +45,7 @@ class Rig:
 
     def engine(self, scan_s: float = 0.05) -> Engine[Any]:
         return Engine(
-            Parts(
+            EngineParts(
                 store=self.store,
                 flows=FLOWS,
                 outside=[],
@@ -159,7 +160,7 @@ class Ears:
 @asynccontextmanager
 async def rigged(database: str, address: str | None = None) -> AsyncIterator[Rig]:
     """`address` is another way to the same database, for the engine alone."""
-    bounds = Bounds(lease_s=1.0, lock_s=5.0)
+    bounds = StoreLimits(lease_s=1.0, lock_s=5.0)
     with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
         connection.execute(f"SET search_path TO {SCHEMA}, tidegate")
         async with PostgresStore(address or database, SCHEMA, bounds) as store:

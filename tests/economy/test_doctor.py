@@ -8,7 +8,7 @@ import psycopg
 
 from tests.economy.rig import Play, Rig
 from tests.running import tidegate
-from tidegate.store.pool import ailments
+from tidegate.store.pool_schema import ailments
 
 
 def test_a_pool_that_is_served_is_well(play: Play) -> None:

@@ -10,7 +10,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig
-from tidegate.economy import DifferentTransfer, InvalidTransfer, TransferService, entrance
+from tidegate.economy import DifferentTransfer, InvalidTransfer, TransferService, batched_creation
 
 Pool: TypeAlias = AsyncConnectionPool[Any]
 Scene: TypeAlias = Callable[[Rig, Pool], Awaitable[None]]
@@ -67,7 +67,7 @@ def test_more_than_a_batch_holds_are_several(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
-        monkeypatch.setattr(entrance, "MAX_BATCH", 4)
+        monkeypatch.setattr(batched_creation, "MAX_BATCH", 4)
         service = service_of(pool)
         ids = await asyncio.gather(
             *(service.transfer_currency(**PAY, amount=1, cid=f"c{n}") for n in range(10))
@@ -154,7 +154,7 @@ def test_after_a_lost_connection_nothing_is_tried_again(
         async def lost(*_: object) -> list[UUID | None]:
             raise psycopg.OperationalError("the connection is lost")
 
-        monkeypatch.setattr(entrance, "create_many", lost)
+        monkeypatch.setattr(batched_creation, "create_many", lost)
         service = service_of(pool)
         said = await asyncio.gather(
             *(service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in (1, 2, 3)),

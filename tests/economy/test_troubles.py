@@ -20,7 +20,7 @@ from tests.economy.rig import ANNA, BEN, GUILD, Play, Rig, rigged
 from tests.engine.proxy import proxied
 from tests.forked import Forked
 from tidegate.economy import TransferEventPoolCoordinator
-from tidegate.store.pool import STATEMENTS
+from tidegate.store.pool_schema import STATEMENTS
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,12 @@ from typing import Any
 import psycopg
 
 from tests.conftest import SCHEMA
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account
 from tidegate.core.transfer import Question
-from tidegate.store.memory import MemoryStore, Row
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.memory_tables import MemoryRow
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.guild import (
     POINT,
@@ -23,7 +24,7 @@ from tidegate.systems.guild import (
     memory,
     payment,
 )
-from tidegate.systems.ledger.judge import Balance
+from tidegate.systems.ledger.judge import LedgerBalance
 
 GUILD, ANNA, BEN, AMOUNT = 10, 1, 2, 100
 NOON_S = 1_800_014_400.0  # Some day, at twelve o'clock in UTC.
@@ -98,15 +99,15 @@ async def on_the_twin(case: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     rows, at_us = store.tables.rows, int(NOON_S * 1_000_000)
     if status:
         account = Account(GUILD, "member:1", POINT)
-        rows[memory.ACCOUNTS][account] = Balance(held, 0, status)
+        rows[memory.ACCOUNTS][account] = LedgerBalance(held, 0, status)
     until_us = None if throttled_s is None else at_us + throttled_s * 1_000_000
     day = at_us // memory.DAY_US
-    rows[memory.THROTTLES][GUILD, ANNA] = memory.Throttle(until_us, day, sent)
+    rows[memory.THROTTLES][GUILD, ANNA] = memory.MemberThrottle(until_us, day, sent)
     rows[memory.SETTINGS][GUILD] = memory.GuildRules(limit, 300, every)
     if exempt:
         rows[memory.GOVERNMENT][GUILD, ANNA] = True
-    rows[memory.PENDING]["id"] = memory.Pending("checking")
-    rows[memory.TRANSFERS]["id"] = Row(None, 0.0, None)  # type: ignore[arg-type]
+    rows[memory.PENDING]["id"] = memory.PoolRecord("checking")
+    rows[memory.TRANSFERS]["id"] = MemoryRow(None, 0.0, None)  # type: ignore[arg-type]
     parties = payment(GUILD, ANNA, BEN)
     for system in (MemoryAllowance(), MemoryChecks()):
         question = Question("id", 0, Verb.CHECK, parties[system.name], POINT, AMOUNT)  # type: ignore[arg-type]

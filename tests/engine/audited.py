@@ -13,23 +13,24 @@ from msgspec.structs import replace
 
 from tests.conftest import SCHEMA
 from tests.crash.scenes import endow, parts, request_of
-from tests.engine.gates import open_gate
+from tests.engine.watched_gate import open_gate
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account
-from tidegate.core.transfer import Party, Question
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
 from tidegate.engine.alerts import Alert
 from tidegate.engine.audit import Audit
-from tidegate.engine.births import Receipt
 from tidegate.engine.gate import Gate
+from tidegate.engine.pending_request import Receipt
 from tidegate.flows import FLOWS
-from tidegate.systems.trading import Totals, Trading
+from tidegate.systems.trading import CoreTotals, TradingCoreClient
 from tidegate.trading_core.disk import RealDisk
 
 BASE = 101
 
 
-class Deaf(Trading):
+class Deaf(TradingCoreClient):
     """The core's client; when told so, what the core did is not heard, or reading takes long."""
 
     deaf = False
@@ -37,7 +38,7 @@ class Deaf(Trading):
     astray: Party | None = None  # Whom the core credits instead of the target.
     slow_s = 0.0
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> CoreTotals:
         await asyncio.sleep(self.slow_s)
         found = await super().totals()
         await asyncio.sleep(self.slow_s)

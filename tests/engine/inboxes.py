@@ -14,15 +14,15 @@ from psycopg.types.json import Jsonb
 from tests.conftest import SCHEMA
 from tests.engine.rig import ASSET, OWNER, SPOT, WAIT_S, Rig, rigged
 from tidegate.core.ports import InboxRequest, System
-from tidegate.core.request import Account, Asset, Request, Wish, internal_transfer
+from tidegate.core.request import AccountType, Asset, Request, TransferRequest, internal_transfer
 from tidegate.engine.engine import Engine
-from tidegate.engine.forms import forms_of
-from tidegate.engine.inbox import Form
-from tidegate.store.inbox import INBOX, Asked
-from tidegate.store.memory import CIDS, MemoryStore
+from tidegate.engine.inbox_reader import Form
+from tidegate.engine.request_forms import forms_of
+from tidegate.store.inbox import INBOX, MemoryInboxRow
+from tidegate.store.memory_store import CIDS, MemoryStore
 from tidegate.systems.ledger import FUNDING
 
-ACCOUNTS = {"FUNDING": Account("ledger", FUNDING), "SPOT": Account("venue", SPOT)}
+ACCOUNTS = {"FUNDING": AccountType("ledger", FUNDING), "SPOT": AccountType("venue", SPOT)}
 ASSETS = {"USDT": Asset(ASSET, "USDT", 6)}
 FORMS: Mapping[str, Form] = forms_of(ACCOUNTS, ASSETS)
 TERMS = {"from": "SPOT", "to": "FUNDING"}
@@ -44,7 +44,7 @@ def wanted(amount: int, cid: str | None = None, owner: int = OWNER) -> Request:
     """What a library's caller would ask for, so that it means the same as a request here."""
     text = f"{amount // UNIT}.{amount % UNIT:06d}"
     checked = internal_transfer(
-        Wish(TERMS["from"], TERMS["to"], "USDT", text, cid), owner, ACCOUNTS, ASSETS
+        TransferRequest(TERMS["from"], TERMS["to"], "USDT", text, cid), owner, ACCOUNTS, ASSETS
     )
     assert not isinstance(checked, str)
     return checked.request
@@ -100,13 +100,13 @@ class Desk:
             attempts=0,
         )
         store.tables.rows[CIDS][OWNER, cid or str(id_)] = (wanted(amount, cid).fingerprint(), id_)
-        store.tables.rows[INBOX][id_] = Asked(asked, now_us)
+        store.tables.rows[INBOX][id_] = MemoryInboxRow(asked, now_us)
         return id_
 
     def look(self, id_: UUID) -> Outcome:
         store = self.rig.store
         if isinstance(store, MemoryStore):
-            row: Asked = store.tables.rows[INBOX][id_]
+            row: MemoryInboxRow = store.tables.rows[INBOX][id_]
             due_in_s = (row.due_us - store.now_us()) / 1e6
             return Outcome(row.outcome, row.refusal, row.error, row.request.attempts, due_in_s)
         [found] = self.sql(

@@ -12,23 +12,28 @@ from uuid import UUID
 
 from tests.conftest import SCHEMA
 from tests.engine.venue import Venue
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.moves import Moves
-from tidegate.core.ports import Account, LocalSystem, Store, StoreFault
+from tidegate.core.ports import LocalSystem, Store, StoreFault
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.rings import RING_SIZE
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.ring import RING_SIZE
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksum
-from tidegate.store.memory import MemoryStore, Tables, Twin
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.memory_tables import MemoryTables
+from tidegate.store.memory_transaction import TwinTransaction
 from tidegate.store.migrate import migrate
-from tidegate.store.postgres import Bounds, PostgresStore
-from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger, MemoryLedger, Status
-from tidegate.systems.ledger.judge import Balance
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger, LedgerStatus, MemoryLedger
+from tidegate.systems.ledger.judge import LedgerBalance
 
 ASSET, OWNER, SPOT = 3, 7, "SPOT"
 WAIT_S = 20.0
@@ -63,7 +68,9 @@ class Refusing(MemoryStore):
 
     refused: UUID | None = None
 
-    async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
+    async def write(
+        self, tx: TwinTransaction, moves: Moves, leased: Sequence[bool]
+    ) -> Sequence[Transfer]:
         if any(
             s.lines and t.id == self.refused
             for t, s in zip(moves.transfers, moves.steps, strict=True)
@@ -82,8 +89,8 @@ class Rig:
     alerts: list[Alert] = field(default_factory=list)
     flows: Mapping[str, Flow] = field(default_factory=lambda: dict(FLOWS))
 
-    def parts(self, seed: int = 1, ring_size: int = RING_SIZE) -> Parts[Any]:
-        return Parts(
+    def parts(self, seed: int = 1, ring_size: int = RING_SIZE) -> EngineParts[Any]:
+        return EngineParts(
             store=self.store,
             flows=self.flows,
             outside=[self.outside],
@@ -121,7 +128,7 @@ class Rig:
     async def endow(self, amount: int, owner: int = OWNER) -> None:
         """By a deposit, as money comes in; and as much in the venue."""
         assert (await self.deposit(amount, owner)).state == "COMPLETED"
-        self.venue_account(owner, Balance(amount, 0, Status.ACTIVE))
+        self.venue_account(owner, LedgerBalance(amount, 0, LedgerStatus.ACTIVE))
 
     async def deposit(self, amount: int, owner: int = OWNER) -> Transfer:
         parties = {
@@ -135,7 +142,7 @@ class Rig:
         assert isinstance(said, Receipt)
         return said.transfer
 
-    def venue_account(self, owner: int, balance: Balance | None = None) -> Balance:
+    def venue_account(self, owner: int, balance: LedgerBalance | None = None) -> LedgerBalance:
         account = Account(owner, SPOT, ASSET)
         if balance is not None:
             self.outside.venue.accounts[account] = balance
@@ -144,14 +151,16 @@ class Rig:
     async def funding(self, owner: int = OWNER) -> int:
         return (await self.books(owner))[FUNDING].available
 
-    async def books(self, owner: int = OWNER) -> dict[str, Balance]:
+    async def books(self, owner: int = OWNER) -> dict[str, LedgerBalance]:
         if isinstance(self.store, PostgresStore):
             found = await Ledger().balances(self.store, owner)
             return {account.book: balance for account, balance in found.items()}
         rows = self.store.tables.rows["ledger_accounts"]  # type: ignore[attr-defined]
         return {a.book: balance for a, balance in rows.items() if a.owner == owner}
 
-    async def set_status(self, status: Status, owner: int = OWNER, book: str = FUNDING) -> None:
+    async def set_status(
+        self, status: LedgerStatus, owner: int = OWNER, book: str = FUNDING
+    ) -> None:
         account = Account(owner, book, ASSET)
         if book == SPOT:
             self.venue_account(owner, self.venue_account(owner)._replace(status=status))
@@ -191,10 +200,10 @@ async def made(engine: Engine[Any], wanted: Request) -> Transfer:
 async def rigged(kind: str, database: str) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         if kind == "twin":
-            twin = Refusing(time.time, Tables(), lease_s=LEASE_S)
+            twin = Refusing(time.time, MemoryTables(), lease_s=LEASE_S)
             yield Rig(twin, MemoryLedger(), Outside(Venue()))
         else:
-            bounds = Bounds(lease_s=LEASE_S, lock_s=2.0, pool_wait_s=5.0)
+            bounds = StoreLimits(lease_s=LEASE_S, lock_s=2.0, pool_wait_s=5.0)
             store = await stack.enter_async_context(PostgresStore(database, SCHEMA, bounds))
             yield Rig(store, Ledger(), Outside(Venue()))
 

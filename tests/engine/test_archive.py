@@ -12,11 +12,11 @@ from tests.engine.audited import BASE, Play, World
 from tests.engine.test_audit import Load
 from tidegate.core.request import Request
 from tidegate.engine.audit import Audit
-from tidegate.engine.births import Receipt
-from tidegate.engine.resolve import MEANWHILE, confirm
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.resolution import MEANWHILE, confirm
 from tidegate.flows import FLOWS
 from tidegate.store import resolutions
-from tidegate.store.archive import Ages, Batch, archive
+from tidegate.store.archive import ArchiveAges, ArchivedBatch, archive
 from tidegate.store.resolutions import Proposal
 
 pytestmark = pytest.mark.slow
@@ -31,9 +31,13 @@ ANSWERS_OF_NOBODY = (
 )
 
 
-def put_away(database: str, keep_cids_s: float = YEAR_S) -> Batch:
-    done = list(archive(database, SCHEMA, Ages(0, keep_cids_s), limit=100))
-    return Batch(*(sum(column) for column in zip(*done, strict=True))) if done else Batch()
+def put_away(database: str, keep_cids_s: float = YEAR_S) -> ArchivedBatch:
+    done = list(archive(database, SCHEMA, ArchiveAges(0, keep_cids_s), limit=100))
+    return (
+        ArchivedBatch(*(sum(column) for column in zip(*done, strict=True)))
+        if done
+        else ArchivedBatch()
+    )
 
 
 def test_the_books_are_the_same_before_and_after(play_audited: Play) -> None:
@@ -54,7 +58,7 @@ def test_the_books_are_the_same_before_and_after(play_audited: Play) -> None:
         assert await states(world.gate, BASE) == [part.state for part in parts(BASE)]
         assert await held(world.gate, BASE) == expected(BASE)
         forgotten = await asyncio.to_thread(put_away, world.database, 0)
-        assert forgotten == Batch(cids=12)
+        assert forgotten == ArchivedBatch(cids=12)
         assert await world.audit.run() == before
         # The same cid is a new request then; the old one is judged without it.
         said = await world.gate.engine.transfer(request_of(parts(BASE)[0], 0), 20)

@@ -11,16 +11,17 @@ import pytest
 import tidegate.engine.audit
 from tests.crash.scenes import ASSET, UNIT, endow, parts, request_of
 from tests.engine.audited import BASE, Play, World
+from tidegate.core.account import Account
 from tidegate.core.answers import Unreachable
-from tidegate.core.ports import Account
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.core.wire import Status as CoreStatus
+from tidegate.core.wire import AccountStatus as CoreStatus
 from tidegate.engine.audit import MISSES, Audit
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import CORE, LEDGER, Crossing
+from tidegate.engine.gate import CORE
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER, ExternalTransfer
 from tidegate.flows import FLOWS
-from tidegate.systems.ledger import FUNDING, Status
+from tidegate.systems.ledger import FUNDING, LedgerStatus
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,9 @@ def test_after_mixed_traffic_all_is_well_and_the_report_is_as_printed(play_audit
 def test_suspense_is_shown_when_there_is_any(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
-        await world.gate.deposit(Crossing("FUNDING", "USDT", "5", "into-disabled"), BASE + 2)
+        await world.gate.deposit(
+            ExternalTransfer("FUNDING", "USDT", "5", "into-disabled"), BASE + 2
+        )
         report = await world.audit.run()
         assert report.ok
         assert report.assets["USDT"].suspense == "5.000000"
@@ -172,9 +175,11 @@ class Load:
         gate = self.world.gate
         for owner in self.owners:
             for account in ("FUNDING", "SPOT", "FUTURE"):
-                await gate.deposit(Crossing(account, "USDT", "100", f"d{account}"), owner)
+                await gate.deposit(ExternalTransfer(account, "USDT", "100", f"d{account}"), owner)
         await self.world.core.set_status(1, "SPOT", ASSET, CoreStatus.DISABLED)
-        assert await gate.ledger.set_status(gate.store, Account(2, FUNDING, ASSET), Status.DISABLED)
+        assert await gate.ledger.set_status(
+            gate.store, Account(2, FUNDING, ASSET), LedgerStatus.DISABLED
+        )
 
     def request(self) -> Request:
         owner = self.dice.choice(self.owners)

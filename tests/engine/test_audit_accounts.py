@@ -4,10 +4,11 @@ import pytest
 
 from tests.crash.scenes import ASSET
 from tests.engine.audited import BASE, Play, World
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import CORE, LEDGER, Crossing
+from tidegate.engine.gate import CORE
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER, ExternalTransfer
 from tidegate.systems.ledger import FUNDING
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,7 @@ def test_money_that_the_ledger_credited_to_another_book_is_noticed(
     play_audited: Play, full: bool
 ) -> None:
     async def scene(world: World) -> None:
-        await world.gate.deposit(Crossing("FUNDING", "USDT", "50", "d"), BASE)
+        await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         await moved(world, TO_SPOT, 9)
         assert (await world.audit.run(full=full)).ok
         done = await moved(world, FROM_SPOT, 5)
@@ -52,7 +53,7 @@ def test_money_that_the_core_credited_to_another_book_is_noticed(
     play_audited: Play, full: bool
 ) -> None:
     async def scene(world: World) -> None:
-        await world.gate.deposit(Crossing("FUNDING", "USDT", "50", "d"), BASE)
+        await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         assert (await world.audit.run(full=full)).ok
         world.core.astray = Party(CORE, "MARGIN", BASE)
         await moved(world, TO_SPOT, 9)
@@ -68,9 +69,9 @@ def test_accounts_that_are_gone_are_noticed_although_every_sum_agrees(
     """A deposit adds to one book what it takes from another: without both, all sums agree."""
 
     async def scene(world: World) -> None:
-        await world.gate.deposit(Crossing("FUNDING", "USDT", "50", "d"), BASE)
+        await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         assert (await world.audit.run(full=full)).ok
-        await world.gate.deposit(Crossing("FUNDING", "USDT", "5", "e"), BASE + 1)
+        await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "5", "e"), BASE + 1)
         await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", BASE + 1)
         await world.found("it does not follow from its operations", full=full)
 

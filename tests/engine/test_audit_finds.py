@@ -9,13 +9,15 @@ from tests.crash.scenes import ASSET, parts, request_of
 from tests.engine.audited import BASE, Play, World
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Question
 from tidegate.engine.audit import Audit
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import CORE, LEDGER, Crossing
-from tidegate.engine.slices import Slice
-from tidegate.engine.verdicts import Look
+from tidegate.engine.audit_rules import AuditPass
+from tidegate.engine.audit_slices import AuditSlice
+from tidegate.engine.gate import CORE
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER, ExternalTransfer
 from tidegate.flows import FLOWS
 from tidegate.systems.ledger import FUNDING
 
@@ -31,7 +33,7 @@ class Overtaken(Audit):
     looks = 0
     meanwhile: Callable[[], Awaitable[None]]
 
-    async def look(self, *, full: bool, part: Slice | None = None) -> Look:
+    async def look(self, *, full: bool, part: AuditSlice | None = None) -> AuditPass:
         found = await super().look(full=full, part=part)
         self.looks += 1
         if self.looks == 2:
@@ -136,7 +138,7 @@ def test_two_balances_whose_errors_cancel_are_found(play_audited: Play) -> None:
 @pytest.mark.slow
 def test_a_corrupted_row_is_found_and_halts(play_audited: Play, statement: str, said: str) -> None:
     async def scene(world: World) -> None:
-        await world.gate.deposit(Crossing("FUNDING", "USDT", "50", "d"), BASE)
+        await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         party, target = Party(LEDGER, FUNDING, BASE), Party(CORE, "SPOT", BASE)
         wanted = {"source": party, "target": target}
         done = await world.gate.engine.transfer(

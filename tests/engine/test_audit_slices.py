@@ -6,16 +6,16 @@ from uuid import UUID
 import pytest
 
 from tests.engine.audited import BASE, Play, World
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.engine import slices
-from tidegate.engine.audit import Audit, Scope
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import LEDGER, Crossing
-from tidegate.engine.slices import MAX_OWNERS, MAX_PAGES, PAGE, Slice, slice_of
+from tidegate.engine import audit_slices
+from tidegate.engine.audit import Audit, AuditScope
+from tidegate.engine.audit_slices import MAX_OWNERS, MAX_PAGES, PAGE, AuditSlice, slice_of
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER, ExternalTransfer
 from tidegate.flows import FLOWS
-from tidegate.store import sweeping
-from tidegate.store.sweeping import LAST_ID, LAST_OWNER, Sweep
+from tidegate.store import audit_progress
+from tidegate.store.audit_progress import LAST_ID, LAST_OWNER, AuditProgress
 from tidegate.systems.ledger import FUNDING
 
 DAY_S = 86_400.0
@@ -23,7 +23,7 @@ CHANGE = (
     "UPDATE ledger_accounts SET available = available + %s"
     " WHERE owner = %s AND book = %s AND asset_id = 3"
 )
-BEGUN = Sweep(UUID(int=0), 0, 0, 0, 0.0, 10_000_000, 500_000)
+BEGUN = AuditProgress(UUID(int=0), 0, 0, 0, 0.0, 10_000_000, 500_000)
 
 
 async def idle(world: World) -> None:
@@ -38,7 +38,7 @@ async def swept(world: World, audit: Audit | None = None) -> list[str]:
     """What a whole sweep finds."""
     for _ in range(100):
         report = await (audit or world.audit).run(full=False, sweep_s=DAY_S)
-        if report.violations or (await sweeping.current(world.gate.store, DAY_S)).over:
+        if report.violations or (await audit_progress.current(world.gate.store, DAY_S)).over:
             return report.violations
     raise AssertionError("the sweep does not end")
 
@@ -100,7 +100,7 @@ def test_an_owner_whose_accounts_are_all_gone_is_found(play_audited: Play) -> No
     async def scene(world: World) -> None:
         await idle(world)
         for owner in (BASE - 1, BASE + 9):
-            await world.gate.deposit(Crossing("FUNDING", "USDT", "7", "d"), owner)
+            await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "7", "d"), owner)
         assert (await world.audit.run(full=False)).ok, "from now on their deposits are old"
         for owner in (BASE - 1, BASE + 9):
             await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", owner)
@@ -120,7 +120,9 @@ PAYER, MEMBERS = 9_000, range(1_001, 1_061)
 async def shared_out(world: World) -> Audit:
     """One pays many, so that the accounts of these do not follow from their own transfers."""
     whom = (PAYER, *MEMBERS)
-    deposits = (world.gate.deposit(Crossing("FUNDING", "USDT", "1", "d"), owner) for owner in whom)
+    deposits = (
+        world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "1", "d"), owner) for owner in whom
+    )
     await asyncio.gather(*deposits)
     source = Party(LEDGER, FUNDING, PAYER)
     for member in MEMBERS:
@@ -130,7 +132,7 @@ async def shared_out(world: World) -> Audit:
         assert isinstance(said, Receipt)
         assert said.transfer.state == "COMMITTED"
     audit = Audit(
-        world.gate.store, world.core, FLOWS, world.alerts.append, Scope(owners_alone=False)
+        world.gate.store, world.core, FLOWS, world.alerts.append, AuditScope(owners_alone=False)
     )
     assert (await audit.run(full=False)).ok
     await world.corrupt("UPDATE transfers SET created_at = created_at - interval '1 hour'")
@@ -158,9 +160,9 @@ def test_an_error_behind_many_false_suspects_is_found(
     play_audited(scene)
 
 
-def all_members(sweep: Sweep, _: float) -> Slice | None:
+def all_members(sweep: AuditProgress, _: float) -> AuditSlice | None:
     """Every member at once, without the payer."""
-    return None if sweep.over else Slice(sweep, 1, len(MEMBERS))
+    return None if sweep.over else AuditSlice(sweep, 1, len(MEMBERS))
 
 
 @pytest.mark.slow
@@ -170,7 +172,7 @@ def test_many_false_suspects_are_no_violation_and_the_sweep_ends(
     async def scene(world: World) -> None:
         audit = await shared_out(world)
         assert await swept(world, audit) == []
-        over = await sweeping.current(world.gate.store, DAY_S)
+        over = await audit_progress.current(world.gate.store, DAY_S)
         assert over.owners == len(MEMBERS) + 1, "each of them once"
         await audit.close()
 
@@ -186,12 +188,12 @@ def test_a_sweep_goes_on_in_another_process_and_verifies_everything(
         store = world.gate.store
         await idle(world)
         await world.corrupt("UPDATE audit_sweep SET begun_at = now() - interval '5 hours'")
-        assert await sweeping.age_s(store) > 4 * 3600
-        monkeypatch.setattr(slices, "PAGE", 2)
+        assert await audit_progress.age_s(store) > 4 * 3600
+        monkeypatch.setattr(audit_slices, "PAGE", 2)
         monkeypatch.setattr("tidegate.engine.audit.PAGE", 2)
-        monkeypatch.setattr(slices, "MAX_PAGES", 1)
+        monkeypatch.setattr(audit_slices, "MAX_PAGES", 1)
         await world.audit.run(full=False, sweep_s=DAY_S)
-        first = await sweeping.current(store, DAY_S)
+        first = await audit_progress.current(store, DAY_S)
         assert first.transfers == 2
         assert not first.over
         other = Audit(store, world.core, FLOWS, world.alerts.append)
@@ -202,9 +204,9 @@ def test_a_sweep_goes_on_in_another_process_and_verifies_everything(
             " (SELECT count(DISTINCT owner) FROM ledger_accounts)",
             {},
         )
-        over = await sweeping.current(store, DAY_S)
+        over = await audit_progress.current(store, DAY_S)
         assert (over.transfers, over.owners) == (transfers, owners), "each of them once"
-        assert 4 * 3600 < await sweeping.age_s(store) < 6 * 3600, "since the sweep began"
+        assert 4 * 3600 < await audit_progress.age_s(store) < 6 * 3600, "since the sweep began"
 
     play_audited(scene)
 
@@ -217,11 +219,11 @@ def test_the_next_sweep_begins_when_its_time_has_come(play_audited: Play) -> Non
         # The first sweep began when the tests' database was made, however long ago that is.
         await world.corrupt("UPDATE audit_sweep SET begun_at = now()")
         assert await swept(world) == []
-        assert await sweeping.age_s(store) < 600
+        assert await audit_progress.age_s(store) < 600
         read = (await world.audit.run(full=False, sweep_s=DAY_S)).ok, world.audit.read["transfers"]
         assert read == (True, 0), "nothing is due"
         await world.corrupt("UPDATE audit_sweep SET begun_at = now() - interval '25 hours'")
-        fresh = await sweeping.current(store, DAY_S)
+        fresh = await audit_progress.current(store, DAY_S)
         assert (fresh.over, fresh.transfers, fresh.owners) == (False, 0, 0)
 
     play_audited(scene)

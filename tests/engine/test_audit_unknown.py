@@ -13,19 +13,21 @@ from tests.crash.scenes import ASSET, UNIT
 from tests.engine.audited import BASE, Play, World
 from tidegate.core.answers import Answer, Done, Rejected
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question, Transfer
-from tidegate.engine import resolve
-from tidegate.engine.alerts import Code
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.gate import CORE, LEDGER
+from tidegate.core.transfer import Question
+from tidegate.engine import resolution
+from tidegate.engine.alerts import AlertCode
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.gate import CORE
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER
 from tidegate.flows import FLOWS
 from tidegate.store import resolutions
 from tidegate.store.migrate import migrate
-from tidegate.store.postgres import PostgresTransaction
 from tidegate.store.resolutions import Proposal, Resolution
+from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.ledger import FUNDING, Ledger
 
 pytestmark = pytest.mark.slow
@@ -53,7 +55,7 @@ class Beside:
         migrate(world.database, SCHEMA, [ADDED, PRIZE])
         self.cards = Cards()
         self.wait_s = 10.0
-        parts: Parts[PostgresTransaction] = Parts(
+        parts: EngineParts[PostgresTransaction] = EngineParts(
             store=world.gate.store,
             flows={**FLOWS, ADDED.name: ADDED, PRIZE.name: PRIZE},
             outside=[world.core, self.cards],
@@ -113,7 +115,7 @@ def test_unknown_flows_are_reported_and_halt_nothing(full: bool, play_audited: P
                 await is_well(world, full=again)
         report = await world.audit.run(full=True)
         assert report.not_judged == {"added": 5, "prize": 3}
-        assert [a.code for a in world.alerts] == [Code.FLOW_UNKNOWN]
+        assert [a.code for a in world.alerts] == [AlertCode.FLOW_UNKNOWN]
 
     play_audited(scene)
 
@@ -190,11 +192,11 @@ def test_nobody_resolves_a_transfer_where_its_flow_is_unknown(play_audited: Play
             open_ = await beside.move("added", funding(), spot())
             evidence = {"ticket": "7"}
             said = Proposal(open_.id, open_.version, "rejected", "by hand", evidence, "olga")
-            assert await resolve.propose(world.gate, open_, said) == Refusal.INVALID_REQUEST
+            assert await resolution.propose(world.gate, open_, said) == Refusal.INVALID_REQUEST
             # Proposed at the other process, and confirmed here by mistake: it stays open.
             number = await resolutions.propose(world.gate.store, said)
             kept = Resolution(number, said, None, None)
-            assert "does not know" in await resolve.confirm(world.gate, kept, "otto")
+            assert "does not know" in await resolution.confirm(world.gate, kept, "otto")
             assert (await world.gate.store.find([open_.id]))[0].version == open_.version
             assert await resolutions.confirm(world.gate.store, number, "otto") == "otto"
 

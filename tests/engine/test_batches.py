@@ -13,13 +13,14 @@ from tests.core.test_kinds import CHANGES, OWN
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import decide
 from tidegate.core.flow import FEES, Flow
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves, moves_of
-from tidegate.core.transfer import Transfer, chained, step_of
-from tidegate.engine.rules import Rules
-from tidegate.engine.settle import answered
-from tidegate.engine.write import Creation, Work, _first_moves
+from tidegate.core.transfer import chained, step_of
+from tidegate.engine.kind_rules import KindRules
+from tidegate.engine.local_answers import answered
+from tidegate.engine.write_batch import Creation, WriteBatch, _first_moves
 from tidegate.store.rows import entry_columns, state_columns
-from tidegate.store.writing import written
+from tidegate.store.written_rows import written
 
 AT_US = 1_700_000_000_000_000
 ANSWERS: list[Answer] = [
@@ -36,9 +37,9 @@ ASKED = [(flow, str(s)) for flow in ALL_FLOWS for s in flow.rows if flow.ask(s) 
 FIXED = {"flow", "state", "lane", "seats"}
 
 
-def means() -> Any:
+def context() -> Any:
     flows = {flow.name: flow for flow in ALL_FLOWS}
-    rules = Rules(flows, frozenset(TERMS.irreversible))
+    rules = KindRules(flows, frozenset(TERMS.irreversible))
     return SimpleNamespace(flows=flows, rules=rules, local={}, terms=lambda _="": TERMS)
 
 
@@ -66,7 +67,7 @@ def mixed(seed: int) -> tuple[list[Transfer], list[Answer]]:
 @pytest.mark.parametrize("seed", range(24))
 def test_each_row_of_a_batch_becomes_what_it_would_become_alone(seed: int) -> None:
     batch, answers = mixed(seed)
-    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    moves = _first_moves(cast("Any", context()), WriteBatch(batch, answers))
     singly = [decide(_flow(t), t, a, TERMS) for t, a in zip(batch, answers, strict=True)]
     assert [moves.move(row) for row in range(len(moves))] == singly
     assert moves.steps == [step_of(move) for move in singly]
@@ -79,7 +80,7 @@ def test_a_batch_is_written_as_its_rows_are_one_by_one(seed: int) -> None:
     batch, answers = mixed(seed)
     dice = random.Random(seed)
     leased = [dice.random() < dice.choice((0.0, 0.5, 1.0)) for _ in batch]
-    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    moves = _first_moves(cast("Any", context()), WriteBatch(batch, answers))
     together = written(moves, leased, AT_US)
     for row, (transfer, hashes) in enumerate(zip(together.rows, together.chains(), strict=True)):
         move = moves.move(row)
@@ -96,13 +97,13 @@ def test_a_batch_is_written_as_its_rows_are_one_by_one(seed: int) -> None:
 def test_a_second_answer_goes_to_the_groups_that_were_asked(seed: int) -> None:
     """As when a local system answers after another: what it was not asked about stays as it is."""
     batch, answers = mixed(seed * 2)
-    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    moves = _first_moves(cast("Any", context()), WriteBatch(batch, answers))
     before = [moves.move(row) for row in range(len(moves))]
     open_ = [g for g in moves.groups if g.step.after.lane is not None and not g.step.rests]
     asked = sorted(place for group in open_[::2] for place in group.places)
     dice = random.Random(seed)
     later = [dice.choice(ANSWERS[:6]) for _ in asked]
-    answered(cast("Any", means()), moves, asked, later, TERMS)
+    answered(cast("Any", context()), moves, asked, later, TERMS)
     for row, move in enumerate(before):
         if row not in asked:
             assert moves.move(row) == move
@@ -117,7 +118,7 @@ def test_a_second_answer_goes_to_the_groups_that_were_asked(seed: int) -> None:
 def test_the_columns_of_a_batch_name_each_row_and_each_answer_once(seed: int) -> None:
     """Read back as the server reads them: every answer beside its own id, hash and evidence."""
     batch, answers = mixed(seed)
-    moves = _first_moves(cast("Any", means()), Work(batch, answers))
+    moves = _first_moves(cast("Any", context()), WriteBatch(batch, answers))
     together = written(moves, [True] * len(batch), AT_US)
     entries = entry_columns(together)
     ids, hashes = _cells(entries["history_ids"], 16), _cells(entries["history_hashes"], 32)
@@ -137,15 +138,15 @@ def test_creations_are_grouped_by_their_kinds_in_the_order_of_the_batch() -> Non
     batch = [row for f, s in ASKED[:2] for row in rows_of(f, s, count(1))]
     random.Random(1).shuffle(batch)
     request = cast("Any", SimpleNamespace(lives_s=None, expires_us=None))
-    work = Work(batch, creations=[Creation(request) for _ in batch])
-    moves = _first_moves(cast("Any", means()), work)
+    work = WriteBatch(batch, creations=[Creation(request) for _ in batch])
+    moves = _first_moves(cast("Any", context()), work)
     assert [moves.now(row).kind for row in range(len(moves))] == [t.kind for t in batch]
     assert all(list(g.places) == sorted(g.places) for g in moves.groups)
     assert moves.created
 
 
 def test_an_empty_batch_has_no_moves() -> None:
-    moves = _first_moves(cast("Any", means()), Work([], []))
+    moves = _first_moves(cast("Any", context()), WriteBatch([], []))
     assert not moves
     assert not moves.created
     assert Moves([], []).steps == []

@@ -13,21 +13,22 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.engine.rig import LEASE_S, OWNER, Execute, Outside, Refusing, Rig, made, request
-from tests.engine.test_watch import silence, watching
+from tests.engine.test_alert_watch import silence, watching
 from tests.engine.venue import Venue
 from tidegate.core.answers import Alarm, Answer
 from tidegate.core.ports import InboxRequest
 from tidegate.core.transfer import Question
-from tidegate.engine import clock
-from tidegate.engine.alerts import Code
-from tidegate.engine.watch import Thresholds
+from tidegate.engine import clock_repair
+from tidegate.engine.alert_watch import AlertThresholds
+from tidegate.engine.alerts import AlertCode
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
-from tidegate.store.inbox import Asked
-from tidegate.store.memory import Tables
-from tidegate.store.pipe import text_of
-from tidegate.store.postgres import STATEMENTS, Bounds, PostgresStore
-from tidegate.store.sessions import session_options
+from tidegate.store.inbox import MemoryInboxRow
+from tidegate.store.memory_tables import MemoryTables
+from tidegate.store.pipeline import text_of
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits, session_options
+from tidegate.store.transaction import STATEMENTS
 from tidegate.systems.ledger import Ledger, MemoryLedger
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ Opening: TypeAlias = Callable[[str], "AsyncIterator[tuple[Rig, Step]]"]
 @asynccontextmanager
 async def twin(_: str) -> AsyncIterator[tuple[Rig, Step]]:
     shifted = [0.0]
-    store = Refusing(lambda: time.time() + shifted[0], Tables(), lease_s=LEASE_S)
+    store = Refusing(lambda: time.time() + shifted[0], MemoryTables(), lease_s=LEASE_S)
     yield (
         Rig(store, MemoryLedger(), Outside(Venue())),
         lambda by: shifted.append(shifted.pop() + by),
@@ -63,7 +64,7 @@ async def twin(_: str) -> AsyncIterator[tuple[Rig, Step]]:
 async def postgres(database: str) -> AsyncIterator[tuple[Rig, Step]]:
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(CLOCK)
-        store = PostgresStore(database, SCHEMA, Bounds(lease_s=LEASE_S))
+        store = PostgresStore(database, SCHEMA, StoreLimits(lease_s=LEASE_S))
         kwargs = store._pool.kwargs
         assert isinstance(kwargs, dict)
         kwargs["options"] = kwargs["options"].replace(",tidegate", ",tidegate,pg_catalog")
@@ -82,8 +83,8 @@ def opened(request: pytest.FixtureRequest, database: str) -> Callable[[], object
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "EVERY_S", 0.1)
-    monkeypatch.setattr(clock, "LATE_S", 5.0)
+    monkeypatch.setattr(clock_repair, "EVERY_S", 0.1)
+    monkeypatch.setattr(clock_repair, "LATE_S", 5.0)
 
 
 def play(opened: Callable[[], object], scene: Callable[[Rig, Step], object]) -> None:
@@ -96,7 +97,7 @@ def play(opened: Callable[[], object], scene: Callable[[Rig, Step], object]) -> 
 
 
 def stepped(rig: Rig) -> list[str]:
-    return [alert.cause for alert in rig.alerts if alert.code is Code.CLOCK_SET_BACK]
+    return [alert.cause for alert in rig.alerts if alert.code is AlertCode.CLOCK_SET_BACK]
 
 
 async def told(rig: Rig) -> None:
@@ -216,7 +217,7 @@ def test_a_clock_that_was_ahead_for_a_moment_only_is_noticed_by_who_leased_then(
 
 def test_mon_001_speaks_although_the_clock_was_set_back(database: str) -> None:
     async def scene(rig: Rig, step: Step) -> None:
-        watch, alerts = watching(rig, Thresholds(stuck_s=1.0))
+        watch, alerts = watching(rig, AlertThresholds(stuck_s=1.0))
         rig.outside.twist = silence
         async with rig.engine(1) as engine:
             transfer = await made(engine, request("in", 5))
@@ -227,7 +228,7 @@ def test_mon_001_speaks_although_the_clock_was_set_back(database: str) -> None:
                 await asyncio.sleep(0.1)
                 await watch.look()
             [alert] = alerts
-            assert (alert.code, alert.transfer_id) == (Code.TARGET_PENDING, transfer.id)
+            assert (alert.code, alert.transfer_id) == (AlertCode.TARGET_PENDING, transfer.id)
             assert alert.age_s is not None
             assert 1.0 <= alert.age_s < 15
             rig.outside.twist = None
@@ -271,7 +272,7 @@ def test_requests_in_the_inbox_do_not_wait_for_the_old_time_either(
             asked = InboxRequest(
                 id_, 7, flow, 3, 5, {}, space, None, None, expired=False, attempts=0
             )
-            row = Asked(asked, round(time.time() * 1_000_000))
+            row = MemoryInboxRow(asked, round(time.time() * 1_000_000))
             rig.store.tables.rows["inbox"][id_] = row  # type: ignore[attr-defined]
         assert len(await rig.store.inbox.claim(TABLES, 10)) == 1, "it is leased"
         step(-HOUR_S)
@@ -285,7 +286,7 @@ def test_requests_in_the_inbox_do_not_wait_for_the_old_time_either(
 
 def test_no_transfer_is_read_while_the_clock_is_right(database: str) -> None:
     statement = text_of(STATEMENTS["mend_clock"])
-    with psycopg.connect(database, options=session_options(SCHEMA, Bounds())) as connection:
+    with psycopg.connect(database, options=session_options(SCHEMA, StoreLimits())) as connection:
         connection.execute(f"PREPARE mend AS {statement.sql.decode()}")
         values = {"beyond_s": "NULL", "limit": "10", "seen_us": "0"}
         given = ", ".join(values[name] for name in statement.names)

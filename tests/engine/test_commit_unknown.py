@@ -16,8 +16,9 @@ from tests.engine.rig import OWNER, Execute, Outside, Rig, request
 from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
 from tidegate.core.transfer import Question
-from tidegate.engine.births import Receipt
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.engine.pending_request import Receipt
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.systems.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def short() -> Iterator[Path]:
 
 async def _submit(database: str, directory: Path, way: str) -> tuple[Proxy, Rig, list[Receipt]]:
     async with proxied(database, directory) as (address, proxy):
-        bounds = Bounds(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
+        bounds = StoreLimits(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
         async with PostgresStore(address, SCHEMA, bounds) as store:
             rig = Rig(store, Ledger(), Outside(Venue()))
             await rig.endow(1_000)
@@ -110,7 +111,7 @@ def test_an_answer_whose_commit_is_not_heard_of_is_recorded_once(
     async def behind_proxy() -> None:
         async with (
             proxied(database, short) as (address, proxy),
-            PostgresStore(address, SCHEMA, Bounds(lease_s=1.0)) as store,
+            PostgresStore(address, SCHEMA, StoreLimits(lease_s=1.0)) as store,
         ):
             await whole(store, proxy)
 

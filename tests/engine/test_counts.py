@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.gates import open_gate
+from tests.engine.watched_gate import open_gate
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.engine.births import Receipt
-from tidegate.engine.gate import CORE, LEDGER, Crossing, Gate
-from tidegate.store.pipe import Pipe, Reply
-from tidegate.store.postgres import STATEMENTS, PostgresStore
+from tidegate.engine.gate import CORE, Gate
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import LEDGER, ExternalTransfer
+from tidegate.store.pipeline import Pipeline, StatementReply
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.transaction import STATEMENTS
 from tidegate.systems.ledger import FUNDING
 from tidegate.trading_core.disk import RealDisk, RealFile
 
@@ -48,13 +50,13 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Everything that goes to the database, seen at the one door through which it goes."""
     seen: Counter[str] = Counter()
 
-    class Counted(Pipe):
-        def send(self, statement: str, values: Mapping[str, object]) -> Reply:
+    class Counted(Pipeline):
+        def send(self, statement: str, values: Mapping[str, object]) -> StatementReply:
             # Who waits long is looked up now and then, which depends on time, not on the batch.
             seen["statements"] += statement not in (STATEMENTS["begin"], STATEMENTS["ended"])
             return super().send(statement, values)
 
-        def command(self, sql: bytes) -> Reply:
+        def command(self, sql: bytes) -> StatementReply:
             seen["commits"] += sql == b"COMMIT"
             return super().command(sql)
 
@@ -88,7 +90,7 @@ def test_a_batch_takes_two_commits_and_one_sync_whatever_its_size(
         async with open_gate(database, CountedDisk(tmp_path, counts)) as gate:
             for owner in OWNERS:
                 for account in ("FUNDING", "SPOT"):
-                    crossing = Crossing(account, "USDT", "1000", cid=f"d{account}")
+                    crossing = ExternalTransfer(account, "USDT", "1000", cid=f"d{account}")
                     said = await gate.deposit(crossing, owner)
                     assert isinstance(said, Receipt)
                     end = await gate.engine.wait(said.transfer, 10)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.rig import OWNER, Play, Rig, made, request
 from tidegate.core.answers import Alarm
-from tidegate.core.request import Checked
+from tidegate.core.request import CheckedRequest
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import Receipt
+from tidegate.engine.pending_request import Receipt
 from tidegate.engine.stopped import EngineStopped
 
 SOON_S = 5.0
@@ -34,7 +34,7 @@ def test_who_waits_is_told_at_once_and_so_is_whoever_comes_later(play: Play) -> 
                 with pytest.raises(EngineStopped) as later:
                     await asyncio.wait_for(ask(request("in", 5, "b")), SOON_S)
                 assert not later.value.maybe_accepted
-            many = [Checked(request("in", 5, f"c{n}"), None) for n in range(3)]
+            many = [CheckedRequest(request("in", 5, f"c{n}"), None) for n in range(3)]
             answers = await asyncio.wait_for(engine.transfer_all(many), SOON_S)
             assert [type(answer) for answer in answers] == [EngineStopped] * 3
         assert [a.alarm for a in rig.alerts if "died" in a.cause] == [Alarm.CRITICAL]

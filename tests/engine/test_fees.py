@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from tests.engine.rig import ASSET, OWNER, SPOT, Execute, Play, Rig
 from tidegate.core.answers import Answer, Done, Rejected
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question, Transfer
-from tidegate.engine.births import Receipt
-from tidegate.systems.ledger import FUNDING, OUTSIDE, Status
+from tidegate.core.transfer import Question
+from tidegate.engine.pending_request import Receipt
+from tidegate.systems.ledger import FUNDING, OUTSIDE, LedgerStatus
 
 
 class Sale(StrEnum):
@@ -101,7 +102,7 @@ def test_a_captured_payment_that_is_refused_comes_home_whole(play: Play, databas
     async def scene(rig: Rig) -> None:
         answering(rig, Done())
         await sold(rig, sale(0), database)
-        await rig.set_status(Status.DISABLED, book=SHOP)
+        await rig.set_status(LedgerStatus.DISABLED, book=SHOP)
         ended = await sold(rig, sale(3), database)
         assert (ended.state, ended.error) == ("REFUSED", "ACCOUNT_DISABLED")
         assert await holdings(rig) == {FUNDING: (960, 0), SHOP: (40, 0), FEES: (0, 0)}
@@ -113,7 +114,7 @@ def test_a_fee_that_cannot_be_taken_lets_the_target_have_nothing(play: Play, dat
     async def scene(rig: Rig) -> None:
         answering(rig, Done())
         await sold(rig, sale(3), database)
-        await rig.set_status(Status.DISABLED, book=FEES)
+        await rig.set_status(LedgerStatus.DISABLED, book=FEES)
         ended = await sold(rig, sale(3), database)
         assert (ended.state, ended.error) == ("REFUSED", "ACCOUNT_DISABLED")
         assert await holdings(rig) == {FUNDING: (960, 0), SHOP: (37, 0), FEES: (3, 0)}

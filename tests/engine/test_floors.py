@@ -14,22 +14,22 @@ from tests.crash.scenes import endow, parts, request_of
 from tests.engine.audited import BASE, Play, World
 from tests.engine.rig import OWNER, Rig, made, request
 from tests.engine.rig import Play as EnginePlay
-from tests.engine.test_watch import watching
+from tests.engine.test_alert_watch import watching
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ids import HORIZON_S, NO_FLOOR, SKEW_S, first_id, time_ms
 from tidegate.core.moves import moves_of
-from tidegate.core.ports import Key, Look
+from tidegate.core.ports import KeyLookup, RequestKey
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import transfer_of
 from tidegate.core.transfer import Move
-from tidegate.engine.alerts import Alert, Code
-from tidegate.engine.births import Receipt
-from tidegate.engine.resolve import confirm, propose
+from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.resolution import confirm, propose
 from tidegate.engine.retirement import Retirement
 from tidegate.flows import FLOWS
-from tidegate.store import reading, resolutions
+from tidegate.store import operator_reads, resolutions
 from tidegate.store.floors import PostgresFloors
-from tidegate.store.memory import MemoryStore
+from tidegate.store.memory_store import MemoryStore
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.resolutions import Proposal
 from tidegate.trading_core.core import Core
@@ -65,7 +65,7 @@ def test_a_floor_that_rises_while_a_request_is_written_refuses_it(
         store, look = rig.store, rig.store.look
         balance = await rig.funding()
 
-        async def look_and_raise(keys: Sequence[tuple[int, str]]) -> Look:
+        async def look_and_raise(keys: Sequence[tuple[int, str]]) -> KeyLookup:
             found = await look(keys)
             await PostgresFloors(store).raise_to(in_a_day())
             return found
@@ -108,7 +108,7 @@ def test_an_incremental_audit_finds_what_was_created_now_under_an_old_id(
         old = first_id(int(time.time() * 1000) - 2 * 3600 * 1000)
         transfer = transfer_of(request_of(parts(BASE)[0], 1), flow, old)
         async with store.transaction() as tx:
-            await store.reserve(tx, [Key(transfer.owner, "part-1", b"x", old)])
+            await store.reserve(tx, [RequestKey(transfer.owner, "part-1", b"x", old)])
             await store.write(tx, moves_of([Move(None, transfer)]), [False])
         async with asyncio.timeout(20):
             while not await store.ended([old]):  # noqa: ASYNC110  Only a lane knows of it.
@@ -142,7 +142,7 @@ def test_two_people_release_what_is_stuck_below_the_floor_of_the_core(
         [(stuck,)] = await _until(
             store, "SELECT transfer_id FROM attempts WHERE reason = 'RETIRED'"
         )
-        transfer = await reading.one(store, stuck)
+        transfer = await operator_reads.one(store, stuck)
         assert transfer is not None
         proposal = Proposal(stuck, transfer.version, kind, "by hand", {"ticket": "OPS-1"}, "olga")
         number = await propose(world.gate, transfer, proposal)
@@ -185,7 +185,7 @@ def test_who_watches_counts_by_the_time_of_creation(
         async with rig.engine() as engine:
             transfers = [await made(engine, request("in", 1)) for _ in range(31)]
             await watch.look()
-            assert [alert.code for alert in told] == [Code.OWNER_BUSY]
+            assert [alert.code for alert in told] == [AlertCode.OWNER_BUSY]
             await rig.ended(transfers)
             await asyncio.to_thread(_created_earlier, database)
             await watch.look()
@@ -276,6 +276,6 @@ def test_somebody_is_told_when_the_core_refuses_a_floor() -> None:
         for _ in range(2):
             await retirement.round()
         [alert] = told
-        assert (alert.alarm, alert.code) == (Alarm.PAGE, Code.FLOOR_REFUSED)
+        assert (alert.alarm, alert.code) == (Alarm.PAGE, AlertCode.FLOOR_REFUSED)
 
     asyncio.run(scene())

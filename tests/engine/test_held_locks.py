@@ -14,15 +14,17 @@ from tests.conftest import SCHEMA
 from tests.engine.rig import ASSET, Execute, Outside, Rig, made, request
 from tests.engine.venue import Venue
 from tidegate.core.answers import Answer
+from tidegate.core.kind import Party
 from tidegate.core.ports import LockTimeout, StoreFault
 from tidegate.core.request import GUILD, Request
-from tidegate.core.transfer import Party, Question
-from tidegate.engine import write
-from tidegate.engine.births import Receipt
+from tidegate.core.transfer import Question
+from tidegate.engine import write_batch
 from tidegate.engine.engine import Engine
+from tidegate.engine.pending_request import Receipt
 from tidegate.engine.stopped import EngineStopped
 from tidegate.simulation.world import until
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.systems.ledger import FUNDING, SUSPENSE, Ledger
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.slow
 OWNERS = range(100, 132)
 HELD = 117
 FEW_S = 6.0  # Two lock timeouts, then the search for the row; four of that on a busy machine.
-BOUNDS = Bounds(lease_s=5.0, lock_s=1.0, pool_wait_s=10.0)
+BOUNDS = StoreLimits(lease_s=5.0, lock_s=1.0, pool_wait_s=10.0)
 
 
 @asynccontextmanager
@@ -77,7 +79,7 @@ def test_new_transfers_of_others_do_not_wait_for_a_held_account(database: str) -
             }
             await took_s([task for owner, task in asked.items() if owner != HELD])
             assert not asked[HELD].done()
-            await until(lambda: engine.means.slow, 0.01)
+            await until(lambda: engine.context.slow, 0.01)
             # Those who come later do not wait at all, also while the held one asks again.
             again = [
                 asyncio.ensure_future(engine.transfer(request("in", 1, "b", owner), wait_s=30))
@@ -95,7 +97,7 @@ def test_a_request_that_was_never_written_is_not_accepted(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No COMMIT was tried, so nothing is in doubt: the caller is told to try again."""
-    monkeypatch.setattr(write, "LOCK_TRIES", write.TRIES + 2)
+    monkeypatch.setattr(write_batch, "LOCK_TRIES", write_batch.TRIES + 2)
 
     async def whole() -> None:
         async with opened(database) as (rig, engine):

@@ -15,15 +15,16 @@ from tests.engine.rig import OWNER, Outside, Rig
 from tests.engine.venue import Venue
 from tidegate.core.answers import Alarm
 from tidegate.core.ids import HORIZON_S
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import InboxRequest
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request
-from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Receipt
-from tidegate.engine.inbox import KEPT_S
+from tidegate.core.request import CheckedRequest, Request
+from tidegate.engine.inbox_reader import KEPT_S
+from tidegate.engine.pending_request import Receipt
 from tidegate.store.floors import PostgresFloors
-from tidegate.store.memory import MemoryStore
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.systems.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def test_requests_whose_commits_are_not_heard_of_become_transfers_once(database:
     async def whole(directory: Path) -> None:
         async with (
             proxied(database, directory) as (address, proxy),
-            PostgresStore(address, SCHEMA, Bounds(lease_s=1.0, lock_s=0.3)) as store,
+            PostgresStore(address, SCHEMA, StoreLimits(lease_s=1.0, lock_s=0.3)) as store,
         ):
             rig = Rig(store, Ledger(), Outside(Venue()))
             await rig.endow(RICH)
@@ -197,23 +198,23 @@ def test_what_cannot_be_refused_backs_off_and_the_others_go_on(play_postgres: Pl
     play_postgres(scene)
 
 
-def _raises(asked: InboxRequest) -> Checked:
+def _raises(asked: InboxRequest) -> CheckedRequest:
     raise ZeroDivisionError("a bug of the form")
 
 
-def _of_another(asked: InboxRequest) -> Checked:
-    return Checked(wanted(asked.amount, owner=OWNER + 1))
+def _of_another(asked: InboxRequest) -> CheckedRequest:
+    return CheckedRequest(wanted(asked.amount, owner=OWNER + 1))
 
 
-def _more(asked: InboxRequest) -> Checked:
-    return Checked(wanted(asked.amount + 1))
+def _more(asked: InboxRequest) -> CheckedRequest:
+    return CheckedRequest(wanted(asked.amount + 1))
 
 
 @pytest.mark.parametrize("wrong", [_raises, _of_another, _more])
 def test_a_wrong_form_stops_its_requests_only_and_moves_nothing(
-    play: PlayDesk, wrong: Callable[[InboxRequest], Checked]
+    play: PlayDesk, wrong: Callable[[InboxRequest], CheckedRequest]
 ) -> None:
-    def form(asked: InboxRequest) -> Checked | Refusal:
+    def form(asked: InboxRequest) -> CheckedRequest | Refusal:
         return wrong(asked) if asked.amount == 13 else FORMS[asked.flow](asked)
 
     async def scene(desk: Desk) -> None:
@@ -251,7 +252,7 @@ def test_a_halt_between_claim_and_commit_leaves_the_request(play_postgres: PlayD
     async def scene(desk: Desk) -> None:
         id_ = desk.ask(UNIT)
         engine = desk.engine()
-        [asked] = await desk.rig.store.inbox.claim(engine.means.tables, 10)
+        [asked] = await desk.rig.store.inbox.claim(engine.context.tables, 10)
         await desk.rig.store.halt("a test", "test")
         request = engine.inbox._judge(asked)
         assert isinstance(request, Request)
@@ -318,7 +319,7 @@ def test_a_process_with_another_table_of_the_flow_leaves_the_request(play: PlayD
     async def scene(desk: Desk) -> None:
         id_, store = desk.ask(UNIT), desk.rig.store
         engine = desk.engine()
-        ours = engine.means.tables["internal_transfer"]
+        ours = engine.context.tables["internal_transfer"]
         if isinstance(store, MemoryStore):
             store.tables.flows["internal_transfer"] = "another"
         else:

@@ -29,7 +29,7 @@ def test_a_request_that_expires_between_claim_and_commit_is_refused(play: PlayDe
     async def scene(desk: Desk) -> None:
         id_ = desk.ask(UNIT, expires_in_s=0.5)
         engine = desk.engine()
-        [asked] = await desk.rig.store.inbox.claim(engine.means.tables, 10)
+        [asked] = await desk.rig.store.inbox.claim(engine.context.tables, 10)
         request = engine.inbox._judge(asked)
         assert isinstance(request, Request), "it had not expired when it was claimed"
         await asyncio.sleep(0.6)

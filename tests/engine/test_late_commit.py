@@ -17,11 +17,12 @@ from tests.engine.proxy import Proxy, proxied
 from tests.engine.rig import ASSET, OWNER, Outside, Rig, request
 from tests.engine.venue import Venue
 from tidegate.core.refusals import Refusal
-from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
+from tidegate.engine.pending_request import Receipt
 from tidegate.simulation.world import until
-from tidegate.store.daily import DailyLimits
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.daily_limits import DailyLimits
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.systems.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ def limited(rig: Rig, seed: int) -> Engine[Any]:
 
 @asynccontextmanager
 async def behind_proxy(database: str, directory: Path) -> AsyncIterator[tuple[Rig, Proxy]]:
-    bounds = Bounds(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
+    bounds = StoreLimits(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
     async with (
         proxied(database, directory) as (address, proxy),
         PostgresStore(address, SCHEMA, bounds) as store,

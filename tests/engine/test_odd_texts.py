@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.engine.rig import Play, Rig, made, request
+from tidegate.core.kind import Party
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import MAX_BOOK_CHARS, MAX_WORDS_CHARS
-from tidegate.core.transfer import Party
 
 pytestmark = pytest.mark.slow
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from tests.engine.rig import Execute, Play, Rig, made, request
-from tests.engine.test_watch import watching
+from tests.engine.test_alert_watch import watching
 from tidegate.core.answers import Alarm, Answer, Unreachable
 from tidegate.core.flow import Verb
 from tidegate.core.transfer import Question
-from tidegate.engine import lanes
-from tidegate.engine.alerts import Alert, Code
-from tidegate.engine.watch import Thresholds, Watch
+from tidegate.engine import lane
+from tidegate.engine.alert_watch import AlertThresholds, AlertWatch
+from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.flows import FLOWS
 from tidegate.serving import tuned
 from tidegate.store.postgres import PostgresStore
-from tidegate.systems.ledger import Status
+from tidegate.systems.ledger import LedgerStatus
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,8 @@ REASON = "connection refused"
 
 @pytest.fixture(autouse=True)
 def _quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "PROBE_FIRST_S", 0.02)
-    monkeypatch.setattr(lanes, "PROBE_CAP_S", 0.1)
+    monkeypatch.setattr(lane, "PROBE_FIRST_S", 0.02)
+    monkeypatch.setattr(lane, "PROBE_CAP_S", 0.1)
 
 
 async def down(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
@@ -61,7 +61,7 @@ async def answered(rig: Rig) -> bool:
     return not await rig.store.outages()
 
 
-async def told(watch: Watch, alerts: list[Alert], code: Code) -> bool:
+async def told(watch: AlertWatch, alerts: list[Alert], code: AlertCode) -> bool:
     await watch.look()
     return any(alert.code is code for alert in alerts)
 
@@ -69,22 +69,22 @@ async def told(watch: Watch, alerts: list[Alert], code: Code) -> bool:
 def test_mon_002_a_refund_on_a_dead_system_is_critical(play_postgres: Play) -> None:
     async def scene(rig: Rig) -> None:
         watch, alerts = watching(rig)
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         rig.outside.twist = refunds_are_down
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 5))
-            await until(lambda: told(watch, alerts, Code.REFUND_FAILING))
-            [alert] = [a for a in alerts if a.code is Code.REFUND_FAILING]
+            await until(lambda: told(watch, alerts, AlertCode.REFUND_FAILING))
+            [alert] = [a for a in alerts if a.code is AlertCode.REFUND_FAILING]
             assert (alert.alarm, alert.state) == (Alarm.CRITICAL, "COMPENSATING")
             assert (alert.transfer_id, alert.lane, alert.count) == (transfer.id, "venue", 1)
             assert alert.retries is not None
-            assert alert.retries >= Thresholds().refund_failures
+            assert alert.retries >= AlertThresholds().refund_failures
             assert alert.cause.endswith(f"unreachable: {REASON}")
             rig.outside.twist = None
             [ended] = await rig.ended([transfer])
         assert ended.state == "ROLLED_BACK"
         await watch.look()
-        assert [a.code for a in alerts if a.cleared] == [Code.REFUND_FAILING]
+        assert [a.code for a in alerts if a.cleared] == [AlertCode.REFUND_FAILING]
         assert ended.retries == 0, "an outage is no retry by which a flow gives up"
 
     play_postgres(scene)
@@ -106,9 +106,9 @@ def test_alert_after_attempts_and_alert_after_s_hold_for_what_waits_for_a_dead_s
             assert isinstance(rig.store, PostgresStore)
             for flows in (often, late, never):
                 alerts: list[Alert] = []
-                await Watch(rig.store, flows, alerts.append).look()
+                await AlertWatch(rig.store, flows, alerts.append).look()
                 told.append([(a.code, a.alarm, a.transfer_id) for a in alerts])
-        stuck = (Code.TRANSFER_STUCK, Alarm.PAGE, transfer.id)
+        stuck = (AlertCode.TRANSFER_STUCK, Alarm.PAGE, transfer.id)
         assert told == [[stuck], [stuck], []]
 
     play_postgres(scene)
@@ -131,11 +131,11 @@ def test_a_client_that_raises_does_not_end_an_outage(play_postgres: Play) -> Non
             for _ in range(5):
                 await made(engine, request("in", 1))
             await until(lambda: probed(rig, 6))
-            lane = [a for a in rig.alerts if a.code is Code.LANE_UNREACHABLE]
+            lane = [a for a in rig.alerts if a.code is AlertCode.LANE_UNREACHABLE]
             assert [(a.alarm, a.cleared) for a in lane] == [(Alarm.PAGE, False)]
             rig.outside.twist = None
             await until(lambda: answered(rig))
-        cleared = [a.cleared for a in rig.alerts if a.code is Code.LANE_UNREACHABLE]
+        cleared = [a.cleared for a in rig.alerts if a.code is AlertCode.LANE_UNREACHABLE]
         assert cleared == [False, True]
 
     play_postgres(scene)
@@ -192,7 +192,7 @@ def test_two_processes_and_one_transfer_do_not_forget_the_outage(play_postgres: 
             await rig.ended([transfer])
         pages = [a for a in rig.alerts if a.alarm > Alarm.NONE]
         assert len(pages) <= 2, "one per process"
-        assert {a.code for a in pages} == {Code.LANE_UNREACHABLE}
+        assert {a.code for a in pages} == {AlertCode.LANE_UNREACHABLE}
 
     play_postgres(scene)
 

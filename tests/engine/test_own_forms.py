@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 import tidegate as tg
 from examples.own_flow import PRIZE, CardNetwork
 from tests.conftest import SCHEMA
-from tidegate.core.request import Checked
+from tidegate.core.request import CheckedRequest
 
 pytestmark = pytest.mark.slow
 
@@ -19,14 +19,14 @@ STATE = "SELECT state FROM transfers WHERE id = %s"
 OUTCOME = "SELECT outcome, refusal FROM inbox WHERE id = %s"
 
 
-def prize(asked: tg.InboxRequest) -> Checked | tg.Refusal:
+def prize(asked: tg.InboxRequest) -> CheckedRequest | tg.Refusal:
     if asked.terms.keys() != {"card"}:
         return tg.Refusal.INVALID_REQUEST
     parties = {
         "source": tg.Party("ledger", "FUNDING", asked.owner),
         "target": tg.Party("cards", asked.terms["card"], asked.owner),
     }
-    return Checked(tg.Request(asked.owner, "prize", parties, POINT, asked.amount))
+    return CheckedRequest(tg.Request(asked.owner, "prize", parties, POINT, asked.amount))
 
 
 def test_a_flow_of_a_program_is_taken_from_the_inbox_by_its_form(database: str) -> None:
@@ -41,7 +41,7 @@ def test_a_flow_of_a_program_is_taken_from_the_inbox_by_its_form(database: str) 
             connection.execute(ASK, (Jsonb({"card": "visa"}),))
         connection.execute("INSERT INTO inbox_flows (flow) VALUES ('prize')")
         async with tg.open_gate(setup) as gate:
-            await gate.deposit(tg.Crossing("FUNDING", "POINT", "100", cid="start"), 7)
+            await gate.deposit(tg.ExternalTransfer("FUNDING", "POINT", "100", cid="start"), 7)
             [(id_,)] = connection.execute(ASK, (Jsonb({"card": "visa"}),)).fetchall()
             for _ in range(1_500):
                 if connection.execute(STATE, (id_,)).fetchall() == [("PAID",)]:

@@ -11,7 +11,7 @@ from tidegate.core.flow import Verb
 from tidegate.core.transfer import Question
 from tidegate.flows import FLOWS
 from tidegate.serving import tuned
-from tidegate.systems.ledger import Status
+from tidegate.systems.ledger import LedgerStatus
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_a_refund_that_is_refused_again_and_again_calls_somebody_once_for_each_r
             return [Rejected(said[0])]
 
         rig.outside.twist = twist
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 300))
             await reached(rig, refusals, ENOUGH)
@@ -75,7 +75,7 @@ def test_a_brake_is_told_although_somebody_was_called_before(play: Play) -> None
             return said or execute()
 
         rig.outside.twist = twist
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 300))
             for _ in range(500):

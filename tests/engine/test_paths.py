@@ -8,8 +8,8 @@ from tests.engine.rig import OWNER, SPOT, Execute, Play, Rig, made, request
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown
 from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Question
-from tidegate.engine.births import Receipt
-from tidegate.systems.ledger import FUNDING, SUSPENSE, Status
+from tidegate.engine.pending_request import Receipt
+from tidegate.systems.ledger import FUNDING, SUSPENSE, LedgerStatus
 
 WAYS = ("in", "out")
 
@@ -47,7 +47,7 @@ def test_a_refused_debit_ends_in_failed_and_moves_nothing(play: Play, way: str) 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_refused_credit_brings_the_money_home(play: Play, way: str) -> None:
     async def scene(rig: Rig) -> None:
-        await rig.set_status(Status.DISABLED, book=SPOT if way == "in" else FUNDING)
+        await rig.set_status(LedgerStatus.DISABLED, book=SPOT if way == "in" else FUNDING)
         async with rig.engine() as engine:
             said = await engine.transfer(request(way, 300), wait_s=10)
         assert isinstance(said, Receipt)
@@ -94,7 +94,7 @@ def test_a_refused_refund_is_asked_again_later_and_pages(play: Play) -> None:
             return execute()
 
         rig.outside.twist = twist
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 300))
             [ended] = await rig.ended([transfer])
@@ -110,13 +110,13 @@ def test_a_refused_refund_is_asked_again_later_and_pages(play: Play) -> None:
 def test_a_source_that_cannot_undo_keeps_its_transfer_asking_the_target(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.outside.reversible = False
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         async with rig.engine() as engine:
             said = await engine.transfer(request("out", 300), wait_s=0.5)
             assert isinstance(said, Receipt)
             assert said.transfer.state == "TARGET_PENDING"
             assert any(a.alarm >= Alarm.PAGE for a in rig.alerts)
-            await rig.set_status(Status.ACTIVE)
+            await rig.set_status(LedgerStatus.ACTIVE)
             [ended] = await rig.ended([said.transfer])
         assert ended.state == "COMMITTED"
         assert await total(rig) == 2_000
@@ -126,7 +126,7 @@ def test_a_source_that_cannot_undo_keeps_its_transfer_asking_the_target(play: Pl
 
 def test_a_deposit_for_a_disabled_account_waits_in_suspense(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         assert (await rig.deposit(50)).state == "SUSPENDED"
         books = await rig.books()
         assert books[SUSPENSE].available == 50

@@ -12,7 +12,7 @@ from tests.engine.rig import OWNER, Execute, Play, Refusing, Rig, made, request
 from tidegate.core.answers import Alarm, Answer
 from tidegate.core.ports import StoreFault
 from tidegate.core.transfer import Question
-from tidegate.engine.births import Receipt
+from tidegate.engine.pending_request import Receipt
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,13 @@ from tests.engine.rig import (
 )
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Party
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question
-from tidegate.engine.births import Receipt
+from tidegate.core.transfer import Question
+from tidegate.engine.pending_request import Receipt
 from tidegate.engine.step import conclude
-from tidegate.engine.write import Work
+from tidegate.engine.write_batch import WriteBatch
 from tidegate.systems.ledger import FUNDING
 
 pytestmark = pytest.mark.slow
@@ -30,15 +31,15 @@ def test_a_stale_answer_that_leads_to_a_local_system_moves_nothing(play: Play) -
 
     async def scene(rig: Rig) -> None:
         engine = rig.engine()
-        running = [asyncio.create_task(engine.births.run())]
+        running = [asyncio.create_task(engine.request_queue.run())]
         transfer = await made(engine, request("out", 300))
-        engine.births.stop()
+        engine.request_queue.stop()
         await asyncio.gather(*running)
         answers = rig.outside.venue.execute(
             [Question(transfer.id, 0, Verb.DEBIT, transfer.parties["source"], ASSET, 300)]
         )
         for _ in range(2):
-            await conclude(engine.means, Work([transfer], answers, "venue"))
+            await conclude(engine.context, WriteBatch([transfer], answers, "venue"))
         assert await rig.funding() == 1_300
         [ended] = await rig.store.find([transfer.id])
         assert (ended.state, ended.version) == ("COMMITTED", 2)

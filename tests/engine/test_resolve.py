@@ -11,15 +11,16 @@ import pytest
 from tests.engine.rig import OWNER, Execute, Rig, made, request, rigged
 from tidegate.core.answers import Answer, Rejected, Unknown
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Transfer
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.engine.engine import Engine
 from tidegate.engine.gate import Gate
-from tidegate.engine.resolve import confirm, propose
-from tidegate.store import reading, resolutions
+from tidegate.engine.resolution import confirm, propose
+from tidegate.store import operator_reads, resolutions
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.resolutions import Proposal
-from tidegate.systems.ledger import SUSPENSE, Ledger, Status
+from tidegate.systems.ledger import SUSPENSE, Ledger, LedgerStatus
 
 EVIDENCE = {"ticket": "OPS-17", "statement": "venue statement of the 15th"}
 Scene: TypeAlias = Callable[[Rig, Gate, Transfer], Awaitable[None]]
@@ -77,7 +78,7 @@ def test_a_no_is_made_true_before_the_money_goes_home(database: str) -> None:
         late = rig.outside.calls[0]
         assert isinstance(rig.outside.venue.execute(late)[0], Rejected), "the late original"
         assert (await rig.funding(), rig.venue_account(OWNER).available) == (1_000, 1_000)
-        answers = await reading.history(gate.store, transfer.id)
+        answers = await operator_reads.history(gate.store, transfer.id)
         by_hand = next(a for a in answers if a.actor)
         assert by_hand.actor == "olga and otto"
         assert by_hand.evidence == EVIDENCE
@@ -126,7 +127,7 @@ def test_a_refused_refund_can_be_sent_to_suspense(database: str) -> None:
             [now] = await rig.store.find([transfer.id])
             if now.state == "COMPENSATING" and now.version >= 3:
                 break
-            await rig.set_status(Status.DISABLED)
+            await rig.set_status(LedgerStatus.DISABLED)
             await asyncio.sleep(0.02)
         outcome = await resolved(gate, transfer, "suspense")
         assert outcome == "rejected: settled by hand"
@@ -148,7 +149,7 @@ def play_disabled(
     async def whole() -> None:
         async with rigged("postgres", database) as rig:
             await rig.endow(1_000)
-            await rig.set_status(Status.DISABLED)
+            await rig.set_status(LedgerStatus.DISABLED)
             rig.outside.twist = twist
             store = rig.store
             assert isinstance(store, PostgresStore)

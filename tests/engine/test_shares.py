@@ -12,8 +12,10 @@ from tests.engine.rig import OWNER, Outside, Rig, made, request
 from tests.engine.venue import Venue
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import BATCH, GUILD, OPERATOR, USER, Request
-from tidegate.engine.births import MAX_REPLAYS, MAX_SHARE, MAX_WAITING, Births, Receipt
-from tidegate.store.memory import MemoryStore, Tables
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_queue import MAX_REPLAYS, MAX_SHARE, MAX_WAITING, RequestQueue
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.memory_tables import MemoryTables
 from tidegate.systems.ledger import MemoryLedger
 
 GREEDY, MODEST, LIMITED = OWNER, OWNER + 1, OWNER + 2
@@ -21,7 +23,7 @@ Asked = asyncio.Task[Receipt | Refusal]
 
 
 def new_rig() -> Rig:
-    return Rig(MemoryStore(time.time, Tables()), MemoryLedger(), Outside(Venue()))
+    return Rig(MemoryStore(time.time, MemoryTables()), MemoryLedger(), Outside(Venue()))
 
 
 def wanted(count: int, owner: int, space: str = USER, prefix: str = "c") -> list[Request]:
@@ -32,10 +34,10 @@ def wanted(count: int, owner: int, space: str = USER, prefix: str = "c") -> list
 
 
 async def ask(
-    births: Births[Any], requests: Iterable[Request], veto: Refusal | None = None
+    request_queue: RequestQueue[Any], requests: Iterable[Request], veto: Refusal | None = None
 ) -> list[Asked]:
     """Let them enter; who was refused at once is done."""
-    tasks = [asyncio.create_task(births.submit(each, veto)) for each in requests]
+    tasks = [asyncio.create_task(request_queue.submit(each, veto)) for each in requests]
     for _ in range(3):
         await asyncio.sleep(0)
     return tasks
@@ -55,21 +57,21 @@ async def end(tasks: Iterable[Asked]) -> None:
 
 def test_one_user_with_cids_cannot_fill_the_queue() -> None:
     async def scene() -> None:
-        births = new_rig().engine().births  # No loop takes anything from it.
+        request_queue = new_rig().engine().request_queue  # No loop takes anything from it.
         half = MAX_WAITING // 2
-        greedy = await ask(births, wanted(MAX_WAITING, GREEDY))
+        greedy = await ask(request_queue, wanted(MAX_WAITING, GREEDY))
         assert refused(greedy) == half, "one user has half of the places, and no more"
         # Whoever else comes has a share; what comes in batches counts for the same user.
-        modest = await ask(births, wanted(MAX_SHARE - 10, MODEST))
-        modest += await ask(births, wanted(20, MODEST, BATCH))
+        modest = await ask(request_queue, wanted(MAX_SHARE - 10, MODEST))
+        modest += await ask(request_queue, wanted(20, MODEST, BATCH))
         assert refused(modest) == 10
         # Guilds and operators speak for many.
-        many = await ask(births, wanted(2 * MAX_SHARE, GREEDY, OPERATOR))
-        many += await ask(births, wanted(2 * MAX_SHARE, LIMITED, GUILD))
+        many = await ask(request_queue, wanted(2 * MAX_SHARE, GREEDY, OPERATOR))
+        many += await ask(request_queue, wanted(2 * MAX_SHARE, LIMITED, GUILD))
         assert refused(many) == 0
         # Until all places are taken.
-        rest = await ask(births, wanted(MAX_WAITING, GREEDY, OPERATOR, "rest"))
-        assert len(births._waiting) == MAX_WAITING
+        rest = await ask(request_queue, wanted(MAX_WAITING, GREEDY, OPERATOR, "rest"))
+        assert len(request_queue._waiting) == MAX_WAITING
         assert refused(rest) == half + MAX_SHARE + 4 * MAX_SHARE
         await end([*greedy, *modest, *many, *rest])
 
@@ -81,14 +83,14 @@ def test_a_share_is_free_again_when_its_requests_were_taken() -> None:
         rig = new_rig()
         for owner in (GREEDY, MODEST):
             await rig.endow(MAX_WAITING, owner)
-        births = (engine := rig.engine(random.randrange(10**6))).births
-        asked = await ask(births, wanted(MAX_WAITING, GREEDY))
-        asked += await ask(births, wanted(2 * MAX_SHARE, MODEST))
+        request_queue = (engine := rig.engine(random.randrange(10**6))).request_queue
+        asked = await ask(request_queue, wanted(MAX_WAITING, GREEDY))
+        asked += await ask(request_queue, wanted(2 * MAX_SHARE, MODEST))
         assert refused(asked) == MAX_WAITING // 2 + MAX_SHARE
         async with engine:
             await asyncio.gather(*asked)
-            assert not births._owners
-            assert isinstance(await births.submit(request("in", 1, "late", GREEDY)), Receipt)
+            assert not request_queue._owners
+            assert isinstance(await request_queue.submit(request("in", 1, "late", GREEDY)), Receipt)
 
     asyncio.run(scene())
 
@@ -101,14 +103,14 @@ def test_a_limited_request_takes_no_place_and_a_replay_is_answered_all_the_same(
         known = request("in", 1, "known", LIMITED)
         async with rig.engine(1) as before:
             first = await made(before, known)
-        births = (engine := rig.engine(2)).births
-        full = await ask(births, wanted(MAX_WAITING, GREEDY, OPERATOR))
-        assert len(births._waiting) == MAX_WAITING
+        request_queue = (engine := rig.engine(2)).request_queue
+        full = await ask(request_queue, wanted(MAX_WAITING, GREEDY, OPERATOR))
+        assert len(request_queue._waiting) == MAX_WAITING
         veto = Refusal.RATE_LIMIT_EXCEEDED
-        [replay] = await ask(births, [known], veto)
-        strange = await ask(births, wanted(MAX_REPLAYS, LIMITED), veto)
-        [without] = await ask(births, [request("in", 1, None, LIMITED)], veto)
-        assert len(births._waiting) == MAX_WAITING
+        [replay] = await ask(request_queue, [known], veto)
+        strange = await ask(request_queue, wanted(MAX_REPLAYS, LIMITED), veto)
+        [without] = await ask(request_queue, [request("in", 1, None, LIMITED)], veto)
+        assert len(request_queue._waiting) == MAX_WAITING
         assert without.result() is strange[-1].result() is veto, "they are not even looked up"
         assert not replay.done()
         async with engine:

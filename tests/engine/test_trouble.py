@@ -11,17 +11,18 @@ import pytest
 from tests.engine.rig import ASSET, LEASE_S, OWNER, SPOT, WAIT_S, Execute, Play, Rig, made, request
 from tidegate.core.answers import Alarm, Answer, Done, Unknown, Unreachable
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.ports import StoreUnavailable
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question, Transfer
-from tidegate.engine.births import Receipt
+from tidegate.core.transfer import Question
 from tidegate.engine.engine import Engine
-from tidegate.engine.rings import RING_SIZE
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.ring import RING_SIZE
 from tidegate.engine.step import conclude
 from tidegate.engine.stopped import EngineStopped
-from tidegate.engine.write import Work
-from tidegate.systems.ledger import Status
+from tidegate.engine.write_batch import WriteBatch
+from tidegate.systems.ledger import LedgerStatus
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def test_a_halt_stops_what_is_in_a_full_ring_and_a_resume_lets_it_go_on(play: Pl
             for size in (*[RING_SIZE // 10] * 10, 20):
                 wave = [made(engine, request("in", 1)) for _ in range(size)]
                 waiting += await asyncio.gather(*wave)
-            ring = engine.means.rings["venue"]
+            ring = engine.context.rings["venue"]
             assert len(ring) == ring.size == RING_SIZE == 10_000
             await rig.store.halt("a drill", "operator")
             held.set()
@@ -115,7 +116,7 @@ def test_what_our_history_holds_as_done_and_the_system_never_did_pulls_the_brake
     play: Play,
 ) -> None:
     async def scene(rig: Rig) -> None:
-        await rig.set_status(Status.DISABLED)
+        await rig.set_status(LedgerStatus.DISABLED)
         async with rig.engine() as engine:
 
             async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
@@ -189,7 +190,7 @@ def test_a_clean_stop_gives_its_leases_back(play: Play) -> None:
             engine.lanes["venue"].stop()
             await asyncio.sleep(0.2)
             await asyncio.gather(*(made(engine, request("in", 1)) for _ in range(10)))
-        assert len(await rig.store.claim("venue", 100, engine.means.tables)) == 10, "not leased"
+        assert len(await rig.store.claim("venue", 100, engine.context.tables)) == 10, "not leased"
 
     play(scene)
 
@@ -300,7 +301,7 @@ def test_an_answer_after_the_deadline_changes_nothing(play: Play, database: str)
             transfer = await made(engine, Request(OWNER, "approved", parties, ASSET, 5))
             [ended] = await rig.ended([transfer])
             assert (ended.state, ended.error) == ("LAPSED", "EXPIRED")
-            await conclude(engine.means, Work([transfer], [Done()], "venue"))
+            await conclude(engine.context, WriteBatch([transfer], [Done()], "venue"))
         [after] = await rig.store.find([transfer.id])
         assert (after.state, after.version) == ("LAPSED", 1)
         assert await rig.funding() == 1_000

@@ -9,12 +9,12 @@ import pytest
 from tests.conftest import SCHEMA
 from tests.engine.rig import OWNER, Play, Rig, made, request
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Transfer
 from tidegate.core.request import Request
-from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Receipt
 from tidegate.engine.engine import Engine
+from tidegate.engine.pending_request import Receipt
 from tidegate.flows import FLOWS
-from tidegate.store.memory import MemoryStore
+from tidegate.store.memory_store import MemoryStore
 
 KNOWN = FLOWS["internal_transfer"]
 ADDED = Flow("added", first=KNOWN.first, rows=KNOWN.rows)

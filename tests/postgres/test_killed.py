@@ -15,7 +15,7 @@ import pytest
 from tests.postgres.test_server import EVERY_POSTGRES, ask, tell
 from tidegate.postgres import Binaries, PostgresError, Server, find_binaries
 from tidegate.postgres.child import choose_account, spawn
-from tidegate.postgres.places import PREFIX, private_directory, runnable
+from tidegate.postgres.directories import PREFIX, private_directory, runnable
 
 pytestmark = pytest.mark.slow
 

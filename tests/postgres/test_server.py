@@ -10,9 +10,9 @@ import pytest
 
 from tidegate.postgres import (
     Binaries,
-    Bounds,
     PostgresError,
     Server,
+    ServerTimeouts,
     database_url,
     find_binaries,
     installed_binaries,
@@ -121,13 +121,13 @@ def test_a_start_past_its_bound_leaves_no_server_behind(room: Path) -> None:
     with Server(room):
         pass
     with pytest.raises(PostgresError, match="not ready after 0 s"):
-        Server(room, bounds=Bounds(start_s=0)).start()
-    with Server(room, bounds=Bounds(start_s=60)) as server:
+        Server(room, bounds=ServerTimeouts(start_s=0)).start()
+    with Server(room, bounds=ServerTimeouts(start_s=60)) as server:
         assert ask(server, "SELECT 1") == 1
 
 
 def test_a_stop_past_its_bound_is_forced_and_loses_nothing(room: Path) -> None:
-    with Server(room, bounds=Bounds(stop_s=0)) as server:
+    with Server(room, bounds=ServerTimeouts(stop_s=0)) as server:
         tell(server, "CREATE TABLE kept AS SELECT 7 AS n")
     with Server(room) as server:
         assert ask(server, "SELECT n FROM kept") == 7

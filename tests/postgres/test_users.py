@@ -11,8 +11,8 @@ import pytest
 from tests.postgres.test_killed import SOON_S, parent, read_line
 from tests.postgres.test_server import EVERY_POSTGRES, ask, tell
 from tidegate.postgres import Binaries, Server, find_binaries, installed_binaries
-from tidegate.postgres.child import Account
-from tidegate.postgres.places import runnable
+from tidegate.postgres.child import UnixAccount
+from tidegate.postgres.directories import runnable
 
 
 def ordinary_user() -> pwd.struct_passwd:
@@ -54,7 +54,7 @@ def test_programs_that_only_we_may_reach_are_run(
 @EVERY_POSTGRES
 def test_an_ordinary_user_runs_a_server_of_his_own(room: Path, binaries: Binaries) -> None:
     user = ordinary_user()
-    account = Account(user.pw_uid, user.pw_gid) if os.geteuid() == 0 else None
+    account = UnixAccount(user.pw_uid, user.pw_gid) if os.geteuid() == 0 else None
     directory = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         os.chown(directory, user.pw_uid, user.pw_gid)

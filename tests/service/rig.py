@@ -12,19 +12,19 @@ from typing import Any, TypeAlias
 
 import httpx2
 
-from tests.bearers import Bearer, assert_used_in_a_test
-from tests.engine.gates import open_gate
+from tests.engine.watched_gate import open_gate
+from tests.token_clients import Bearer, assert_used_in_a_test
 from tidegate.engine.gate import Gate
 from tidegate.service.api import Api
-from tidegate.service.auth import Terms, Verifier
+from tidegate.service.auth import TokenPolicy, Verifier
 from tidegate.service.connections import server_of
-from tidegate.service.front import Service
 from tidegate.service.keys import FixedKeys, issue, key_of_pem, new_keypair
-from tidegate.service.limits import RequestRate
-from tidegate.service.meters import Meters
+from tidegate.service.metrics import Metrics
+from tidegate.service.rate_limits import OwnerRateLimit
+from tidegate.service.routing import ServiceContext
 from tidegate.trading_core.disk import RealDisk
 
-TERMS = Terms(issuer="tests", audience="tidegate")
+TERMS = TokenPolicy(issuer="tests", audience="tidegate")
 PRIVATE, PUBLIC = new_keypair()
 ALICE, BOB = 4001, 4002
 
@@ -89,16 +89,16 @@ class Front:
 
 @asynccontextmanager
 async def fronted(
-    database: str, directory: Path, rate: RequestRate | None = None
+    database: str, directory: Path, rate: OwnerRateLimit | None = None
 ) -> AsyncIterator[Front]:
     verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
-    dice, meters = random.Random(3), Meters()
+    dice, metrics = random.Random(3), Metrics()
     async with open_gate(database, RealDisk(directory)) as gate:
-        object.__setattr__(gate.engine.parts, "ended", meters.ended)
-        service = Service(
+        object.__setattr__(gate.engine.parts, "ended", metrics.ended)
+        service = ServiceContext(
             gate=gate,
             authenticate=verifier.authenticate,
-            meters=meters,
+            metrics=metrics,
             clock=time.monotonic,
             new_id=lambda: f"{dice.getrandbits(64):016x}",
             wait_s=5.0,
@@ -109,7 +109,7 @@ async def fronted(
 
 
 @asynccontextmanager
-async def served(service: Service) -> AsyncIterator[Front]:
+async def served(service: ServiceContext) -> AsyncIterator[Front]:
     server = server_of(Api(service))
     serving = asyncio.ensure_future(server.serve())
     while not server.started:  # noqa: ASYNC110  It has no event to wait for.

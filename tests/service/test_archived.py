@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.conftest import SCHEMA
 from tests.service.rig import ALICE, BOB, Front, Play, token
-from tidegate.store.archive import Ages, archive
+from tidegate.store.archive import ArchiveAges, archive
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10.5", "cid": "long ago"}
 YEAR_S = 365 * 24 * 3600
@@ -28,7 +28,7 @@ async def read(front: Front, id_: str) -> list[Any]:
 
 def test_nobody_sees_a_difference(play: Play, database: str) -> None:
     def put_away() -> int:
-        return sum(b.transfers for b in archive(database, SCHEMA, Ages(0, YEAR_S)))
+        return sum(b.transfers for b in archive(database, SCHEMA, ArchiveAges(0, YEAR_S)))
 
     async def scene(front: Front) -> None:
         await front.fund("FUNDING", "100")

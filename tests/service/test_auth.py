@@ -19,7 +19,7 @@ from tests.service.tokens import (
     with_claims,
     with_header,
 )
-from tidegate.service.auth import DenyList, Identity, Terms, fingerprint
+from tidegate.service.auth import DenyList, Identity, TokenPolicy, fingerprint
 from tidegate.service.keys import issue
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -59,7 +59,7 @@ def test_an_owner_is_who_has_the_role_user() -> None:
 
 def test_a_remembered_token_does_not_outlive_its_exp() -> None:
     clock = Clock()
-    ours = verifier(clock, Terms(issuer=TERMS.issuer, audience=TERMS.audience, leeway_s=0))
+    ours = verifier(clock, TokenPolicy(issuer=TERMS.issuer, audience=TERMS.audience, leeway_s=0))
     token = good(exp=NOW + 60)
     assert ours.verify(token) == USER
     clock.now = NOW + 59.999
@@ -82,7 +82,7 @@ def test_a_token_lives_on_through_the_leeway_but_is_not_remembered() -> None:
 
 
 def test_no_more_tokens_are_remembered_than_allowed_and_the_used_ones_stay() -> None:
-    ours = verifier(terms=Terms(issuer=TERMS.issuer, audience=TERMS.audience, remembered=3))
+    ours = verifier(terms=TokenPolicy(issuer=TERMS.issuer, audience=TERMS.audience, remembered=3))
     tokens = [good(jti=f"j-{n}") for n in range(6)]
     for token in tokens:
         assert ours.verify(token) == USER
@@ -151,7 +151,7 @@ def test_a_denial_ends_and_is_forgotten() -> None:
 )
 def test_wrong_terms_are_refused_at_start(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
-        Terms(**{"issuer": "i", "audience": "a", **wrong})
+        TokenPolicy(**{"issuer": "i", "audience": "a", **wrong})
 
 
 def test_a_list_that_is_read_again_and_again_does_not_grow() -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from tests.bearers import Bearer
-from tests.service.refusing import DESK, IN, MAKE, WHO, refused
+from tests.service.bad_input import DESK, IN, MAKE, WHO, refused
 from tests.service.rig import ALICE, Front, Play
+from tests.token_clients import Bearer
 
 FULL_WIDTH, ARABIC, DEVANAGARI = "\uff11\uff12", "\u0661\u0662\u0663", "\u0967\u0968"
 MINUS, SUPERSCRIPT, HALF = "\u2212" + "1", "\u00b2", "\u00bd"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from tests.service.refusing import DESK, IN, MAKE, WHO, raw, refused
+from tests.service.bad_input import DESK, IN, MAKE, WHO, raw, refused
 from tests.service.rig import ALICE, BOB, Front, Play
 
 GOOD = json.dumps(IN).encode()

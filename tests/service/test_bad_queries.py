@@ -1,8 +1,8 @@
 """Whatever stands in a query, a header or a path: the right 4xx, never a 5xx."""
 
-from tests.service.refusing import DESK, IN, MAKE, WHO, refused
+from tests.service.bad_input import DESK, IN, MAKE, WHO, refused
 from tests.service.rig import BOB, Front, Play, bearer, token
-from tidegate.service.api import RULES
+from tidegate.service.api import ROUTES
 
 NOBODY_KNOWS = "nobody_knows"
 APPROVES = bearer("anna", "approver")
@@ -44,7 +44,7 @@ def test_an_odd_query_is_refused_and_never_fails(play: Play) -> None:
 
 def test_a_parameter_that_a_route_does_not_know_is_refused_on_every_route(play: Play) -> None:
     async def scene(front: Front) -> None:
-        for rule in RULES:
+        for rule in ROUTES:
             who = (
                 DESK if "operator" in rule.roles else APPROVES if "approver" in rule.roles else WHO
             )

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.service.rig import ALICE, Front, Play, token
-from tidegate.core.transfer import Transfer
+from tidegate.core.kind import Transfer
 
 BROKEN = b"Transfer-Encoding: chunked\r\n\r\nzz\r\nthis is no chunk\r\n"
 LATE = (b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\nthis is no chunk\r\n")

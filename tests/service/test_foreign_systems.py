@@ -12,8 +12,9 @@ from tests.engine.rig import OWNER, Execute, Rig, made, request, rigged
 from tests.service.rig import Front, fronted, token
 from tidegate.core.answers import Answer, Unknown
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Transfer
 from tidegate.core.request import Request
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.flows import FLOWS
 
 KNOWN = FLOWS["internal_transfer"]

@@ -11,8 +11,8 @@ import uvloop
 
 import tidegate.service.connections
 import tidegate.service.http
-from tests.service.talk import CLOSED, LIMIT, Play, get, post, serving
-from tidegate.service.http import Reply
+from tests.service.raw_client import CLOSED, LIMIT, Play, get, post, serving
+from tidegate.service.http import HttpReply
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
@@ -340,6 +340,6 @@ def test_an_ending_server_answers_what_it_serves_and_closes_the_rest(play: Play)
 
 
 def test_a_reply_with_a_header_of_two_lines_is_our_bug_and_is_not_sent() -> None:
-    said = Reply(200, b"", {"Location": "/a\r\nSet-Cookie: b"})
+    said = HttpReply(200, b"", {"Location": "/a\r\nSet-Cookie: b"})
     with pytest.raises(AssertionError, match="several lines"):
         tidegate.service.connections.head_of(said, said.headers, ())

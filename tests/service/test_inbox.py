@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 from tests.conftest import SCHEMA
 from tests.service.rig import ALICE, BOB, Answer, Front, Play, fronted, token
-from tidegate.service.shapes import ulid_of
+from tidegate.service.request_types import ulid_of
 
 PATH = "/api/v1/internal_transfer"
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10.5"}

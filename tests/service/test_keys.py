@@ -22,12 +22,12 @@ from tests.service.tokens import (
     private_pem,
     public_pem,
 )
-from tidegate.service.auth import Terms, Verifier
+from tidegate.service.auth import TokenPolicy, Verifier
 from tidegate.service.keys import (
     FetchedKeys,
     FixedKeys,
-    Key,
-    Patience,
+    KeyRefresh,
+    PublicKey,
     UnusableKey,
     issue,
     key_of_jwk,
@@ -71,8 +71,8 @@ class Issuer:
 
 
 def fetching(issuer: Callable[[], Awaitable[bytes]], clock: Clock) -> tuple[Verifier, FetchedKeys]:
-    keys = FetchedKeys(issuer, clock, Patience())
-    terms = Terms(issuer=TERMS.issuer, audience=TERMS.audience, max_lifetime_s=10_000)
+    keys = FetchedKeys(issuer, clock, KeyRefresh())
+    terms = TokenPolicy(issuer=TERMS.issuer, audience=TERMS.audience, max_lifetime_s=10_000)
     return Verifier(keys, terms, clock), keys
 
 
@@ -206,7 +206,7 @@ def test_a_fetch_that_hangs_is_given_up() -> None:
             await asyncio.sleep(600)
             return b""
 
-        keys = FetchedKeys(never, Clock(), Patience(fetch_s=0.01))
+        keys = FetchedKeys(never, Clock(), KeyRefresh(fetch_s=0.01))
         await keys.refresh()
         assert keys.trouble == "TimeoutError: "
 
@@ -216,7 +216,7 @@ def test_a_fetch_that_hangs_is_given_up() -> None:
 def test_keys_keep_themselves_fresh() -> None:
     async def keep() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
-        keys = FetchedKeys(issuer, clock, Patience(retry_s=0.001, refresh_s=0.001))
+        keys = FetchedKeys(issuer, clock, KeyRefresh(retry_s=0.001, refresh_s=0.001))
         for _ in range(3):
             await keys.keep_fresh()
             clock.now += 1
@@ -229,7 +229,7 @@ def test_keys_keep_themselves_fresh() -> None:
 def test_keys_that_cannot_be_had_are_a_failure_of_the_round() -> None:
     async def keep() -> None:
         clock, issuer = Clock(), Issuer(b"this is no document")
-        keys = FetchedKeys(issuer, clock, Patience(retry_s=0.001, refresh_s=0.001))
+        keys = FetchedKeys(issuer, clock, KeyRefresh(retry_s=0.001, refresh_s=0.001))
         with pytest.raises(OSError, match="Malformed"):
             await keys.keep_fresh()
 
@@ -269,7 +269,7 @@ def test_a_document_may_list_keys_for_others() -> None:
             None,
         ]
         keys = FetchedKeys(
-            Issuer(json.dumps({"keys": others + listed}).encode()), Clock(), Patience()
+            Issuer(json.dumps({"keys": others + listed}).encode()), Clock(), KeyRefresh()
         )
         await keys.refresh()
         assert keys.trouble is None
@@ -306,7 +306,7 @@ def test_a_key_that_is_weak_or_of_another_kind_is_refused_at_start() -> None:
 def test_a_configured_jwk_is_the_key_it_describes() -> None:
     for kind in ("EdDSA", "ES256", "RS256"):
         jwk = json.loads(jwks((kind, kind), use="sig", alg=kind, key_ops=["verify"]))["keys"][0]
-        key: Key = key_of_jwk(jwk)
+        key: PublicKey = key_of_jwk(jwk)
         assert key.material == key_of_pem(kind, public_pem(private(kind))).material
         assert Verifier(FixedKeys([key]), TERMS, Clock()).verify(good(kind)) == USER
 
@@ -322,4 +322,4 @@ def test_a_new_keypair_signs_what_its_public_half_verifies() -> None:
 @pytest.mark.parametrize("wrong", [{"retry_s": 0}, {"refresh_s": 1}, {"ttl_s": 1}, {"fetch_s": 0}])
 def test_wrong_times_are_refused_at_start(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        Patience(**wrong)
+        KeyRefresh(**wrong)

@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tests.bearers import Bearer
 from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, Front, Play, bearer, token
+from tests.token_clients import Bearer
 from tidegate.core.refusals import Refusal
-from tidegate.service.api import RULES, Api
+from tidegate.service.api import ROUTES, Api
 from tidegate.service.auth import ROLES, Verifier
-from tidegate.service.front import Rule, Service
 from tidegate.service.keys import FixedKeys, issue, new_keypair
-from tidegate.service.meters import Meters
+from tidegate.service.metrics import Metrics
+from tidegate.service.routing import Route, ServiceContext
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
 POOLED = {"guild_id": 1, "target_id": 99, "amount": "5"}
@@ -59,27 +59,29 @@ def forged() -> str:
     return issue(stranger, "test", TERMS.claims(str(ALICE), ["user"], time.time()))
 
 
-class Caller(NamedTuple):
+class CoreCaller(NamedTuple):
     token: Bearer | str | None
     roles: frozenset[str] = frozenset()  # Empty: the service must not know who this is.
     owner: int | None = None
 
 
-CALLERS: Mapping[str, Caller] = {
-    "nobody": Caller(None),
-    "user": Caller(bearer(str(ALICE), "user"), frozenset({"user"}), ALICE),
-    "other user": Caller(bearer(str(BOB), "user"), frozenset({"user"}), BOB),
-    "operator": Caller(bearer("olga", "operator"), frozenset({"operator"})),
-    "approver": Caller(bearer("anna", "approver"), frozenset({"approver"})),
-    "auditor": Caller(bearer("axel", "auditor"), frozenset({"auditor"})),
-    "a user by number who is none": Caller(bearer(str(ALICE), "auditor"), frozenset({"auditor"})),
-    "expired": Caller(Bearer(expired)),
-    "forged": Caller(Bearer(forged)),
-    "garbage": Caller("garbage"),
+CALLERS: Mapping[str, CoreCaller] = {
+    "nobody": CoreCaller(None),
+    "user": CoreCaller(bearer(str(ALICE), "user"), frozenset({"user"}), ALICE),
+    "other user": CoreCaller(bearer(str(BOB), "user"), frozenset({"user"}), BOB),
+    "operator": CoreCaller(bearer("olga", "operator"), frozenset({"operator"})),
+    "approver": CoreCaller(bearer("anna", "approver"), frozenset({"approver"})),
+    "auditor": CoreCaller(bearer("axel", "auditor"), frozenset({"auditor"})),
+    "a user by number who is none": CoreCaller(
+        bearer(str(ALICE), "auditor"), frozenset({"auditor"})
+    ),
+    "expired": CoreCaller(Bearer(expired)),
+    "forged": CoreCaller(Bearer(forged)),
+    "garbage": CoreCaller("garbage"),
 }
 
 
-def expected(rule: Rule, caller: Caller) -> int:
+def expected(rule: Route, caller: CoreCaller) -> int:
     """The status that the rule and the owner of the transfer call for."""
     if rule.roles and not caller.roles:
         return 401
@@ -94,7 +96,7 @@ def expected(rule: Rule, caller: Caller) -> int:
     return SAMPLES.get((rule.method, rule.path), Sample()).status
 
 
-async def ask(front: Front, rule: Rule, caller: Caller, id_: str) -> Answer:
+async def ask(front: Front, rule: Route, caller: CoreCaller, id_: str) -> Answer:
     named = "1" if "resolutions" in rule.path else id_
     path = rule.path.replace("{id}", named).replace("{code}", "USDT")
     sample = SAMPLES.get((rule.method, rule.path), Sample())
@@ -111,7 +113,7 @@ def test_every_role_on_every_route_gets_what_its_rule_says(play: Play) -> None:
         alice = token(str(ALICE), "user")
         pooled = await front.call("POST", "/api/v1/pool_transfers", POOLED, alice)
         wrong = []
-        for rule in RULES:
+        for rule in ROUTES:
             kind = ("transfer_id", pooled) if "pool" in rule.path else ("req_id", made)
             for name, caller in CALLERS.items():
                 said = await ask(front, rule, caller, kind[1].body[kind[0]])
@@ -128,7 +130,7 @@ def test_a_refusal_by_role_says_nothing_about_what_is_there(play: Play) -> None:
     async def scene(front: Front) -> None:
         await front.fund("FUNDING", "1000")
         made = await front.transfer(IN)
-        for rule in RULES:
+        for rule in ROUTES:
             if "{id}" not in rule.path:
                 continue
             for caller in CALLERS.values():
@@ -146,7 +148,7 @@ def test_what_was_refused_by_role_changed_nothing(play: Play) -> None:
     async def scene(front: Front) -> None:
         await front.fund("FUNDING", "1000")
         before = await front.balances()
-        for rule in RULES:
+        for rule in ROUTES:
             for caller in CALLERS.values():
                 if rule.method != "GET" and not rule.roles & caller.roles:
                     said = await ask(front, rule, caller, NO_SUCH)
@@ -174,12 +176,12 @@ def test_nobody_learns_what_was_wrong_with_a_token(play: Play) -> None:
     play(scene)
 
 
-def bare_service(front: Front) -> Service:
+def bare_service(front: Front) -> ServiceContext:
     verifier = Verifier(FixedKeys(()), TERMS, time.time)
-    return Service(
+    return ServiceContext(
         gate=front.gate,
         authenticate=verifier.authenticate,
-        meters=Meters(),
+        metrics=Metrics(),
         clock=time.monotonic,
         new_id=str,
     )
@@ -191,32 +193,32 @@ def test_a_route_without_a_rule_cannot_exist(play: Play) -> None:
         found = [(method, path) for path, methods in routes.items() for method in methods]
         assert sorted(found) == sorted(
             (method, rule.path)
-            for rule in RULES
+            for rule in ROUTES
             for method in ([rule.method, "HEAD"] if rule.method == "GET" else [rule.method])
         )
         for path, methods in routes.items():
             for method, rule in methods.items():
-                assert rule in RULES
+                assert rule in ROUTES
                 assert (rule.method, rule.path) == ("GET" if method == "HEAD" else method, path)
 
     play(scene)
 
 
 def test_a_rule_names_known_roles_and_only_health_and_papers_are_for_anybody() -> None:
-    assert all(rule.roles <= ROLES for rule in RULES)
-    assert len({(rule.method, rule.path) for rule in RULES}) == len(RULES)
-    open_ = {rule.path for rule in RULES if not rule.roles}
+    assert all(rule.roles <= ROLES for rule in ROUTES)
+    assert len({(rule.method, rule.path) for rule in ROUTES}) == len(ROUTES)
+    open_ = {rule.path for rule in ROUTES if not rule.roles}
     assert open_ == {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/"}
-    assert all(rule.method == "GET" for rule in RULES if not rule.roles)
+    assert all(rule.method == "GET" for rule in ROUTES if not rule.roles)
 
 
 def test_no_user_gets_to_the_desk_and_no_auditor_changes_anything() -> None:
-    desk = [rule for rule in RULES if rule.path.startswith("/api/v1/operator/")]
+    desk = [rule for rule in ROUTES if rule.path.startswith("/api/v1/operator/")]
     assert desk
     assert all("user" not in rule.roles for rule in desk)
-    assert all("auditor" not in rule.roles for rule in RULES if rule.method != "GET")
+    assert all("auditor" not in rule.roles for rule in ROUTES if rule.method != "GET")
     # Whoever moves a user's own money is that user and nobody else.
-    own = [rule for rule in RULES if rule not in desk and rule.method != "GET"]
+    own = [rule for rule in ROUTES if rule not in desk and rule.method != "GET"]
     assert all(rule.roles == {"user"} for rule in own)
 
 

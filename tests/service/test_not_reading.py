@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 import tidegate.service.connections
-from tests.service.talk import HUGE, Api, Play, get
+from tests.service.raw_client import HUGE, Api, Play, get
 from tidegate.service.connections import server_of
 
 WRITE_S, SHUTDOWN_S, SOON_S = 1.0, 1.0, 8.0

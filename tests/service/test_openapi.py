@@ -28,16 +28,17 @@ from tests.conftest import SCHEMA
 from tests.service.rig import ALICE, PUBLIC, TERMS, Front, Play, bearer, served
 from tidegate.app import Setup, open_gate
 from tidegate.core.refusals import Reason, Refusal
-from tidegate.service.api import RULES
+from tidegate.service.api import ROUTES
 from tidegate.service.auth import Verifier
 from tidegate.service.docs_page import meaning_of
-from tidegate.service.front import Service
 from tidegate.service.keys import FixedKeys, key_of_pem
-from tidegate.service.meters import Meters
-from tidegate.service.openapi import ROUTES, document
+from tidegate.service.metrics import Metrics
+from tidegate.service.openapi import WORDS as DESCRIBED
+from tidegate.service.openapi import document
 from tidegate.service.problem import DEFAULT_STATUS, STATUS
+from tidegate.service.routing import ServiceContext
 
-DOCUMENT = document(RULES)
+DOCUMENT = document(ROUTES)
 EXAMPLES, FEW = 25, 3  # Of questions that the caller may ask, and of others.
 Operation: TypeAlias = schemathesis.APIOperation[Any, Any, Any, Any]
 CHECKS = [
@@ -120,10 +121,10 @@ def test_the_document_is_valid_openapi_3_1() -> None:
 
 
 def test_every_rule_is_in_the_document_and_nothing_else() -> None:
-    ruled = sorted((rule.method, rule.path) for rule in RULES)
+    ruled = sorted((rule.method, rule.path) for rule in ROUTES)
     assert sorted((method, path) for method, path, _ in operations()) == ruled
-    assert sorted(ROUTES) == ruled
-    for rule in RULES:
+    assert sorted(DESCRIBED) == ruled
+    for rule in ROUTES:
         operation = DOCUMENT["paths"][rule.path][rule.method.lower()]
         assert operation["x-roles"] == sorted(rule.roles)
         assert operation["security"] == ([{"bearerAuth": []}] if rule.roles else [])
@@ -150,7 +151,7 @@ def test_every_code_is_listed_and_has_a_meaning() -> None:
 
 def test_the_written_page_names_every_route_and_every_code() -> None:
     written = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
-    for rule in RULES:
+    for rule in ROUTES:
         assert rule.path.replace("/api/v1/operator", "…") in written
     for code in DOCUMENT["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]:
         status = STATUS.get(code, DEFAULT_STATUS)
@@ -193,7 +194,7 @@ def test_the_docs_page_stands_alone_and_shows_every_route(play: Play) -> None:
         inside = {link.removeprefix("#") for link in outline.links if link.startswith("#")}
         assert inside <= set(outline.ids)
         assert {link for link in outline.links if not link.startswith("#")} == {"/openapi.json"}
-        for rule in RULES:
+        for rule in ROUTES:
             assert f"<code>{rule.method} {rule.path}</code>" in said.body
         served = await front.call("GET", "/openapi.json")
         assert served.body == DOCUMENT
@@ -206,7 +207,9 @@ def test_a_core_that_is_away_gives_a_documented_answer(database: str, tmp_path: 
         setup = Setup(database, SCHEMA, core=f"unix:{tmp_path}/nothing")
         async with open_gate(setup) as gate:
             verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
-            service = Service(gate, verifier.authenticate, Meters(), time.monotonic, lambda: "1")
+            service = ServiceContext(
+                gate, verifier.authenticate, Metrics(), time.monotonic, lambda: "1"
+            )
             async with served(service) as front:
                 said = await front.call("GET", "/api/v1/balances", who=TOKENS["user"])
                 assert (said.status, said.body["code"]) == (503, "UNAVAILABLE")

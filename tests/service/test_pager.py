@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 import tidegate.service.pager
 from tidegate.core.answers import Alarm
-from tidegate.engine.alerts import Alert, Code
-from tidegate.service.pager import MAX_WAITING, Pager, Undelivered
+from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.service.pager import MAX_WAITING, AlertDropped, Pager
 
 
 def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
     taken: list[object] = []
     fails = 2
     where = ("core", UUID(int=9), "COMPENSATING")
-    stuck = Alert(Alarm.CRITICAL, Code.REFUND_FAILING, "stuck", *where, 4, 61.28, count=2)
+    stuck = Alert(Alarm.CRITICAL, AlertCode.REFUND_FAILING, "stuck", *where, 4, 61.28, count=2)
 
     async def post(body: bytes) -> bool:
         nonlocal fails
@@ -35,9 +35,9 @@ def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
                 await pager.deliver()
 
         running = asyncio.create_task(deliver())
-        pager.notify(Alert(Alarm.NONE, Code.STORE_UNAVAILABLE, "nobody needs to know"))
+        pager.notify(Alert(Alarm.NONE, AlertCode.STORE_UNAVAILABLE, "nobody needs to know"))
         pager.notify(stuck)
-        pager.notify(Alert(Alarm.HALT, Code.BOOKS_DISAGREE, "the books differ"))
+        pager.notify(Alert(Alarm.HALT, AlertCode.BOOKS_DISAGREE, "the books differ"))
         pager.notify(replace(stuck, alarm=Alarm.NONE, cause="cleared: stuck", cleared=True))
         for _ in range(200):
             if len(taken) == 3:
@@ -74,8 +74,8 @@ def test_what_waits_at_the_end_is_posted_first(monkeypatch: pytest.MonkeyPatch) 
 
     async def whole() -> None:
         pager = Pager(post)
-        pager.notify(Alert(Alarm.CRITICAL, Code.ENGINE_DIED, "one"))
-        pager.notify(Alert(Alarm.CRITICAL, Code.ENGINE_DIED, "two"))
+        pager.notify(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, "one"))
+        pager.notify(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, "two"))
         with pytest.raises(ZeroDivisionError):
             await pager.deliver()
         await asyncio.wait_for(pager.flush(5.0), 2.0)
@@ -94,8 +94,8 @@ def test_an_alert_that_is_never_taken_is_dropped_and_said_so(
 
     async def whole() -> None:
         pager = Pager(deaf)
-        pager.notify(Alert(Alarm.CRITICAL, Code.ENGINE_DIED, "one"))
-        with pytest.raises(Undelivered):
+        pager.notify(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, "one"))
+        with pytest.raises(AlertDropped):
             await pager.deliver()
         monkeypatch.setattr(tidegate.service.pager, "IDLE_S", 0.01)
         await pager.deliver()
@@ -110,8 +110,8 @@ def test_a_deaf_webhook_holds_nothing_up_and_fills_nothing() -> None:
     async def whole() -> None:
         pager = Pager(deaf)
         for n in range(MAX_WAITING + 50):
-            pager.notify(Alert(Alarm.PAGE, Code.TRANSFER_STUCK, f"number {n}"))
+            pager.notify(Alert(Alarm.PAGE, AlertCode.TRANSFER_STUCK, f"number {n}"))
         assert pager._waiting.qsize() == MAX_WAITING
-        Pager(None).notify(Alert(Alarm.HALT, Code.BOOKS_DISAGREE, "no webhook, no queue"))
+        Pager(None).notify(Alert(Alarm.HALT, AlertCode.BOOKS_DISAGREE, "no webhook, no queue"))
 
     asyncio.run(whole())

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.service.rig import ALICE, BOB, Answer, Front, Play, fronted, token
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.service.limits import RequestRate
+from tidegate.service.rate_limits import OwnerRateLimit
 from tidegate.systems.guild import POINT, book_of
 
 GUILD, PATH = 77, "/api/v1/pool_transfers"
@@ -76,7 +76,7 @@ def test_a_replay_is_answered_however_many_requests_there_are(
     database: str, tmp_path: Path
 ) -> None:
     async def whole() -> None:
-        async with fronted(database, tmp_path, RequestRate(1, lambda: 0.0)) as front:
+        async with fronted(database, tmp_path, OwnerRateLimit(1, lambda: 0.0)) as front:
             body = PAY | {"cid": "once"}
             first = await ask(front, "POST", PATH, body)
             assert first.status == 202

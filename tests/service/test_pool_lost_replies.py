@@ -13,10 +13,10 @@ import pytest
 from tests.conftest import SCHEMA
 from tests.engine.proxy import Proxy, proxied
 from tests.service.rig import ALICE, BOB, Answer, Front, fronted, token
-from tidegate.service import pool
-from tidegate.service.front import Call
-from tidegate.service.pool import TRIES
-from tidegate.store.pool import STATEMENTS
+from tidegate.service import pool_routes
+from tidegate.service.pool_routes import TRIES
+from tidegate.service.routing import Call
+from tidegate.store.pool_schema import STATEMENTS
 
 PATH = "/api/v1/pool_transfers"
 MARK = "lost-reply"
@@ -83,13 +83,13 @@ def test_a_planted_bug_that_names_each_try_anew_pays_twice(
     play: Play, sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof that the test above can fail: only the id makes two tries one payment."""
-    create = pool._create
+    create = pool_routes._create
 
     async def anew(call: Call, values: Mapping[str, Any]) -> tuple[UUID, bool]:
         [(id_,)] = await call.service.gate.store.run(STATEMENTS["new_id"], {})
         return await create(call, {**values, "transfer_id": id_})
 
-    monkeypatch.setattr(pool, "_create", anew)
+    monkeypatch.setattr(pool_routes, "_create", anew)
 
     async def scene(front: Front, proxy: Proxy) -> None:
         proxy.swallow = 1

@@ -139,7 +139,7 @@ def test_a_batch_answers_each_item_by_itself(play: Play) -> None:
 def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(play: Play) -> None:
     async def scene(front: Front) -> None:
         await front.fund("FUNDING", "100")
-        ledger: Any = front.gate.engine.means.local["ledger"]
+        ledger: Any = front.gate.engine.context.local["ledger"]
         ask = ledger.ask
 
         async def touchy(tx: Any, questions: Sequence[Question]) -> Any:

@@ -29,7 +29,7 @@ class HeldSystem:
 
 @asynccontextmanager
 async def core_held(front: Front) -> AsyncIterator[None]:
-    systems = cast("dict[str, System]", front.gate.engine.means.outside)
+    systems = cast("dict[str, System]", front.gate.engine.context.outside)
     core = systems[CORE]
     systems[CORE] = held = HeldSystem(core)
     yield

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from tidegate.service.auth import Identity, Terms, Verifier
+from tidegate.service.auth import Identity, TokenPolicy, Verifier
 from tidegate.service.keys import FixedKeys, issue, key_of_pem
 
 NOW = 1_800_000_000
-TERMS = Terms(issuer="https://login.example", audience="tidegate")
+TERMS = TokenPolicy(issuer="https://login.example", audience="tidegate")
 USER = Identity("4001", 4001, frozenset({"user"}))
 HEADER = b'{"alg":"EdDSA","kid":"EdDSA","typ":"JWT"}'
 
@@ -63,7 +63,7 @@ def good(kind: str = "EdDSA", **changes: Any) -> str:
     return issue(private_pem(private(kind)), kind, claims(**changes))
 
 
-def verifier(clock: Clock | None = None, terms: Terms = TERMS) -> Verifier:
+def verifier(clock: Clock | None = None, terms: TokenPolicy = TERMS) -> Verifier:
     return Verifier(known("EdDSA", "ES256", "RS256"), terms, clock or Clock())
 
 

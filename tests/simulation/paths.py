@@ -8,22 +8,22 @@ from typing import Any
 from uuid import UUID
 
 from tidegate.core import wire
+from tidegate.core.account import Account
 from tidegate.core.flow import Edge, Flow
-from tidegate.core.ports import Account
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party
-from tidegate.core.wire import Verb
-from tidegate.simulation.auditor import CORE, LEDGER, Life
+from tidegate.core.wire import CoreVerb
+from tidegate.simulation.auditor import CORE, LEDGER, AuditedTransfer
 from tidegate.simulation.effects import plain, reachable
-from tidegate.simulation.fate import Plan
-from tidegate.simulation.limits import Daily
-from tidegate.simulation.people import ASSET, MEMBERS, SPOT, Mood
+from tidegate.simulation.faults import FaultPlan
+from tidegate.simulation.limits_auditor import DailyAllowance
 from tidegate.simulation.scenario import BRIMFUL, LIVENESS_S, Scenario, run
-from tidegate.simulation.terms import Terms
+from tidegate.simulation.variants import SeedVariant
+from tidegate.simulation.workload import ASSET, MEMBERS, SPOT, Behaviour
 from tidegate.simulation.world import World, until
 from tidegate.systems.guild import payment
-from tidegate.systems.guild.memory import THROTTLES, Throttle
-from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.systems.guild.memory import THROTTLES, MemberThrottle
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 OWNER, AMOUNT = 1, 10
@@ -54,7 +54,7 @@ class Path:
     amount: int = AMOUNT
     cools: bool = False  # The payer has to cool down, from the first approval on, for a while.
     inbox: bool = False  # A program asks for it, in a transaction of its own.
-    daily: Daily | None = None  # What the owner may move in a day.
+    daily: DailyAllowance | None = None  # What the owner may move in a day.
     rounds: int = 0  # Rounds of checks that begin anew, after which people open what is shut.
 
     @property
@@ -78,14 +78,14 @@ class Path:
         scene.wishes, scene.owners = [wish], (OWNER,)
         scene.nodes, scene.look_s = self.workers, END_S
         served = frozenset(party.system for party in parties.values())
-        scene.world.terms = Terms(
+        scene.world.terms = SeedVariant(
             scan_s=SCAN_S,
             reversible=self.reversible,
             systems=served,
             inbox=self.inbox,
             daily=self.daily,
         )
-        scene.mood = Mood(flooded=frozenset({OWNER} if self.flooded else ()))
+        scene.mood = Behaviour(flooded=frozenset({OWNER} if self.flooded else ()))
         if self.inbox:
             scene.clients.by_inbox = 1.0
         Keeper(self, scene)
@@ -111,7 +111,7 @@ class Keeper:
 
     async def begun(self) -> None:
         await self.begin()
-        await asyncio.gather(*(self.mark(book, Status.DISABLED) for book in self.path.shut))
+        await asyncio.gather(*(self.mark(book, LedgerStatus.DISABLED) for book in self.path.shut))
 
     def watched(
         self, written: Mapping[tuple[str, Any], Any], leased: frozenset[UUID], by: object
@@ -127,9 +127,9 @@ class Keeper:
         if any(map(approved, self.world.auditor.lives.values())):
             self.cooled = True
             until_us = round((self.world.loop.now_s + COOLING_S) * 1_000_000)
-            self.world.tables.rows[THROTTLES][OWNER, 1] = Throttle(until_us)
+            self.world.tables.rows[THROTTLES][OWNER, 1] = MemberThrottle(until_us)
 
-    def enough(self, life: Life) -> bool:
+    def enough(self, life: AuditedTransfer) -> bool:
         if life.refused:
             self.stays.add(life.version)
         if life.transfer.state == "CHECKING" and life.version > 0:
@@ -139,20 +139,20 @@ class Keeper:
 
     async def open(self) -> None:
         self.scene.mood.flooded = frozenset()
-        await asyncio.gather(*(self.mark(book, Status.ACTIVE) for book in self.path.shut))
+        await asyncio.gather(*(self.mark(book, LedgerStatus.ACTIVE) for book in self.path.shut))
         while self.held() > BRIMFUL:
             excess = self.world.auditor.endowed[OWNER, ASSET]
-            self.world.core_move(Verb.DEBIT, OWNER, ASSET, excess)
+            self.world.core_move(CoreVerb.DEBIT, OWNER, ASSET, excess)
             await asyncio.sleep(LOOK_S)
 
     def held(self) -> int:
         return self.world.auditor.books[CORE, OWNER, SPOT, ASSET]
 
-    async def mark(self, book: str, status: Status) -> None:
+    async def mark(self, book: str, status: LedgerStatus) -> None:
         """Until it is so: the core may be down just now, and a row be locked."""
         if book == SPOT:
             while not self.is_marked(status):
-                self.world.core_status(OWNER, ASSET, wire.Status[status])
+                self.world.core_status(OWNER, ASSET, wire.AccountStatus[status])
                 await asyncio.sleep(LOOK_S)
             return
         key = Account(OWNER, book, ASSET)
@@ -160,12 +160,12 @@ class Keeper:
         rows = self.world.tables.rows[ACCOUNTS]
         rows[key] = rows[key]._replace(status=status)
 
-    def is_marked(self, status: Status) -> bool:
-        core, spot = self.world.host.core, wire.account(wire.Book.SPOT, ASSET, OWNER)
-        return core is not None and core.book.status(spot) == wire.Status[status]
+    def is_marked(self, status: LedgerStatus) -> bool:
+        core, spot = self.world.host.core, wire.account(wire.CoreBook.SPOT, ASSET, OWNER)
+        return core is not None and core.book.status(spot) == wire.AccountStatus[status]
 
 
-def approved(life: Life) -> bool:
+def approved(life: AuditedTransfer) -> bool:
     return life.transfer.state == "APPROVED"
 
 
@@ -233,7 +233,7 @@ PATHS = (
     *internal(FUNDING, SPOT),
     *internal(SPOT, FUNDING),
     between("internal_transfer", FUNDING, SPOT)(
-        "done, and the daily limit is used up", "COMMITTED", daily=Daily(1, AMOUNT)
+        "done, and the daily limit is used up", "COMMITTED", daily=DailyAllowance(1, AMOUNT)
     ),
     between("internal_transfer", FUNDING, SPOT)("from the inbox", "COMMITTED", inbox=True),
     between("internal_transfer", SPOT, FUNDING)(
@@ -268,7 +268,7 @@ def unwalked(flows: Iterable[Flow]) -> list[str]:
     """The answers that no path comes to although nothing fails. There must be none."""
     walked = set[tuple[str, Edge]]()
     for path in PATHS:
-        walked.update(run(1, Plan(), path.prepare).edges)
+        walked.update(run(1, FaultPlan(), path.prepare).edges)
     return [
         f"{flow.name}: {'>'.join(edge.path)} {edge.answer}"
         for flow in flows

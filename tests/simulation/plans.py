@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeAlias
 from tests.simulation.paths import PATHS, Path
 from tidegate.commands.progress import bar
 from tidegate.flows import FLOWS
-from tidegate.simulation.fate import POINTS, WORKER_POINTS, Fault, Plan
+from tidegate.simulation.faults import POINTS, WORKER_POINTS, Fault, FaultPlan
 from tidegate.simulation.loop import START_S
-from tidegate.simulation.result import Result
+from tidegate.simulation.result import SeedResult
 from tidegate.simulation.runs import told
 from tidegate.simulation.scenario import LIVENESS_S, Scenario, run
 
@@ -50,14 +50,14 @@ Faults: TypeAlias = tuple[tuple[int, Fault], ...]
 class Attempt(NamedTuple):
     """One plan carried out."""
 
-    result: Result
+    result: SeedResult
     calls: Sequence[str]
     ends: Sequence[str]  # The states of all transfers: of one, that is.
     ended_s: float  # In virtual time, from the beginning.
 
 
 def attempt(path: Path, faults: Faults = (), seed: int = SEED) -> Attempt:
-    plan, scenes = Plan(dict(faults)), list[Scenario]()
+    plan, scenes = FaultPlan(dict(faults)), list[Scenario]()
 
     def prepare(scene: Scenario) -> None:
         scenes.append(scene)

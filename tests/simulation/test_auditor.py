@@ -6,18 +6,20 @@ from uuid import UUID
 
 import pytest
 
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm
-from tidegate.core.ports import Account
-from tidegate.core.transfer import Entry, Party, transfer_with
+from tidegate.core.kind import Party, transfer_with
+from tidegate.core.transfer import HistoryEntry
 from tidegate.core.wire import ANSWER, KEY, OPERATION, STAMP
-from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.flows import FLOWS
-from tidegate.simulation.auditor import CORE, LEDGER, Auditor, Eyes, chain
-from tidegate.simulation.disk import Inode
-from tidegate.simulation.people import ASSET, SPOT
-from tidegate.store.memory import HISTORY, TRANSFERS, Answered, Row
+from tidegate.simulation.auditor import CORE, LEDGER, Auditor, AuditorView, chain
+from tidegate.simulation.disk import SimInode
+from tidegate.simulation.workload import ASSET, SPOT
+from tidegate.store.memory_store import HISTORY
+from tidegate.store.memory_tables import TRANSFERS, MemoryAnswer, MemoryRow
 from tidegate.systems.ledger import FUNDING
-from tidegate.systems.ledger.judge import Balance, Operation
+from tidegate.systems.ledger.judge import LedgerBalance, LedgerOperation
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
 ID = UUID(int=7 << 80)
@@ -26,7 +28,7 @@ KIND: dict[str, Any] = {"flow": "internal_transfer", "state": "TARGET_PENDING", 
 BORN = transfer_with(PARTIES, {}, id=ID, owner=1, amount=10, asset_id=ASSET, **KIND)
 FIRST = ("INIT", "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING")
 ACCOUNT = Account(1, FUNDING, ASSET)
-DEBIT = Operation(ID, 0, ACCOUNT, "debit", 10, None, "done", "", -10, 0, 90)
+DEBIT = LedgerOperation(ID, 0, ACCOUNT, "debit", 10, None, "done", "", -10, 0, 90)
 
 
 class Desk:
@@ -35,16 +37,18 @@ class Desk:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.dead: set[str] = set()
-        eyes = Eyes(lambda: self.now_s, lambda worker: worker not in self.dead, lambda *_: None)
+        eyes = AuditorView(
+            lambda: self.now_s, lambda worker: worker not in self.dead, lambda *_: None
+        )
         self.auditor = Auditor(FLOWS, eyes)
         self.auditor.endow((LEDGER, 1, FUNDING, ASSET), 100)
-        self.answers: list[Answered] = []
+        self.answers: list[MemoryAnswer] = []
         self.transfer = BORN
 
     def move(self, path: Sequence[str], verb: str, answer: str, **changes: Any) -> dict[Any, Any]:
-        entry = Entry(self.transfer.version, tuple(path), verb, answer)
+        entry = HistoryEntry(self.transfer.version, tuple(path), verb, answer)
         head = chain(self.transfer.head_hash, self.transfer, entry, 5)
-        self.answers.append(Answered(entry, 5, head))
+        self.answers.append(MemoryAnswer(entry, 5, head))
         state = path[-1]
         lane = None if FLOWS["internal_transfer"].is_end(state) else CORE
         self.transfer = self.transfer.but(
@@ -57,13 +61,13 @@ class Desk:
         return self.row() | {(HISTORY, ID): tuple(self.answers)}
 
     def row(self) -> dict[Any, Any]:
-        return {(TRANSFERS, ID): Row(self.transfer, 0.0, None)}
+        return {(TRANSFERS, ID): MemoryRow(self.transfer, 0.0, None)}
 
     def commit(self, written: dict[Any, Any], by: str = "worker") -> None:
         self.auditor.committed(written, frozenset(), by)
 
     def born(self) -> None:
-        balance = Balance(90, 0, "ACTIVE")
+        balance = LedgerBalance(90, 0, "ACTIVE")
         money = {(OPERATIONS, ID): (DEBIT,), (ACCOUNTS, ACCOUNT): balance}
         self.commit(self.move(FIRST, "debit", "done") | money)
         assert self.auditor.violations == []
@@ -86,7 +90,7 @@ def test_a_state_without_its_effects(desk: Desk) -> None:
 
 def test_an_effect_that_the_state_does_not_allow(desk: Desk) -> None:
     again = DEBIT._replace(version=1)
-    balance = Balance(80, 0, "ACTIVE")
+    balance = LedgerBalance(80, 0, "ACTIVE")
     desk.commit({(OPERATIONS, ID): (DEBIT, again), (ACCOUNTS, ACCOUNT): balance})
     desk.commit(desk.row())
     assert desk.saw("source.debit, source.debit")
@@ -105,7 +109,7 @@ def test_money_for_a_transfer_that_does_not_exist(desk: Desk) -> None:
 
 
 def test_a_balance_that_does_not_follow(desk: Desk) -> None:
-    desk.commit({(ACCOUNTS, ACCOUNT): Balance(91, 0, "ACTIVE")})
+    desk.commit({(ACCOUNTS, ACCOUNT): LedgerBalance(91, 0, "ACTIVE")})
     assert desk.saw("holds 91, and its operations make 90")
 
 
@@ -173,16 +177,16 @@ def test_two_answers_under_one_key(desk: Desk) -> None:
 
 def test_a_core_that_comes_back_with_less(desk: Desk) -> None:
     desk.auditor.position = desk.auditor.acknowledged = 3
-    desk.auditor.opened(Inode("log-x"), 2, {})
+    desk.auditor.opened(SimInode("log-x"), 2, {})
     assert desk.saw("came back at position 2")
-    desk.auditor.opened(Inode("log-x"), 3, {(CORE, 1, SPOT, ASSET): 5})
+    desk.auditor.opened(SimInode("log-x"), 3, {(CORE, 1, SPOT, ASSET): 5})
     assert desk.saw("other balances")
 
 
 @pytest.mark.parametrize("alarm", [Alarm.PAGE, Alarm.CRITICAL, Alarm.HALT])
 def test_an_alarm_about_nothing(desk: Desk, alarm: Alarm) -> None:
     desk.auditor.alerted(
-        Alert(alarm, Code.TRANSFER_STUCK, "busy", CORE, ID, "TARGET_PENDING"), "worker"
+        Alert(alarm, AlertCode.TRANSFER_STUCK, "busy", CORE, ID, "TARGET_PENDING"), "worker"
     )
     assert desk.saw("a false alarm")
 
@@ -197,7 +201,9 @@ def test_nobody_is_told_of_what_is_stuck(desk: Desk) -> None:
 def test_what_is_stuck_and_told_of_is_well(desk: Desk) -> None:
     desk.now_s = 100.0
     desk.commit(desk.row())
-    desk.auditor.alerted(Alert(Alarm.CRITICAL, Code.TRANSFER_STUCK, "busy", CORE, ID), "worker")
+    desk.auditor.alerted(
+        Alert(Alarm.CRITICAL, AlertCode.TRANSFER_STUCK, "busy", CORE, ID), "worker"
+    )
     desk.commit(desk.move(("TARGET_PENDING", "COMPENSATING"), "credit", "rejected"))
     assert desk.auditor.violations == []
 

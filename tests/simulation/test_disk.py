@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tidegate.simulation.disk import Hands, Inode, Platter, SimDisk
-from tidegate.simulation.fate import Fault, Plan
+from tidegate.simulation.disk import DiskContent, DiskSurroundings, SimDisk, SimInode
+from tidegate.simulation.faults import Fault, FaultPlan
 from tidegate.simulation.loop import SimLoop, simulate
 
 
 class Bench:
-    def __init__(self, plan: Plan | None = None) -> None:
-        self.platter, self.synced = Platter(), list[bytes]()
+    def __init__(self, plan: FaultPlan | None = None) -> None:
+        self.platter, self.synced = DiskContent(), list[bytes]()
         self.crashes: list[Fault] = []
-        plan = plan or Plan()
-        hands = Hands(plan.suffers, random.Random(1), self.note, self.crash)
+        plan = plan or FaultPlan()
+        hands = DiskSurroundings(plan.suffers, random.Random(1), self.note, self.crash)
         self.disk = SimDisk(self.platter, hands)
 
-    def note(self, inode: Inode) -> None:
+    def note(self, inode: SimInode) -> None:
         self.synced.append(bytes(inode.content[: inode.synced]))
 
     def crash(self, fault: Fault) -> None:
@@ -81,7 +81,7 @@ def test_names_that_were_not_synced_may_be_lost_and_may_not() -> None:
 
 
 def test_a_failed_sync_is_never_made_good_by_another() -> None:
-    bench = Bench(Plan({0: Fault.EIO}, points=("fdatasync",)))
+    bench = Bench(FaultPlan({0: Fault.EIO}, points=("fdatasync",)))
 
     async def scene() -> None:
         file = bench.disk.create("a")
@@ -98,7 +98,7 @@ def test_a_failed_sync_is_never_made_good_by_another() -> None:
 
 
 def test_a_full_disk_takes_a_part() -> None:
-    bench = Bench(Plan({0: Fault.ENOSPC}, points=("append",)))
+    bench = Bench(FaultPlan({0: Fault.ENOSPC}, points=("append",)))
     file = bench.disk.create("a")
     with pytest.raises(OSError, match="simulated") as full:
         file.append(b"12345678")
@@ -110,7 +110,7 @@ def test_a_full_disk_takes_a_part() -> None:
 
 
 def test_who_died_in_a_call_changes_nothing_more_and_waits_for_ever() -> None:
-    bench = Bench(Plan({0: Fault.CORE_KILLED}, points=("rename",)))
+    bench = Bench(FaultPlan({0: Fault.CORE_KILLED}, points=("rename",)))
 
     async def scene() -> None:
         bench.disk.create("a")
@@ -128,7 +128,7 @@ def test_who_died_in_a_call_changes_nothing_more_and_waits_for_ever() -> None:
 
 
 def test_a_stall_is_longer_than_anybody_waits() -> None:
-    bench = Bench(Plan({0: Fault.STALLED}, points=("fdatasync",)))
+    bench = Bench(FaultPlan({0: Fault.STALLED}, points=("fdatasync",)))
 
     async def scene() -> None:
         file = bench.disk.create("a")

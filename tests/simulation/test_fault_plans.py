@@ -10,20 +10,21 @@ from pathlib import Path as FilePath
 
 import pytest
 
-import tidegate.engine.settle
+import tidegate.engine.local_answers
 from tests.simulation.fresh_seeds import ROOT, fresh_start
 from tests.simulation.paths import GUILD_FLOWS, PATHS, Path, unwalked
 from tests.simulation.plans import Branch, Tally, attempt, grow, is_usual, root
 from tests.simulation.touched import REACHED, UNREACHED, changed_files, most, sample
 from tidegate.core.answers import Answer, Rejected, Unknown
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.kind import Transfer
+from tidegate.core.transfer import Move
 from tidegate.flows import FLOWS
 from tidegate.flows.deposit import DEPOSIT
-from tidegate.simulation.fate import KINDS, WORKER_POINTS
-from tidegate.simulation.people import SPOT
+from tidegate.simulation.faults import KINDS, WORKER_POINTS
 from tidegate.simulation.scenario import LIVENESS_S, Scenario
+from tidegate.simulation.workload import SPOT
 
 PLANS = 13_000
 OTHER_SEEDS = (2, 3)
@@ -119,7 +120,7 @@ def test_a_changed_table_asks_for_all_plans_of_its_flow() -> None:
     ("file", "reached"),
     [
         ("src/tidegate/engine/step.py", lambda path: True),
-        ("src/tidegate/store/memory.py", lambda path: True),
+        ("src/tidegate/store/memory_store.py", lambda path: True),
         ("tests/simulation/paths.py", lambda path: True),
         ("src/tidegate/systems/guild/judge.py", lambda path: path.flow in GUILD_FLOWS),
         ("src/tidegate/trading_core/wal.py", lambda path: SPOT in path.roles.values()),
@@ -180,14 +181,14 @@ def test_whatever_fails_once_in_another_order_of_things(seed: int) -> None:
     held(total)
 
 
-def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
     """A timeout taken for a «no»."""
     taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
     return decide(flow, transfer, taken, terms)
 
 
 def test_a_plan_that_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
     tally, _ = grow(root(0))
     assert 0 < tally.violations < tally.plans.total()
     path, [(_, fault)], text = tally.failures[0]

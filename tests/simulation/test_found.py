@@ -5,19 +5,20 @@ from typing import Any
 
 import pytest
 
-import tidegate.engine.announce
+import tidegate.engine.move_alerts
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm
-from tidegate.core.ports import Account
+from tidegate.core.kind import Party
 from tidegate.core.request import Request
-from tidegate.core.transfer import Move, Party
-from tidegate.engine.scan import Scan
+from tidegate.core.transfer import Move
+from tidegate.engine.due_scan import DueScan
 from tidegate.simulation.auditor import LEDGER
-from tidegate.simulation.fate import Fault, Plan
-from tidegate.simulation.network import Line, Network, Writer
-from tidegate.simulation.people import ASSET
+from tidegate.simulation.faults import Fault, FaultPlan
+from tidegate.simulation.network import ClientWriter, Network, SimConnection
 from tidegate.simulation.scenario import Scenario, run
-from tidegate.simulation.world import Host
-from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.simulation.workload import ASSET
+from tidegate.simulation.world import CoreHost
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 
@@ -42,17 +43,17 @@ def jumping(scene: Scenario) -> None:
 def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def doubtful() -> Plan:
-        return Plan(dict.fromkeys(range(20), Fault.RAISES), points=("ask",))
+    def doubtful() -> FaultPlan:
+        return FaultPlan(dict.fromkeys(range(20), Fault.RAISES), points=("ask",))
 
     assert run(3, doubtful(), jumping).fault is None
 
-    async def by_the_clock(self: Scan[Any], seconds: float) -> None:
-        until_s = self.means.clock() + seconds
-        while self.means.clock() < until_s:  # noqa: ASYNC110  A clock that is set tells nobody.
+    async def by_the_clock(self: DueScan[Any], seconds: float) -> None:
+        until_s = self.context.clock() + seconds
+        while self.context.clock() < until_s:  # noqa: ASYNC110  A clock that is set tells nobody.
             await asyncio.sleep(seconds / 4)
 
-    monkeypatch.setattr(Scan, "_rest", by_the_clock)
+    monkeypatch.setattr(DueScan, "_rest", by_the_clock)
     assert "not ended" in str(run(3, doubtful(), jumping).fault)
 
 
@@ -67,7 +68,7 @@ def nowhere(scene: Scenario) -> None:
     def mark(closed: tuple[str, ...]) -> None:
         rows = scene.world.tables.rows[ACCOUNTS]
         for book in books.values():
-            status = Status.DISABLED if book in closed else Status.ACTIVE
+            status = LedgerStatus.DISABLED if book in closed else LedgerStatus.ACTIVE
             key = Account(owner, book, ASSET)
             rows[key] = rows[key]._replace(status=status)
 
@@ -83,7 +84,7 @@ def nowhere(scene: Scenario) -> None:
 def test_a_refusal_for_an_old_reason_at_a_new_place_is_news(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run(1, Plan(), nowhere).fault is None
+    assert run(1, FaultPlan(), nowhere).fault is None
 
     def forgetful(move: Move) -> bool:
         before = move.before
@@ -92,11 +93,11 @@ def test_a_refusal_for_an_old_reason_at_a_new_place_is_news(
         same_reason = not move.entries or move.after.error == before.error
         return not (before.paged and same_reason)
 
-    monkeypatch.setattr(tidegate.engine.announce, "_is_news", forgetful)
-    assert "stuck in SUSPENDING, and nobody was told" in str(run(1, Plan(), nowhere).fault)
+    monkeypatch.setattr(tidegate.engine.move_alerts, "_is_news", forgetful)
+    assert "stuck in SUSPENDING, and nobody was told" in str(run(1, FaultPlan(), nowhere).fault)
 
 
-class DiesAsItRises(Plan):
+class DiesAsItRises(FaultPlan):
     """The core is killed as it clears away, and loses its power as it does so at its next start."""
 
     def __init__(self) -> None:
@@ -112,8 +113,8 @@ def test_nobody_talks_to_the_shadow_of_a_core_that_died_as_it_rose(
 ) -> None:
     serve, served = Network._serve, list[bool]()
 
-    def seen(self: Network, line: Line, writer: Writer) -> None:
-        assert isinstance(self.host, Host)
+    def seen(self: Network, line: SimConnection, writer: ClientWriter) -> None:
+        assert isinstance(self.host, CoreHost)
         assert self.host.core is not None
         served.append(self.host.running and self.host.core.disk is self.host.disk)
         serve(self, line, writer)

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.simulation import mutants
-from tests.simulation.hunts import Hunt
 from tests.simulation.mutants import MUTANTS, Mutant, caught, false_alarms, right
+from tests.simulation.searches import Search
 
 LEAST = 28
 HUNTS = {id(mutant.hunt): mutant.hunt for mutant in MUTANTS}.values()
@@ -31,7 +31,7 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hunt", HUNTS, ids=[hunt.name for hunt in HUNTS])
-def test_where_no_bug_is_planted_none_is_found_in_the_whole_budget(hunt: Hunt) -> None:
+def test_where_no_bug_is_planted_none_is_found_in_the_whole_budget(hunt: Search) -> None:
     assert false_alarms(hunt) == []
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.simulation.fresh_seeds import ROOT, VARIABLE, commit, fresh_start, start_of
 from tidegate.commands.simulate import replay
-from tidegate.simulation.people import TRANSFERS
 from tidegate.simulation.runs import ENOUGH, Tally, run_chunk
 from tidegate.simulation.scenario import LIVENESS_S, run
+from tidegate.simulation.workload import TRANSFERS
 
 SEEDS = 5_000
 SHARES = 2  # One is always the same, the other is new with each commit.

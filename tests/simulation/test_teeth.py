@@ -4,26 +4,27 @@ import json
 
 import pytest
 
-import tidegate.engine.settle
+import tidegate.engine.local_answers
 import tidegate.simulation.runs
-from tests.simulation.hunts import payers
+from tests.simulation.searches import payers
 from tidegate.cli import main
-from tidegate.commands.access import Output, Printing
-from tidegate.commands.simulate import Chosen, simulate
+from tidegate.commands.console import OutputFormat, OutputOptions
+from tidegate.commands.simulate import SimulateOptions, simulate
 from tidegate.core.answers import Answer, Rejected, Unknown
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow
-from tidegate.core.transfer import Move, Transfer
-from tidegate.engine.rules import Rules, RulesOf
-from tidegate.simulation.fate import POINTS, Fault, Plan
-from tidegate.simulation.result import Result
+from tidegate.core.kind import Transfer
+from tidegate.core.transfer import Move
+from tidegate.engine.kind_rules import KindRules, RulesOf
+from tidegate.simulation.faults import POINTS, Fault, FaultPlan
+from tidegate.simulation.result import SeedResult
 from tidegate.simulation.runs import run_seeds
 from tidegate.simulation.scenario import Scenario, run
 
 MANY = range(40)  # Seeds. The mistake below shows in one of eight.
 
 
-def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
     """The oldest mistake of the trade: a timeout taken for a «no»."""
     taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
     return decide(flow, transfer, taken, terms)
@@ -31,7 +32,7 @@ def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
 
 def test_nobody_spends_more_than_they_have_or_may() -> None:
     """Two of 200 are within the limit of 500, and three of 300 within a balance of 1000."""
-    result = run(1, Plan(), payers)
+    result = run(1, FaultPlan(), payers)
     assert result.fault is None
     ends = [e.path[-1] for (_, e), n in result.edges.items() for _ in range(n)]
     assert (ends.count("COMPLETED"), ends.count("REJECTED")) == (2 + 3, 6 + 5)
@@ -44,16 +45,16 @@ def single(scene: Scenario) -> None:
 
 
 def test_treating_a_timeout_as_a_no_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
     assert run_seeds(MANY).failures
 
 
 def test_a_failing_seed_is_told_with_its_revision_and_its_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
     with pytest.raises(Exception) as ended:  # noqa: PT011  Typer's way to leave, of no name.
-        simulate(Chosen(seeds=len(MANY), jobs=1), Printing())
+        simulate(SimulateOptions(seeds=len(MANY), jobs=1), OutputOptions())
     assert getattr(ended.value, "exit_code", None) == 1
     said = capsys.readouterr().out
     assert "VIOLATION" in said
@@ -62,7 +63,7 @@ def test_a_failing_seed_is_told_with_its_revision_and_its_story(
 
 
 def test_figures_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate(Chosen(seeds=4, jobs=2), Printing(Output.JSON))
+    simulate(SimulateOptions(seeds=4, jobs=2), OutputOptions(OutputFormat.JSON))
     said = capsys.readouterr().out
     assert '"seeds": 4' in said
     assert '"violations": 0' in said
@@ -73,7 +74,7 @@ def test_seeds_begin_where_one_says(
 ) -> None:
     ran: list[int] = []
 
-    def noted(seed: int, *, rules_of: RulesOf = Rules) -> Result:
+    def noted(seed: int, *, rules_of: RulesOf = KindRules) -> SeedResult:
         ran.append(seed)
         return run(seed, rules_of=rules_of)
 
@@ -90,17 +91,17 @@ def test_seeds_begin_where_one_says(
 def test_every_failing_seed_is_told_with_the_command_that_runs_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tidegate.engine.settle, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
     failing = [seed for seed, _ in run_seeds(range(700, 720)).failures]
     with pytest.raises(Exception):  # noqa: B017, PT011  Typer's way to leave, of no name.
-        simulate(Chosen(seeds=20, first=700, jobs=1), Printing(Output.JSON))
+        simulate(SimulateOptions(seeds=20, first=700, jobs=1), OutputOptions(OutputFormat.JSON))
     said = json.loads(capsys.readouterr().out)
     assert said["replay"] == [f"tidegate simulate --seed {seed}" for seed in failing]
     assert failing
 
 
 def test_one_seed_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate(Chosen(seed=7), Printing())
+    simulate(SimulateOptions(seed=7), OutputOptions())
     said = capsys.readouterr().out
     assert "heals" in said
     assert "nothing went wrong" in said
@@ -109,7 +110,7 @@ def test_one_seed_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_faults_nobody_is_called() -> None:
     for seed in range(5):
-        plan = Plan()
+        plan = FaultPlan()
         scenes: list[Scenario] = []
         result = run(seed, plan, scenes.append)
         assert result.fault is None
@@ -119,16 +120,16 @@ def test_without_faults_nobody_is_called() -> None:
 
 
 def test_a_plan_strikes_the_call_that_it_names() -> None:
-    calm = Plan()
+    calm = FaultPlan()
     assert run(1, calm, single).fault is None
     for number, point in enumerate(calm.calls):
         for fault in POINTS[point]:
-            plan = Plan({number: fault})
+            plan = FaultPlan({number: fault})
             result = run(1, plan, single)
             assert result.fault is None, f"call {number}, {point}, {fault}: {result.fault}"
             assert result.faults == {(point, fault): 1}
 
 
 def test_a_plan_names_only_what_can_happen() -> None:
-    result = run(1, Plan({0: Fault.ENOSPC}, points=("look",)), single)
+    result = run(1, FaultPlan({0: Fault.ENOSPC}, points=("look",)), single)
     assert result.fault is not None

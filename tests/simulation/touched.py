@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tests.simulation.paths import GUILD_FLOWS
 from tests.simulation.paths import Path as Way
-from tidegate.simulation.people import SPOT
+from tidegate.simulation.workload import SPOT
 
 BASES = ("origin/main", "main")
 REACHED, UNREACHED = 600, 100  # Plans of a path, at most.

@@ -5,7 +5,8 @@ from uuid import UUID
 
 import psycopg
 
-from tidegate.core.transfer import GENESIS, Entry, chained
+from tidegate.core.kind import GENESIS
+from tidegate.core.transfer import HistoryEntry, chained
 
 TRANSFERS = "SELECT id, flow, version, head_hash FROM every_transfer ORDER BY id"
 HISTORY = (
@@ -22,7 +23,7 @@ def broken(connection: psycopg.Connection) -> Iterator[UUID]:
         entries = connection.execute(HISTORY, (id_,)).fetchall()
         for place, row in enumerate(entries):
             path = (row[1], *row[2].split(), row[3])
-            entry = Entry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])
+            entry = HistoryEntry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])
             expected = chained(expected, id_, flow, entry, row[9])
             whole = whole and row[0] == place and row[10] == expected
         if not whole or expected != head or len(entries) != version:

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from tests.conftest import SCHEMA
 from tests.store.scenario import superuser
 from tidegate.core.flow import Flow
-from tidegate.core.transfer import Party
+from tidegate.core.kind import Party
 from tidegate.flows import FLOWS
 from tidegate.store import migrate as module
 from tidegate.store.flow_checks import older_checks

@@ -8,7 +8,6 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg import sql
 
-from tests.store.listening import TEXTS, listening
 from tests.store.scenario import (
     Remote,
     Setting,
@@ -20,7 +19,8 @@ from tests.store.scenario import (
     running,
     to_remote,
 )
-from tidegate.store.pipe import text_of
+from tests.store.statement_log import TEXTS, listening
+from tidegate.store.pipeline import text_of
 
 Plan = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ async def asked(database: str, size: int) -> dict[Asked, Mapping[str, Any]]:
         ended = await asyncio.gather(*[moved(engine, to_remote(n, 10)) for n in owners])
         await engine.parts.store.release(ended)
         await engine.parts.store.find([transfer.id for transfer in ended])
-        await engine.parts.store.claim("ledger", size, engine.means.tables)
+        await engine.parts.store.claim("ledger", size, engine.context.tables)
         await asyncio.gather(*[moved(engine, issue(GUILD, n, 100)) for n in owners])
         await asyncio.gather(*[moved(engine, paid(GUILD, n, n + size, 10)) for n in owners])
     largest: dict[Asked, Mapping[str, Any]] = {}

@@ -14,20 +14,23 @@ from psycopg import sql
 
 from tests.conftest import SCHEMA
 from tidegate.core.answers import Answer, Done, Rejected, Unknown
+from tidegate.core.kind import Party, Transfer
 from tidegate.core.request import Request
-from tidegate.core.transfer import Party, Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.engine.alerts import Alert
-from tidegate.engine.births import Receipt
-from tidegate.engine.engine import Engine, Parts
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.pending_request import Receipt
 from tidegate.flows import FLOWS
-from tidegate.store.pipe import Pipe
-from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.store.pipeline import Pipeline
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
+from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.guild import POINT, Allowance, Checks, book_of, payment
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Ledger
 
 USDT, ETH = 3, 2
 WAIT_S = 20.0
-BOUNDS = Bounds(pool_wait_s=5.0)
+BOUNDS = StoreLimits(pool_wait_s=5.0)
 
 Judge = Callable[[Question], Answer]
 
@@ -74,9 +77,9 @@ class Setting:
     database: str
     remote: Remote = field(default_factory=Remote)
     schema: str = SCHEMA
-    bounds: Bounds = BOUNDS
+    bounds: StoreLimits = BOUNDS
     scan_s: float = 0.05
-    pipe: type[Pipe] = Pipe
+    pipe: type[Pipeline] = Pipeline
     alerts: list[Alert] = field(default_factory=list)
     store: type[PostgresStore] = PostgresStore
 
@@ -87,7 +90,7 @@ async def running(setting: Setting) -> AsyncIterator[Engine[PostgresTransaction]
     store.pipe = setting.pipe
     async with store:
         await store.verify(FLOWS.values())
-        parts = Parts(
+        parts = EngineParts(
             store=store,
             flows=FLOWS,
             outside=[setting.remote],

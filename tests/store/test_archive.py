@@ -30,22 +30,26 @@ from tests.store.scenario import (
     to_remote,
     to_savings,
 )
-from tidegate.core.ports import Known
+from tidegate.core.kind import Transfer
+from tidegate.core.ports import KnownRequest
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Receipt
-from tidegate.store import reading
-from tidegate.store.archive import Ages, ArchiveRefused, Batch, archive
+from tidegate.engine.pending_request import Receipt
+from tidegate.store import operator_reads
+from tidegate.store.archive import ArchiveAges, ArchivedBatch, ArchiveRefused, archive
 from tidegate.store.postgres import PostgresStore
 
 HOUR_S, YEAR_S, DAY_US = 3600, 365 * 24 * 3600, 24 * 3600 * 10**6
 
 
-def put_away(database: str, older_s: float = 0, keep_cids_s: float = YEAR_S) -> Batch:
+def put_away(database: str, older_s: float = 0, keep_cids_s: float = YEAR_S) -> ArchivedBatch:
     """Archive in batches of three, and say how much was moved."""
-    done = list(archive(database, SCHEMA, Ages(older_s, keep_cids_s), limit=3))
+    done = list(archive(database, SCHEMA, ArchiveAges(older_s, keep_cids_s), limit=3))
     assert all(batch.transfers <= 3 and batch.cids <= 3 for batch in done)
-    return Batch(*(sum(column) for column in zip(*done, strict=True))) if done else Batch()
+    return (
+        ArchivedBatch(*(sum(column) for column in zip(*done, strict=True)))
+        if done
+        else ArchivedBatch()
+    )
 
 
 async def _lived(database: str) -> list[Transfer]:
@@ -83,7 +87,7 @@ def test_what_has_ended_is_moved_whole_and_nothing_of_it_changes(database: str) 
     before = {v: rows(database, everything.format(v)) for v in ("every_transfer", "every_history")}
     answers = len(before["every_history"])
     assert answers == 6 * 2 + 3
-    assert put_away(database) == Batch(transfers=7, answers=answers)
+    assert put_away(database) == ArchivedBatch(transfers=7, answers=answers)
     assert counts(database) == {
         "transfers": 0,
         "history": 0,
@@ -98,7 +102,7 @@ def test_what_has_ended_is_moved_whole_and_nothing_of_it_changes(database: str) 
         assert list(broken(connection)) == []
         connection.execute("UPDATE archived_history SET actor = 'me' WHERE flow = 'deposit'")
         assert len(list(broken(connection))) == 3
-    assert put_away(database) == Batch()
+    assert put_away(database) == ArchivedBatch()
 
 
 def test_what_is_young_or_has_not_ended_stays(database: str) -> None:
@@ -111,7 +115,7 @@ def test_what_is_young_or_has_not_ended_stays(database: str) -> None:
 
     lived(database)
     waiting = asyncio.run(opened())
-    assert put_away(database, older_s=HOUR_S) == Batch()
+    assert put_away(database, older_s=HOUR_S) == ArchivedBatch()
     with superuser(database) as connection:
         # An end that comes later than the birth by an hour is young for another hour.
         connection.execute(
@@ -170,11 +174,17 @@ def test_whoever_reads_finds_the_same_before_and_after(database: str) -> None:
     async def read() -> list[object]:
         async with PostgresStore(database, SCHEMA) as store:
             ids = [t.id for t in transfers]
-            found: list[Any] = [await reading.history(store, id_) for id_ in ids]
+            found: list[Any] = [await operator_reads.history(store, id_) for id_ in ids]
             found.append(await _pages(store, 1))
-            found.append(await reading.search(store, reading.Search(), reading.NEWEST, 5))
-            found.append(await reading.search(store, reading.Search(owner=2), ids[4], 5))
-            found.append([await reading.one(store, id_) for id_ in ids])
+            found.append(
+                await operator_reads.search(
+                    store, operator_reads.Search(), operator_reads.NEWEST, 5
+                )
+            )
+            found.append(
+                await operator_reads.search(store, operator_reads.Search(owner=2), ids[4], 5)
+            )
+            found.append([await operator_reads.one(store, id_) for id_ in ids])
             found.append([k and k.transfer for k in (await store.look([(1, "cid 1")])).known])
             return [_timeless(each) for each in found]
 
@@ -190,7 +200,7 @@ def test_whoever_reads_finds_the_same_before_and_after(database: str) -> None:
 async def _pages(store: PostgresStore, owner: int) -> list[Transfer]:
     """An owner's list, page by page of one."""
     found: list[Transfer] = []
-    while page := await reading.list_of_owner(
+    while page := await operator_reads.list_of_owner(
         store, owner, None, found[-1].id if found else None, 1
     ):
         found += page
@@ -220,7 +230,7 @@ def _timeless(found: Sequence[Any]) -> list[Any]:
 def test_a_run_that_ends_between_two_batches_leaves_nothing_half_moved(database: str) -> None:
     lived(database)
     total = counts(database)
-    run = archive(database, SCHEMA, Ages(0, YEAR_S), limit=2)
+    run = archive(database, SCHEMA, ArchiveAges(0, YEAR_S), limit=2)
     assert [batch.transfers for batch in islice(run, 2)] == [2, 2]
     run.close()
     assert counts(database)["archived_transfers"] == 4
@@ -300,14 +310,14 @@ def test_a_cid_is_known_for_the_stated_time_and_then_new_again(database: str) ->
         # Its time runs from the end, and not from the birth.
         ended = "UPDATE archived_transfers SET updated_at = now() + %s WHERE owner = 2"
         connection.execute(ended, (timedelta(hours=1),))
-        assert put_away(database, keep_cids_s=0) == Batch(cids=5)
+        assert put_away(database, keep_cids_s=0) == ArchivedBatch(cids=5)
         assert rows(database, "SELECT DISTINCT owner FROM cids") == [(2,)]
         connection.execute(ended, (timedelta(0),))
-    assert put_away(database, keep_cids_s=0) == Batch(cids=2)
+    assert put_away(database, keep_cids_s=0) == ArchivedBatch(cids=2)
     assert counts(database)["cids"] == 0
-    assert put_away(database, keep_cids_s=0) == Batch()
+    assert put_away(database, keep_cids_s=0) == ArchivedBatch()
 
-    async def repeated() -> tuple[Transfer, Known | None]:
+    async def repeated() -> tuple[Transfer, KnownRequest | None]:
         async with running(Setting(database)) as engine:
             again = await moved(engine, deposit(1, 100, "cid 1"))
             [known] = (await engine.parts.store.look([(1, "cid 1")])).known
@@ -318,7 +328,7 @@ def test_a_cid_is_known_for_the_stated_time_and_then_new_again(database: str) ->
     assert known is not None
     assert known.id == again.id
     assert balances(database, 1)["OUTSIDE"] == -200
-    assert put_away(database, keep_cids_s=0) == Batch(transfers=1, answers=2, cids=1)
+    assert put_away(database, keep_cids_s=0) == ArchivedBatch(transfers=1, answers=2, cids=1)
 
 
 def test_the_archive_has_every_column_that_there_is(untouched: str) -> None:

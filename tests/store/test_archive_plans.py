@@ -13,9 +13,9 @@ from tests.conftest import SCHEMA
 from tests.store.plans import Plan, nodes, read_in_full
 from tests.store.scenario import superuser
 from tidegate.core.sql import uuids
-from tidegate.store import archive, auditing, reading
+from tidegate.store import archive, audit_reads, operator_reads
 from tidegate.store.migrate import MIGRATOR_ROLE
-from tidegate.store.sessions import ENGINE_ROLE, Bounds, session_options
+from tidegate.store.sessions import ENGINE_ROLE, StoreLimits, session_options
 
 HERE, THERE = UUID(int=41_000), UUID(int=42_000)
 PAGE = uuids(UUID(int=n) for n in range(40_500, 41_500))
@@ -39,21 +39,21 @@ SELECT n / 10 + 1, 'cid ' || n, '\\x00', lpad(to_hex(n), 32, '0')::uuid
   FROM generate_series({first}, {last}) AS n;
 """
 ASKED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "one": (ENGINE_ROLE, reading.STATEMENTS["one"], {"id": HERE}),
-    "history": (ENGINE_ROLE, reading.STATEMENTS["history"], {"id": HERE}),
-    "search": (ENGINE_ROLE, reading.STATEMENTS["search"], SEARCH),
+    "one": (ENGINE_ROLE, operator_reads.STATEMENTS["one"], {"id": HERE}),
+    "history": (ENGINE_ROLE, operator_reads.STATEMENTS["history"], {"id": HERE}),
+    "search": (ENGINE_ROLE, operator_reads.STATEMENTS["search"], SEARCH),
     "list": (
         ENGINE_ROLE,
-        reading.STATEMENTS["list_of_owner"],
+        operator_reads.STATEMENTS["list_of_owner"],
         {"owner": 4_100, "state": None, "before": HERE, "limit": 20},
     ),
-    "ids": (ENGINE_ROLE, auditing.STATEMENTS["ids"], {"after": HERE, "limit": 500}),
-    "rows": (ENGINE_ROLE, auditing.STATEMENTS["rows"], {"ids": PAGE}),
-    "answers": (ENGINE_ROLE, auditing.STATEMENTS["answers"], {"ids": PAGE}),
-    "seen": (ENGINE_ROLE, auditing.STATEMENTS["seen"], {"ids": PAGE}),
+    "ids": (ENGINE_ROLE, audit_reads.STATEMENTS["ids"], {"after": HERE, "limit": 500}),
+    "rows": (ENGINE_ROLE, audit_reads.STATEMENTS["rows"], {"ids": PAGE}),
+    "answers": (ENGINE_ROLE, audit_reads.STATEMENTS["answers"], {"ids": PAGE}),
+    "seen": (ENGINE_ROLE, audit_reads.STATEMENTS["seen"], {"ids": PAGE}),
     "strays": (
         ENGINE_ROLE,
-        auditing.STATEMENTS["strays"],
+        audit_reads.STATEMENTS["strays"],
         {"after": HERE, "upto": THERE, "limit": 20},
     ),
     "move": (MIGRATOR_ROLE, archive.STATEMENTS["move"], OLD),
@@ -76,7 +76,7 @@ def filled(template: str) -> Iterator[str]:
 
 
 def plan_of(database: str, role: str, statement: str, values: Mapping[str, Any]) -> Plan:
-    options = session_options(SCHEMA, Bounds(), role)
+    options = session_options(SCHEMA, StoreLimits(), role)
     with psycopg.ClientCursor(psycopg.connect(database, options=options)) as cursor:
         cursor.execute("EXPLAIN (FORMAT JSON) " + statement, values)
         [(answer,)] = cursor.fetchall()

@@ -11,12 +11,11 @@ from tests.cluster import cluster_url, create_database, leave_database
 from tests.conftest import SCHEMA
 from tests.store.plans import Plan, nodes
 from tests.store.scenario import superuser
-from tidegate.engine.watch import Thresholds, _bounds
+from tidegate.engine.alert_watch import AlertThresholds, _bounds
 from tidegate.flows import FLOWS
-from tidegate.store.auditing import STATEMENTS
-from tidegate.store.pipe import text_of
-from tidegate.store.postgres import Bounds
-from tidegate.store.sessions import session_options
+from tidegate.store.audit_reads import STATEMENTS
+from tidegate.store.pipeline import text_of
+from tidegate.store.sessions import StoreLimits, session_options
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +29,7 @@ MANY = """
 """
 NOW_US = int(time.time() * 10**6)
 FRESH: Mapping[str, object] = {"from_us": NOW_US - 60 * 10**6, "upto_us": NOW_US + 3600 * 10**6}
-WATCH: Mapping[str, object] = {**_bounds(FLOWS, Thresholds()), "limit": 20}
+WATCH: Mapping[str, object] = {**_bounds(FLOWS, AlertThresholds()), "limit": 20}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def _scans(connection: psycopg.Connection, name: str) -> list[Plan]:
 
 
 def test_what_is_new_is_found_by_its_index_among_very_many(filled: str) -> None:
-    options = session_options(SCHEMA, Bounds())
+    options = session_options(SCHEMA, StoreLimits())
     with psycopg.connect(filled, options=options, autocommit=True) as connection:
         connection.execute("SET enable_bitmapscan TO on")
         connection.execute("SET plan_cache_mode TO force_custom_plan")

@@ -26,10 +26,11 @@ from tests.store.scenario import (
     to_savings,
 )
 from tidegate.core.answers import Answer, Done, Rejected
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.kind import Transfer
+from tidegate.core.transfer import Question
 from tidegate.flows import FLOWS
 from tidegate.postgres import Binaries, Server, installed_binaries, private_directory
-from tidegate.store.archive import Ages, archive
+from tidegate.store.archive import ArchiveAges, archive
 from tidegate.store.migrate import migrate
 
 pytestmark = pytest.mark.slow
@@ -110,7 +111,7 @@ def test_money_moves_there_and_back(server: Server) -> None:
         for transfer, code in zip(transfers[2:], (40, -10, 40, -30, 40), strict=True)
     }
     assert dict(rows(database, "SELECT req_id, state FROM transfers_tb")) == expected
-    [put_away, forgotten] = archive(database, SCHEMA, Ages(0, 0))
+    [put_away, forgotten] = archive(database, SCHEMA, ArchiveAges(0, 0))
     assert (put_away.transfers, forgotten.cids) == (6, 6)
     assert rows(database, "SELECT count(*) FROM transfers") == [(0,)]
     assert dict(rows(database, "SELECT req_id, state FROM transfers_tb")) == expected

@@ -8,8 +8,9 @@ from tests.conftest import SCHEMA
 from tests.engine.rig import Outside, Rig, request
 from tests.engine.venue import Venue
 from tidegate.core.ports import NotWritable, StoreFault
-from tidegate.engine.births import Receipt
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.engine.pending_request import Receipt
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 from tidegate.store.writable import STATEMENTS, check_writable
 from tidegate.systems.ledger import Ledger
 
@@ -30,7 +31,7 @@ async def demote(store: PostgresStore, sessions: int) -> None:
 
 def test_a_request_on_a_read_only_session_is_made_on_a_new_one(database: str) -> None:
     async def scene() -> None:
-        async with PostgresStore(database, SCHEMA, Bounds(lease_s=1.0)) as store:
+        async with PostgresStore(database, SCHEMA, StoreLimits(lease_s=1.0)) as store:
             rig = Rig(store, Ledger(), Outside(Venue()))
             await rig.endow(1_000)
             async with rig.engine() as engine:

@@ -24,13 +24,16 @@ from tests.store.scenario import (
     to_savings,
 )
 from tidegate.core.answers import Alarm, Answer, Rejected
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import KeyTaken, StoreFault, StoreUnavailable
 from tidegate.core.request import Request
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.engine.engine import Engine
 from tidegate.store import transaction
 from tidegate.store.faults import as_fault
-from tidegate.store.postgres import Bounds, PostgresStore, PostgresTransaction
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
+from tidegate.store.transaction import PostgresTransaction
 
 Session = psycopg.AsyncConnection[Any]
 WAITING = (
@@ -150,7 +153,7 @@ def test_a_lock_that_is_held_for_long_is_waited_for_again(
         assert not transfer.done()
         await session.execute("ROLLBACK")
 
-    contested(Setting(database, bounds=Bounds(lock_s=0.2)), hold)
+    contested(Setting(database, bounds=StoreLimits(lock_s=0.2)), hold)
     assert set(faults) == {"55P03"}
 
 
@@ -161,7 +164,7 @@ def test_a_statement_that_takes_too_long_is_tried_again(
         await met(faults, 1)
         await session.execute("ROLLBACK")
 
-    contested(Setting(database, bounds=Bounds(statement_s=0.3)), hold)
+    contested(Setting(database, bounds=StoreLimits(statement_s=0.3)), hold)
     assert set(faults) == {"57014"}
 
 
@@ -183,7 +186,7 @@ def test_sessions_ended_while_they_rest_lose_and_double_nothing(database: str) -
     """A caller may be told to try again, and then does, under the same key."""
 
     async def tried(engine: Engine[PostgresTransaction], request: Request) -> None:
-        for _ in range(Bounds().connections + 1):
+        for _ in range(StoreLimits().connections + 1):
             with contextlib.suppress(StoreUnavailable):
                 await moved(engine, request)
                 return
@@ -273,7 +276,7 @@ def test_a_transaction_left_idle_for_too_long_may_be_tried_again(
     """The server ends the session of a worker that stood still; nothing of it was kept."""
 
     async def stand_still() -> None:
-        bounds = Bounds(idle_in_transaction_s=0.1)
+        bounds = StoreLimits(idle_in_transaction_s=0.1)
         async with PostgresStore(database, SCHEMA, bounds) as store, store.transaction() as tx:
             await tx.fetch("SELECT 1", {})
             await asyncio.sleep(0.5)

@@ -10,18 +10,20 @@ import psycopg
 import pytest
 
 from tests.conftest import SCHEMA
-from tests.contracts.stores import OURS, answer, key_of, newborn
+from tests.contracts.stores import OURS, answer, key_of, new_transfer
 from tests.store.older import migrate_until
 from tests.store.scenario import Setting, deposit, moved, rows, running, superuser, to_remote
 from tidegate.core.answers import Done, Unknown
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import moves_of
-from tidegate.core.transfer import Move, Transfer
+from tidegate.core.transfer import Move
 from tidegate.flows import FLOWS
+from tidegate.store.audit_progress import LAST_ID, AuditProgress, advance
 from tidegate.store.floors import PostgresFloors
 from tidegate.store.migrate import migrate
-from tidegate.store.postgres import MAX_LISTS, Bounds, PostgresStore
-from tidegate.store.sweeping import LAST_ID, Sweep, advance
+from tidegate.store.postgres import MAX_LISTS, PostgresStore
+from tidegate.store.sessions import StoreLimits
 
 LEASE_S = 0.4
 Scene = Callable[[PostgresStore], Awaitable[None]]
@@ -29,7 +31,7 @@ Scene = Callable[[PostgresStore], Awaitable[None]]
 
 def play(database: str, scene: Scene, lease_s: float = LEASE_S) -> None:
     async def whole() -> None:
-        async with PostgresStore(database, SCHEMA, Bounds(lease_s=lease_s)) as store:
+        async with PostgresStore(database, SCHEMA, StoreLimits(lease_s=lease_s)) as store:
             await scene(store)
 
     asyncio.run(whole())
@@ -77,7 +79,7 @@ def test_a_transfers_second_version_stays_on_its_page(database: str) -> None:
 
 def test_what_a_process_held_when_it_died_is_claimed_after_its_lease(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        kept, other = newborn(), newborn()
+        kept, other = new_transfer(), new_transfer()
         await handed(store, kept, other)
         assert standing(database, kept.id) == ("venue", None, True)
         assert lists(database) == [[kept.id, other.id]]
@@ -94,7 +96,7 @@ def test_what_a_process_held_when_it_died_is_claimed_after_its_lease(database: s
 
 def test_a_claim_finds_what_has_lapsed_without_a_look_before_it(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        kept = newborn()
+        kept = new_transfer()
         await handed(store, kept)
         await asyncio.sleep(LEASE_S + 0.05)
         assert [t.id for t in await store.claim("venue", 5, OURS)] == [kept.id]
@@ -104,7 +106,7 @@ def test_a_claim_finds_what_has_lapsed_without_a_look_before_it(database: str) -
 
 def test_a_row_that_somebody_has_locked_stays_listed_until_it_is_free(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        locked, free = newborn(), newborn()
+        locked, free = new_transfer(), new_transfer()
         await handed(store, locked, free)
         await asyncio.sleep(LEASE_S + 0.05)
         with superuser(database) as other, other.transaction():
@@ -124,7 +126,7 @@ def test_a_list_is_deleted_once_all_of_it_has_ended_and_not_before(database: str
     """Lists are looked at a second after they were written, long before the lease is over."""
 
     async def scene(store: PostgresStore) -> None:
-        ends, waits = newborn(), newborn()
+        ends, waits = new_transfer(), new_transfer()
         [ended, held] = await handed(store, ends, waits)
         asked = await _asked_on(store, ended)
         assert await store.due(["venue"], OURS) == []
@@ -147,7 +149,7 @@ async def _asked_on(store: PostgresStore, transfer: Transfer) -> Transfer:
     [flow] = [flow for flow in FLOWS.values() if flow.name == transfer.flow]
     async with store.transaction() as tx:
         fresh = await store.lock(tx, [transfer])
-        moves = moves_of([decide(flow, t, Done(), Terms()) for t in fresh])
+        moves = moves_of([decide(flow, t, Done(), DecisionContext()) for t in fresh])
         [row] = await store.write(tx, moves, [True])
     return row
 
@@ -156,7 +158,7 @@ def test_a_row_that_is_held_again_is_claimed_after_the_lapse_of_its_first_list(
     database: str,
 ) -> None:
     async def scene(store: PostgresStore) -> None:
-        one = newborn()
+        one = new_transfer()
         [held] = await handed(store, one)
         await asyncio.sleep(LEASE_S - 0.15)
         await _asked_on(store, held)
@@ -172,7 +174,7 @@ def test_a_row_that_is_held_again_is_claimed_after_the_lapse_of_its_first_list(
 
 def test_what_is_given_back_is_in_the_index_at_once(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        one = newborn()
+        one = new_transfer()
         held = await handed(store, one)
         await store.release(held)
         assert standing(database, one.id) == ("venue", "venue", False)
@@ -183,7 +185,7 @@ def test_what_is_given_back_is_in_the_index_at_once(database: str) -> None:
 
 def test_a_retry_waits_in_the_index(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        one = newborn()
+        one = new_transfer()
         [held] = await handed(store, one)
         await answer(store, [held], Unknown("timeout"))
         assert standing(database, one.id) == ("venue", "venue", False)
@@ -195,7 +197,7 @@ def test_a_row_under_a_deadline_is_never_held(database: str) -> None:
     """It is due at its deadline, which may come long before the lease is over."""
 
     async def scene(store: PostgresStore) -> None:
-        late = newborn()
+        late = new_transfer()
         async with store.transaction() as tx:
             moves = moves_of([Move(None, late, deadline_s=0.1)])
             await store.write(tx, moves, [True])
@@ -210,7 +212,7 @@ def test_a_row_under_a_deadline_is_never_held(database: str) -> None:
 
 def test_what_is_held_is_due_at_once_when_the_clock_was_set_back(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        one = newborn()
+        one = new_transfer()
         await handed(store, one)
         hour = "interval '1 hour'"
         with superuser(database) as connection:
@@ -231,7 +233,7 @@ def test_all_that_waits_is_mended_when_the_clock_was_set_back(database: str) -> 
     """Whoever mends goes on as long as the limit is reached, in the index or in the lists."""
 
     async def scene(store: PostgresStore) -> None:
-        held, waiting = [newborn() for _ in range(3)], [newborn() for _ in range(5)]
+        held, waiting = [new_transfer() for _ in range(3)], [new_transfer() for _ in range(5)]
         await handed(store, *held)
         async with store.transaction() as tx:
             moves = moves_of([Move(None, t, delay_s=60.0) for t in waiting])
@@ -250,14 +252,14 @@ def test_all_that_waits_is_mended_when_the_clock_was_set_back(database: str) -> 
 
 def test_what_is_held_is_seen_by_all_who_look_at_what_is_open(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        [held] = await handed(store, newborn())
-        waits = newborn()
+        [held] = await handed(store, new_transfer())
+        waits = new_transfer()
         async with store.transaction() as tx:
             await store.write(tx, moves_of([Move(None, waits)]), [False])
         found = rows(database, "SELECT id FROM open_transfers ORDER BY id")
         assert found == [(held.id,), (waits.id,)]
         assert await PostgresFloors(store).lowest(0) == held.id
-        await handed(store, newborn())
+        await handed(store, new_transfer())
         async with store.transaction() as tx:
             fresh = await store.lock(tx, [held])
             await store.write(tx, moves_of([_stays(t) for t in fresh]), [True])
@@ -274,11 +276,11 @@ def _stays(transfer: Transfer) -> Move:
 
 def test_two_processes_that_look_at_once_free_each_row_once(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
-        many = [newborn() for _ in range(40)]
+        many = [new_transfer() for _ in range(40)]
         for start in range(0, 40, 4):
             await handed(store, *many[start : start + 4])
         await asyncio.sleep(2 * LEASE_S + 0.05)
-        async with PostgresStore(database, SCHEMA, Bounds(lease_s=5.0)) as other:
+        async with PostgresStore(database, SCHEMA, StoreLimits(lease_s=5.0)) as other:
             for _ in range(3):
                 await asyncio.gather(*[s.due(["venue"], OURS) for s in (store, other) * 3])
             claimed = await asyncio.gather(*[s.claim("venue", 40, OURS) for s in (store, other)])
@@ -292,7 +294,7 @@ def test_two_processes_that_look_at_once_free_each_row_once(database: str) -> No
 def test_one_look_goes_through_a_bounded_number_of_lists(database: str) -> None:
     async def scene(store: PostgresStore) -> None:
         for _ in range(3):
-            await handed(store, newborn())
+            await handed(store, new_transfer())
         with superuser(database) as connection:
             connection.execute(
                 "INSERT INTO handovers (until, ids)"
@@ -311,13 +313,13 @@ def test_the_audit_finds_what_no_list_names(database: str) -> None:
     """Somebody has deleted lists by hand. The sweep reads every transfer within a day."""
 
     async def scene(store: PostgresStore) -> None:
-        lost, kept = newborn(), newborn()
+        lost, kept = new_transfer(), new_transfer()
         await handed(store, lost)
         with superuser(database) as connection:
             connection.execute("DELETE FROM handovers")
         await handed(store, kept)
         assert rows(database, "SELECT id FROM open_transfers") == [(kept.id,)]
-        begun = Sweep(UUID(int=0), 0, 0, 0, 0.0, 0, 0)
+        begun = AuditProgress(UUID(int=0), 0, 0, 0, 0.0, 0, 0)
         found = await advance(store, begun, begun._replace(id=LAST_ID))
         assert found == [(lost.id, "venue", "SOURCE_PENDING")]
         assert standing(database, kept.id) == ("venue", None, True)
@@ -340,7 +342,7 @@ def test_a_process_of_an_older_version_cannot_write_what_nobody_would_find(datab
     """It knows nothing of the index of the due: what it writes is refused, and nothing is lost."""
 
     async def scene(store: PostgresStore) -> None:
-        one = newborn()
+        one = new_transfer()
         async with store.transaction() as tx:
             await store.write(tx, moves_of([Move(None, one)]), [False])
         ended = "UPDATE transfers SET lane = NULL, state = 'FAILED', version = 1 WHERE id = %s"

@@ -27,11 +27,11 @@ from tests.store.test_inbox import ask, grant, login
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import GUILD as GUILD_SPACE
 from tidegate.core.request import Request
-from tidegate.engine.births import Receipt
-from tidegate.engine.forms import issue
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import issue
 from tidegate.flows import FLOWS
-from tidegate.service.shapes import ulid_of
-from tidegate.store.archive import Ages, archive
+from tidegate.service.request_types import ulid_of
+from tidegate.store.archive import ArchiveAges, archive
 from tidegate.store.migrate import migrate
 
 GUILD, ANNA, BEN = 77, 1, 2
@@ -282,7 +282,7 @@ def test_the_key_of_an_old_transfer_is_free_when_it_is_forgotten(upgrade: Upgrad
         made = process.transfer("deposit", "d1", deposited(ALICE, "FUNDING"), 50 * UNIT)
         process.archive(made)
     upgrade.refuses("deposit", "d1")
-    assert [batch.cids for batch in archive(upgrade.database, SCHEMA, Ages(0, 0))] == [1]
+    assert [batch.cids for batch in archive(upgrade.database, SCHEMA, ArchiveAges(0, 0))] == [1]
     assert upgrade.ask("deposit", "d1") != made
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.cluster import cluster_url, create_database, drop_database
 from tests.conftest import SCHEMA
-from tests.store.listening import TEXTS
 from tests.store.plans import (
     BIG,
     Asked,
@@ -24,12 +23,13 @@ from tests.store.plans import (
     read_in_full,
 )
 from tests.store.scenario import Setting, deposit, moved, running, superuser, to_remote
+from tests.store.statement_log import TEXTS
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
-from tidegate.store.pipe import text_of
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.pipeline import text_of
+from tidegate.store.postgres import PostgresStore
 from tidegate.store.rows import table_columns
-from tidegate.store.sessions import session_options
+from tidegate.store.sessions import StoreLimits, session_options
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +146,7 @@ def _planned(stage: str, connection: psycopg.Connection, values: Values) -> Plan
 
 def _session(database: str) -> psycopg.Connection:
     """Configured as the sessions of the pool are, but for who prepares its statements."""
-    options = session_options(SCHEMA, Bounds())
+    options = session_options(SCHEMA, StoreLimits())
     return psycopg.connect(database, options=options, autocommit=True, prepare_threshold=None)
 
 
@@ -222,7 +222,7 @@ def test_lone_transfers_are_not_planned_one_by_one(database: str) -> None:
 
 
 async def _alone(database: str) -> None:
-    setting = Setting(database, bounds=Bounds(connections=1))
+    setting = Setting(database, bounds=StoreLimits(connections=1))
     async with running(setting) as engine:
         await moved(engine, deposit(1, 100))
         for _ in range(8):

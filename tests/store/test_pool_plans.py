@@ -15,8 +15,8 @@ from tests.store.plans import Plan, indexes, read_in_full
 from tests.store.scenario import superuser
 from tidegate.core.sql import names, numbers, uuids
 from tidegate.economy import gateway
-from tidegate.store import pool
-from tidegate.store.sessions import Bounds, session_options
+from tidegate.store import pool_schema
+from tidegate.store.sessions import StoreLimits, session_options
 from tidegate.systems.guild import postgres as guild
 
 SIZES = (1, 30_000)
@@ -86,7 +86,7 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
         {"ledger_operations_pkey"},
     ),
     "create": (
-        pool.STATEMENTS["create"],
+        pool_schema.STATEMENTS["create"],
         NEW,
         # The pool's own row is not read again: what was inserted is compared with its request.
         {"cids_pkey", "transfers_pkey"},
@@ -96,10 +96,10 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
         MANY,
         {"cids_pkey", "transfers_pkey"},
     ),
-    "waiting": (pool.STATEMENTS["waiting"], {}, {"transfers_due"}),
-    "own": (pool.STATEMENTS["own"], MINE, {"pending_transfers_of_initiator"}),
+    "waiting": (pool_schema.STATEMENTS["waiting"], {}, {"transfers_due"}),
+    "own": (pool_schema.STATEMENTS["own"], MINE, {"pending_transfers_of_initiator"}),
     "show": (
-        pool.STATEMENTS["show"],
+        pool_schema.STATEMENTS["show"],
         {"transfer_id": ONE, "owner": 1},
         {"pending_transfers_pkey"},
     ),
@@ -126,7 +126,7 @@ def filled(template: str, request: pytest.FixtureRequest) -> Iterator[str]:
 def carried_out(database: str, statement: str, values: Mapping[str, Any], mode: str) -> list[Plan]:
     """The plan of a statement and of each inside the functions that it calls, as they were run."""
     told: list[str] = []
-    options = session_options(SCHEMA, Bounds(), "none")
+    options = session_options(SCHEMA, StoreLimits(), "none")
     with psycopg.connect(database, options=options) as connection:
         connection.execute("LOAD 'auto_explain'")
         connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))

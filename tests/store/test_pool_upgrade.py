@@ -12,11 +12,11 @@ from tests.conftest import SCHEMA
 from tests.economy.rig import ANNA, BEN, GUILD, Rig, rigged
 from tests.store.older import BEFORE_FEES, OldProcess, migrate_until
 from tests.store.scenario import rows, superuser
-from tidegate.engine.births import Receipt
-from tidegate.engine.forms import issue
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import issue
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
-from tidegate.store.pool import ailments
+from tidegate.store.pool_schema import ailments
 
 FIRST, LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 DATES = {

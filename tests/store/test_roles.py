@@ -15,10 +15,11 @@ from tidegate.core.ports import StoreFault
 from tidegate.core.sql import texts
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
-from tidegate.store.postgres import Bounds, PostgresStore
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.sessions import StoreLimits
 
 APPEND_ONLY = ("history", "ledger_operations", "cids")
-BOUNDS = Bounds(statement_s=7.0, lock_s=3.0, idle_in_transaction_s=4.0)
+BOUNDS = StoreLimits(statement_s=7.0, lock_s=3.0, idle_in_transaction_s=4.0)
 
 
 async def _filled(database: str) -> None:

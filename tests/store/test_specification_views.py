@@ -30,8 +30,9 @@ from tests.store.scenario import (
 )
 from tidegate.core.answers import Answer, Unknown
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Transfer
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.transfer import Question
 
 # As they were printed, to the last blank.
 STALE = (

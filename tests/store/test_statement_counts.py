@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-from tests.store.listening import SYNC, Heard, listening
 from tests.store.scenario import (
     Remote,
     Setting,
@@ -16,6 +15,7 @@ from tests.store.scenario import (
     to_remote,
     to_savings,
 )
+from tests.store.statement_log import SYNC, Heard, listening
 from tidegate.core.request import Request
 
 SIZES = (1, 10, 300)

@@ -34,14 +34,15 @@ from tests.store.scenario import (
     to_savings,
 )
 from tidegate.core.answers import Answer, Done, Rejected, Unknown
+from tidegate.core.kind import Transfer
 from tidegate.core.request import Request
-from tidegate.core.transfer import Question, Transfer
+from tidegate.core.transfer import Question
 from tidegate.engine.audit import Audit
-from tidegate.engine.births import Receipt
-from tidegate.engine.verdicts import broken_chain
+from tidegate.engine.audit_rules import broken_chain
+from tidegate.engine.pending_request import Receipt
 from tidegate.flows import FLOWS
-from tidegate.store.archive import Ages, archive
-from tidegate.store.auditing import moment
+from tidegate.store.archive import ArchiveAges, archive
+from tidegate.store.audit_reads import audit_snapshot
 from tidegate.store.migrate import migrate, migrations
 from tidegate.store.postgres import PostgresStore
 
@@ -118,7 +119,7 @@ def _tried(database: str) -> bool:
 
 
 def _archive(database: str) -> None:
-    assert sum(b.transfers for b in archive(database, SCHEMA, Ages(0, YEAR_S))) == len(ENDS)
+    assert sum(b.transfers for b in archive(database, SCHEMA, ArchiveAges(0, YEAR_S))) == len(ENDS)
 
 
 def _columns(database: str, table: str) -> list[str]:
@@ -246,7 +247,7 @@ async def _audited(store: PostgresStore, old: Upgraded) -> list[str]:
     report = await audit.run()
     found = [*report.violations, *(["halted"] if report.halted else [])]
     assert audit.read["transfers"] >= len(old.made)
-    async with moment(store) as then:
+    async with audit_snapshot(store) as then:
         ids = [id_ for id_, _ in await then.ids(UUID(int=0), 1_000)]
         cases = await then.cases(ids)
         assert len(cases) >= len(old.made)

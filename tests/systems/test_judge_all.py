@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.core.account import Account
 from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.kind import Party
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.ports import Account
 from tidegate.core.request import MAX_OWNER
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
     OUTSIDE,
-    Balance,
-    Judgement,
-    Operation,
-    Status,
+    LedgerBalance,
+    LedgerJudge,
+    LedgerOperation,
+    LedgerStatus,
     account_of,
 )
 
@@ -50,10 +51,12 @@ def questions(draw: st.DrawFn) -> Question:
 
 
 BALANCES = st.builds(
-    Balance,
+    LedgerBalance,
     st.sampled_from((0, 100, MAX_AMOUNT - 60)),
     st.sampled_from((0, 50)),
-    st.sampled_from((*[str(Status.ACTIVE)] * 3, str(Status.FROZEN), str(Status.DISABLED))),
+    st.sampled_from(
+        (*[str(LedgerStatus.ACTIVE)] * 3, str(LedgerStatus.FROZEN), str(LedgerStatus.DISABLED))
+    ),
 )
 ALL = [
     Account(o, book, asset) for o in (*OWNERS, 0) for book in (*BOOKS, "FEES") for asset in (3, 9)
@@ -61,7 +64,7 @@ ALL = [
 ACCOUNTS = st.fixed_dictionaries({}, optional=dict.fromkeys(ALL, BALANCES))
 
 
-def told(judgement: Judgement) -> list[Operation]:
+def told(judgement: LedgerJudge) -> list[LedgerOperation]:
     return sorted(
         judgement.operations_written(), key=lambda o: (o.transfer_id.int, o.version, o.entry)
     )
@@ -74,13 +77,13 @@ FEW: st.SearchStrategy[list[Question]] = st.just([]) | st.lists(questions(), max
 @settings(max_examples=1_000)
 @given(ACCOUNTS, st.lists(questions(), max_size=12), FEW)
 def test_a_batch_is_judged_as_its_questions_in_turn(
-    accounts: dict[Account, Balance], asked: Sequence[Question], earlier: Sequence[Question]
+    accounts: dict[Account, LedgerBalance], asked: Sequence[Question], earlier: Sequence[Question]
 ) -> None:
-    before = Judgement(dict(accounts), [])
+    before = LedgerJudge(dict(accounts), [])
     for question in earlier:
         before.judge(question, account_of(question))
     known = before.operations_written()
-    in_turn, together = (Judgement(dict(before.accounts), known) for _ in range(2))
+    in_turn, together = (LedgerJudge(dict(before.accounts), known) for _ in range(2))
     one_by_one = [in_turn.judge(question, account_of(question)) for question in asked]
     assert together.judge_all(asked, [account_of(q) for q in asked]) == one_by_one
     assert together.accounts == in_turn.accounts

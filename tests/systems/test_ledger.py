@@ -10,16 +10,23 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.desks import DESKS, OWNER, fund, question
-from tests.contracts.ledger_desks import LedgerDesk, MemoryDesk
-from tests.contracts.places import Place
+from tests.contracts.ledger_systems import LedgerDesk, MemoryDesk
+from tests.contracts.surroundings import Place
+from tests.contracts.systems import DESKS, OWNER, fund, question
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account
+from tidegate.core.kind import Party
 from tidegate.core.refusals import Doubt, Reason
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Question
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE
-from tidegate.systems.ledger.judge import Balance, Judgement, Operation, Status, account_of
+from tidegate.systems.ledger.judge import (
+    LedgerBalance,
+    LedgerJudge,
+    LedgerOperation,
+    LedgerStatus,
+    account_of,
+)
 
 Desk: TypeAlias = LedgerDesk | MemoryDesk
 Scene: TypeAlias = Callable[[Desk], Awaitable[None]]
@@ -47,11 +54,11 @@ async def ask(desk: Desk, asked: Question) -> Answer:
     return (await desk.ask([asked]))[0]
 
 
-async def balance(desk: Desk, owner: int = OWNER) -> Balance:
+async def balance(desk: Desk, owner: int = OWNER) -> LedgerBalance:
     account = Account(owner, FUNDING, 3)
     if isinstance(desk, LedgerDesk):
         return (await desk.ledger.balances(desk.store, owner))[account]
-    found: Balance = desk.store.tables.rows["ledger_accounts"][account]
+    found: LedgerBalance = desk.store.tables.rows["ledger_accounts"][account]
     return found
 
 
@@ -187,12 +194,12 @@ class Judged:
     ID = UUID(int=77)
 
     def __init__(self, asked: Question) -> None:
-        known: list[Operation] = []
+        known: list[LedgerOperation] = []
         accounts = {
-            account_of(asked): Balance(100, 0, Status.ACTIVE),
-            Account(8, FUNDING, 3): Balance(100, 0, Status.ACTIVE),
+            account_of(asked): LedgerBalance(100, 0, LedgerStatus.ACTIVE),
+            Account(8, FUNDING, 3): LedgerBalance(100, 0, LedgerStatus.ACTIVE),
         }
-        self.judgement = Judgement(accounts, known)
+        self.judgement = LedgerJudge(accounts, known)
         assert isinstance(self.judgement.judge(asked, account_of(asked)), Done)
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.desks import OWNER, question
-from tests.contracts.ledger_desks import LedgerDesk
-from tests.contracts.places import Place
+from tests.contracts.ledger_systems import LedgerDesk
+from tests.contracts.surroundings import Place
+from tests.contracts.systems import OWNER, question
 from tests.systems.test_ledger import Desk, Play, Scene, ask, opened
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account
+from tidegate.core.kind import Party
 from tidegate.core.refusals import Doubt, Reason
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Question
 from tidegate.systems.ledger import FUNDING
-from tidegate.systems.ledger.judge import Balance
+from tidegate.systems.ledger.judge import LedgerBalance
 
 FEES = Party("desk", "FEES", OWNER)
 REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
@@ -38,7 +39,7 @@ def charged(desk: Desk, amount: int = 40, fee: int = 3) -> Question:
 
 
 async def balances(desk: Desk) -> dict[str, int]:
-    found: Mapping[Account, Balance]
+    found: Mapping[Account, LedgerBalance]
     if isinstance(desk, LedgerDesk):
         found = await desk.ledger.balances(desk.store, OWNER)
     else:

@@ -9,10 +9,11 @@ from uuid import UUID
 import pytest
 
 from tests.conftest import SCHEMA
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer, Done, Rejected
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account
-from tidegate.core.transfer import Party, Question
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.ledger import FUNDING, Ledger
 

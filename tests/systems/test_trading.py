@@ -22,23 +22,24 @@ from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, UUID_B
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Party
 from tidegate.core.ports import Remembering, SqlTransaction, System
-from tidegate.core.transfer import Party, Question
-from tidegate.core.wire import Mark, Outcome, Status, Streams
+from tidegate.core.transfer import Question
+from tidegate.core.wire import AccountStatus, CoreOutcome, HistoryMark, Streams
 from tidegate.store.postgres import PostgresStore
 from tidegate.systems.trading import (
-    Balance,
-    Caller,
-    Recollection,
-    Refused,
-    Trading,
+    CoreBalance,
+    CoreCaller,
+    CoreRefusesService,
+    KnownCore,
+    TradingCoreClient,
+    load_known_core,
     newest,
-    recall,
     worker_name,
 )
 from tidegate.systems.trading.client import ALARMS, DOUBTS, EMPTY, REASONS
 from tidegate.trading_core.core import Core
-from tidegate.trading_core.pipe import connect_to
+from tidegate.trading_core.in_process import connect_to
 
 
 def test_it_is_a_system_that_remembers(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_process_on_a_host_with_the_longest_name_is_served(tmp_path: Path) -> 
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             for name in names:
-                trading = Trading("core", connect_to(core), Caller(name), recalling())
+                trading = TradingCoreClient("core", connect_to(core), CoreCaller(name), recalling())
                 await trading.totals()
                 await trading.close()
 
@@ -101,11 +102,16 @@ def test_what_pages_and_what_does_not(tmp_path: Path) -> None:
 
 
 def test_every_outcome_has_an_answer() -> None:
-    for outcome in set(Outcome) - {Outcome.NOTHING}:
-        named = [outcome == Outcome.DONE, outcome in EMPTY, outcome in REASONS, outcome in DOUBTS]
+    for outcome in set(CoreOutcome) - {CoreOutcome.NOTHING}:
+        named = [
+            outcome == CoreOutcome.DONE,
+            outcome in EMPTY,
+            outcome in REASONS,
+            outcome in DOUBTS,
+        ]
         assert sum(named) == 1, outcome
         assert (outcome in DOUBTS) == (outcome >= 32)
-    assert ALARMS[Outcome.BUSY] is Alarm.NONE
+    assert ALARMS[CoreOutcome.BUSY] is Alarm.NONE
 
 
 @pytest.mark.parametrize(
@@ -142,12 +148,12 @@ def test_administration_and_reading(tmp_path: Path) -> None:
         async with served(tmp_path) as (core, trading):
             future = Party("core", "FUTURE", 1)
             await trading.ask([credit(1, 100), credit(2, 50, future), debit(3, 500)])
-            assert await trading.balance(1, "SPOT", 7) == Balance(Status.ACTIVE, 100)
-            assert await trading.balance(2, "SPOT", 7) == Balance(Status.ABSENT, 0)
+            assert await trading.balance(1, "SPOT", 7) == CoreBalance(AccountStatus.ACTIVE, 100)
+            assert await trading.balance(2, "SPOT", 7) == CoreBalance(AccountStatus.ABSENT, 0)
             totals = await trading.totals()
             assert totals.sums == {("SPOT", 7): 100, ("FUTURE", 7): 50}
             assert totals.position == core.place.position
-            await trading.set_status(1, "SPOT", 7, Status.FROZEN)
+            await trading.set_status(1, "SPOT", 7, AccountStatus.FROZEN)
             assert await trading.ask([debit(4, 1)]) == [
                 Rejected("ACCOUNT_FROZEN", {"position": "6"})
             ]
@@ -216,9 +222,9 @@ def test_a_refusal_says_why_and_pages(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             pages: list[str] = []
-            strange = Mark(UUID(bytes=UUID_B), 3, 0, 1)
+            strange = HistoryMark(UUID(bytes=UUID_B), 3, 0, 1)
             trading = client(connect_to(core), strange, on_refused=pages.append)
-            with pytest.raises(Refused, match="OTHER_CORE"):
+            with pytest.raises(CoreRefusesService, match="OTHER_CORE"):
                 await trading.ask([credit(1, 1)])
             assert trading.refusal is not None
             assert pages == [trading.refusal]
@@ -242,7 +248,7 @@ def test_what_this_process_has_seen_counts_even_before_it_is_written_down(tmp_pa
             switch.append(other)
             with pytest.raises(Unreachable, match=r"was lost|OTHER_CORE"):
                 await trading.ask([credit(1, 1)])
-            with pytest.raises(Refused, match="OTHER_CORE"):
+            with pytest.raises(CoreRefusesService, match="OTHER_CORE"):
                 await trading.ask([credit(1, 1)])
         async with core_at(tmp_path / "a") as core:
             switch.append(core)
@@ -260,8 +266,8 @@ def test_an_answer_from_an_earlier_start_is_none(tmp_path: Path) -> None:
         async with served(tmp_path) as (core, trading):
             await trading.ask([credit(1, 1)])
             assert trading.mark is not None
-            trading.mark = Mark(core.mark.uuid, 3, 0, core.epoch + 1)
-            with pytest.raises(Refused, match="long past"):
+            trading.mark = HistoryMark(core.mark.uuid, 3, 0, core.epoch + 1)
+            with pytest.raises(CoreRefusesService, match="long past"):
                 await trading.ask([credit(2, 1)])
 
     asyncio.run(scene())
@@ -284,12 +290,12 @@ def test_events_too_old_are_refused(tmp_path: Path) -> None:
 def test_the_newest_mark_wins_and_two_cores_are_refused() -> None:
     one, other = UUID(bytes=UUID_A), UUID(bytes=UUID_B)
     assert newest([]) is None
-    marks = [Mark(one, 5, 55, 3), Mark(one, 9, 99, 2), Mark(one, 9, 99, 1)]
-    assert newest(marks) == Mark(one, 9, 99, 3)
-    with pytest.raises(Refused, match="several cores"):
-        newest([*marks, Mark(other, 1, 1, 1)])
-    with pytest.raises(Refused, match="two histories"):
-        newest([*marks, Mark(one, 9, 98, 3)])
+    marks = [HistoryMark(one, 5, 55, 3), HistoryMark(one, 9, 99, 2), HistoryMark(one, 9, 99, 1)]
+    assert newest(marks) == HistoryMark(one, 9, 99, 3)
+    with pytest.raises(CoreRefusesService, match="several cores"):
+        newest([*marks, HistoryMark(other, 1, 1, 1)])
+    with pytest.raises(CoreRefusesService, match="two histories"):
+        newest([*marks, HistoryMark(one, 9, 98, 3)])
 
 
 def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
@@ -298,18 +304,18 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
     async def scene() -> None:
         async with PostgresStore(database, SCHEMA) as store, core_at(tmp_path) as core:
 
-            async def recalled() -> Recollection:
+            async def recalled() -> KnownCore:
                 async with store.transaction() as tx:
-                    return (await recall(tx, "core"))._replace(assets=ASSETS)
+                    return (await load_known_core(tx, "core"))._replace(assets=ASSETS)
 
-            async def marks() -> Mark | None:
+            async def marks() -> HistoryMark | None:
                 return (await recalled()).mark
 
             pages: list[str] = []
 
-            def worker(name: str) -> Trading:
-                caller = Caller(name)
-                return Trading("core", connect_to(core), caller, recalled, pages.append)
+            def worker(name: str) -> TradingCoreClient:
+                caller = CoreCaller(name)
+                return TradingCoreClient("core", connect_to(core), caller, recalled, pages.append)
 
             first, second = worker("one"), worker("two")
             assert await marks() is None
@@ -332,7 +338,7 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
                 await second.remember(tx)
             assert await marks() == second.mark
             await _disagree(store)
-            with pytest.raises(Refused, match="several cores"):
+            with pytest.raises(CoreRefusesService, match="several cores"):
                 await worker("three").ask([credit(5, 1)])
             assert "several cores" in pages[0]
             await first.close()

@@ -15,9 +15,9 @@ from uuid import UUID
 
 from tests.trading_core.disks import Image, SimDisk
 from tests.trading_core.scenes import SMALL, UUID_A, Desk, batches, digest, opened, running
-from tidegate.core.wire import PROTOCOL, Hello, Kind, Mark, pack_operations
+from tidegate.core.wire import PROTOCOL, FrameKind, Hello, HistoryMark, pack_operations
 from tidegate.trading_core import snapshot, wal
-from tidegate.trading_core.wal import Damaged, Header, Section, Tail
+from tidegate.trading_core.wal import LogDamaged, LogTail, RecordKind, SegmentHeader
 
 GENESIS = wal.genesis(UUID_A)
 FRAMES = 10
@@ -38,17 +38,17 @@ class Written:
             before = desk.book.position
             desk.ask(*batch)
             records = desk.book.position - before
-            payload = wal.pack_section(Section.OPERATIONS, records, desk.records[-1])
+            payload = wal.pack_section(RecordKind.OPERATIONS, records, desk.records[-1])
             frame, place = wal.pack_frame(place, records, payload)
             body += frame
             self.payloads.append(payload)
             self.digests.append(digest(desk.book))
             self.places.append(place)
-        self.header = Header(UUID_A, 1, GENESIS, self.places[vouched])
+        self.header = SegmentHeader(UUID_A, 1, GENESIS, self.places[vouched])
         self.content = wal.pack_header(self.header) + body
 
 
-def read(content: bytes) -> tuple[list[bytes], Tail]:
+def read(content: bytes) -> tuple[list[bytes], LogTail]:
     """What a start makes of a segment: its payloads, or Damaged."""
     header = wal.read_header("log", content)
     payloads = [frame.payload for frame in wal.frames(content, wal.HEADER_SIZE, header.start)]
@@ -100,7 +100,7 @@ def log_mutations(log: Written) -> Tally:
 def judged(log: Written, content: bytes) -> Tally:
     try:
         payloads, tail = read(content)
-    except Damaged:
+    except LogDamaged:
         return HALTED
     count = len(payloads)
     prefix = payloads == log.payloads[:count] and tail.place == log.places[count]
@@ -118,11 +118,11 @@ def started(log: Written) -> Tally:
 
 
 async def start(log: Written, content: bytes) -> Tally:
-    told = Mark(UUID(bytes=UUID_A), *log.places[-1], 1)
+    told = HistoryMark(UUID(bytes=UUID_A), *log.places[-1], 1)
     disk = SimDisk({log.header.name: content})
     try:
         core = await opened(disk, UUID_A, SMALL)
-    except Damaged:
+    except LogDamaged:
         return HALTED
     refusal = core.refuses(Hello(PROTOCOL, "store", "us", told))
     truth = digest(core.book) in log.digests
@@ -136,8 +136,8 @@ def written_snapshot() -> tuple[str, bytes]:
         disk = SimDisk()
         async with running(disk) as core:
             for batch in batches(FRAMES):
-                await core.submit(Kind.ASK, pack_operations(batch))
-            await core.submit(Kind.SNAPSHOT, b"")
+                await core.submit(FrameKind.ASK, pack_operations(batch))
+            await core.submit(FrameKind.SNAPSHOT, b"")
         return disk.after_power_loss(None)
 
     image = asyncio.run(live())

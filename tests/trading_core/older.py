@@ -21,7 +21,7 @@ from tests.trading_core.scenes import (
     tid,
 )
 from tidegate.core import wire
-from tidegate.core.wire import OPERATION, VOID, Binding, Kind, Verb
+from tidegate.core.wire import OPERATION, VOID, Binding, CoreVerb, FrameKind
 from tidegate.trading_core.book import Book
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import Disk
@@ -33,16 +33,16 @@ WIDE = wire.account(3, 6, 2**63 - 1)
 
 async def live(core: Core) -> None:
     """Plain moves and refusals, undos and tombstones, a void, repeats, and all else there is."""
-    await core.submit(Kind.BIND, wire.pack(Binding("store", "here")))
-    await core.submit(Kind.ASSETS, wire.pack_assets([5, 6]))
+    await core.submit(FrameKind.BIND, wire.pack(Binding("store", "here")))
+    await core.submit(FrameKind.ASSETS, wire.pack_assets([5, 6]))
     for batch in batches(5):
         await ask(core, *batch, *batch)
     await core.submit(*FROZEN)
     await ask(core, debit(90, 1, BOB), credit(91, 1, BOB), credit(92, 2**100, WIDE))
     await core.submit(*RETIRED)
-    await core.submit(Kind.SNAPSHOT, b"")
-    void = OPERATION.pack(tid(99) + bytes(4), Verb.DEBIT, VOID, 0, WIDE, (7).to_bytes(16))
-    await core.submit(Kind.ASK, void)
+    await core.submit(FrameKind.SNAPSHOT, b"")
+    void = OPERATION.pack(tid(99) + bytes(4), CoreVerb.DEBIT, VOID, 0, WIDE, (7).to_bytes(16))
+    await core.submit(FrameKind.ASK, void)
     await ask(core, debit(93, 2**99, WIDE), debit(94, 7), credit(95, 2**64 - 1, WIDE))
     await ask(core, refund(94, 7), refund(96, 1, expect_done=False), debit(93, 2**99, WIDE))
 

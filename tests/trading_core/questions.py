@@ -9,16 +9,17 @@ from uuid import UUID
 from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, opened
 from tidegate.core import wire
 from tidegate.core.flow import Verb
-from tidegate.core.transfer import Party, Question
-from tidegate.core.wire import Binding, Kind, Mark, Streams
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
+from tidegate.core.wire import Binding, FrameKind, HistoryMark, Streams
 from tidegate.systems.trading import (
-    Caller,
-    Recollection,
-    Trading,
+    CoreCaller,
+    KnownCore,
+    TradingCoreClient,
 )
-from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.core import Core, CoreLimits
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.pipe import connect_to
+from tidegate.trading_core.in_process import connect_to
 
 Connect = Callable[[], Awaitable[Streams]]
 SPOT = Party("core", "SPOT", 1)
@@ -40,33 +41,37 @@ def refund(number: int, amount: int, expect_done: bool = True) -> Question:
 
 def client(
     connect: Connect,
-    mark: Mark | None = None,
+    mark: HistoryMark | None = None,
     timeout_s: float = 5.0,
     on_refused: Callable[[str], None] | None = None,
-) -> Trading:
-    return Trading("core", connect, Caller("worker", timeout_s), recalling(mark), on_refused)
+) -> TradingCoreClient:
+    return TradingCoreClient(
+        "core", connect, CoreCaller("worker", timeout_s), recalling(mark), on_refused
+    )
 
 
 def recalling(
-    mark: Mark | None = None, store: str = "store", place: str = "here"
-) -> Callable[[], Awaitable[Recollection]]:
+    mark: HistoryMark | None = None, store: str = "store", place: str = "here"
+) -> Callable[[], Awaitable[KnownCore]]:
     """What a database says of itself and of the core."""
 
-    async def recalled() -> Recollection:
-        return Recollection(store, place, ASSETS, mark)
+    async def recalled() -> KnownCore:
+        return KnownCore(store, place, ASSETS, mark)
 
     return recalled
 
 
-def of(core: Core, store: str, place: str, told: Callable[[str], None] | None = None) -> Trading:
+def of(
+    core: Core, store: str, place: str, told: Callable[[str], None] | None = None
+) -> TradingCoreClient:
     """A client of this store in this database; of an administrator if there is no store."""
     recalled = recalling(store=store, place=place)
-    return Trading("core", connect_to(core), Caller("worker"), recalled, told)
+    return TradingCoreClient("core", connect_to(core), CoreCaller("worker"), recalled, told)
 
 
 @contextlib.asynccontextmanager
 async def core_at(
-    directory: Path, limits: Limits = SMALL, uuid: bytes = UUID_A
+    directory: Path, limits: CoreLimits = SMALL, uuid: bytes = UUID_A
 ) -> AsyncIterator[Core]:
     disk = RealDisk(directory)
     core = await opened(disk, uuid, limits)
@@ -80,7 +85,9 @@ async def core_at(
 
 
 @contextlib.asynccontextmanager
-async def served(directory: Path, limits: Limits = SMALL) -> AsyncIterator[tuple[Core, Trading]]:
+async def served(
+    directory: Path, limits: CoreLimits = SMALL
+) -> AsyncIterator[tuple[Core, TradingCoreClient]]:
     async with core_at(directory, limits) as core:
         trading = client(connect_to(core))
         try:
@@ -93,6 +100,6 @@ async def greeted(connect: Connect, binding: Binding) -> Streams:
     """A bare connection on which the core has said welcome."""
     reader, writer = await connect()
     hello = wire.Hello(wire.PROTOCOL, binding.store, "p", None, 0, binding.place, ())
-    writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
-    assert (await wire.receive(reader)).kind == Kind.WELCOME
+    writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
+    assert (await wire.receive(reader)).kind == FrameKind.WELCOME
     return reader, writer

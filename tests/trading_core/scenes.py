@@ -11,17 +11,17 @@ from typing import NamedTuple
 from tidegate.core.wire import (
     STAMP,
     STATUS,
-    Kind,
-    Operation,
-    Outcome,
-    Status,
-    Verb,
+    AccountStatus,
+    CoreOperation,
+    CoreOutcome,
+    CoreVerb,
+    FrameKind,
     account,
     pack_operations,
     unpack_answers,
 )
-from tidegate.trading_core.book import Book, Draft
-from tidegate.trading_core.core import Core, Limits
+from tidegate.trading_core.book import Book, BookDraft
+from tidegate.trading_core.core import Core, CoreLimits
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.judge import judge
 
@@ -29,13 +29,13 @@ ASSETS = frozenset(range(1, 100))
 UUID_A, UUID_B = bytes(range(16)), bytes(range(1, 17))
 ANN = account(1, 5, 1001)
 BOB = account(1, 5, 1002)
-SMALL = Limits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
-RETIRED = Kind.RETIRE, bytes(15) + b"\x09"
-FROZEN = Kind.SET_STATUS, STATUS.pack(BOB, Status.FROZEN)
+SMALL = CoreLimits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
+RETIRED = FrameKind.RETIRE, bytes(15) + b"\x09"
+FROZEN = FrameKind.SET_STATUS, STATUS.pack(BOB, AccountStatus.FROZEN)
 
 
 class Given(NamedTuple):
-    outcome: Outcome
+    outcome: CoreOutcome
     position: int
 
 
@@ -43,22 +43,22 @@ def tid(number: int) -> bytes:
     return number.to_bytes(16)
 
 
-def credit(number: int, amount: int, to: bytes = ANN, version: int = 0) -> Operation:
-    return Operation(tid(number), version, Verb.CREDIT, to, amount)
+def credit(number: int, amount: int, to: bytes = ANN, version: int = 0) -> CoreOperation:
+    return CoreOperation(tid(number), version, CoreVerb.CREDIT, to, amount)
 
 
-def debit(number: int, amount: int, of: bytes = ANN, version: int = 0) -> Operation:
-    return Operation(tid(number), version, Verb.DEBIT, of, amount)
+def debit(number: int, amount: int, of: bytes = ANN, version: int = 0) -> CoreOperation:
+    return CoreOperation(tid(number), version, CoreVerb.DEBIT, of, amount)
 
 
 def refund(
     number: int, amount: int, undoes: int = 0, version: int = 1, expect_done: bool = True
-) -> Operation:
-    return Operation(tid(number), version, Verb.REFUND, ANN, amount, undoes, expect_done)
+) -> CoreOperation:
+    return CoreOperation(tid(number), version, CoreVerb.REFUND, ANN, amount, undoes, expect_done)
 
 
 def given(reply: bytes, count: int) -> list[Given]:
-    return [Given(Outcome(o), p) for o, p in unpack_answers(reply, count)]
+    return [Given(CoreOutcome(o), p) for o, p in unpack_answers(reply, count)]
 
 
 class Desk:
@@ -69,31 +69,31 @@ class Desk:
         self.book.assets = ASSETS
         self.records: list[bytes] = []
 
-    def ask(self, *operations: Operation) -> list[Outcome]:
+    def ask(self, *operations: CoreOperation) -> list[CoreOutcome]:
         return [outcome for outcome, _ in self.hear(*operations)]
 
-    def hear(self, *operations: Operation) -> list[Given]:
-        draft = Draft(self.book)
+    def hear(self, *operations: CoreOperation) -> list[Given]:
+        draft = BookDraft(self.book)
         answers, records = judge(draft, pack_operations(operations))
         self.book.apply(draft)
         self.records.append(records)
         return given(bytes(STAMP.size) + answers, len(operations))
 
     def admit(self, account: bytes, status: int) -> None:
-        draft = Draft(self.book)
+        draft = BookDraft(self.book)
         draft.note_status(account, status)
         self.book.apply(draft)
 
 
-def ask(core: Core, *operations: Operation) -> asyncio.Future[bytes]:
-    return core.submit(Kind.ASK, pack_operations(operations))
+def ask(core: Core, *operations: CoreOperation) -> asyncio.Future[bytes]:
+    return core.submit(FrameKind.ASK, pack_operations(operations))
 
 
-async def hear(core: Core, *operations: Operation) -> list[Given]:
+async def hear(core: Core, *operations: CoreOperation) -> list[Given]:
     return given(await ask(core, *operations), len(operations))
 
 
-async def opened(disk: Disk, uuid: bytes = UUID_A, limits: Limits | None = None) -> Core:
+async def opened(disk: Disk, uuid: bytes = UUID_A, limits: CoreLimits | None = None) -> Core:
     """A core that knows some assets, as if a store had told it."""
     core = await Core.open(disk, uuid, time.time, limits)
     core.book.assets = core.book.assets or ASSETS
@@ -101,7 +101,9 @@ async def opened(disk: Disk, uuid: bytes = UUID_A, limits: Limits | None = None)
 
 
 @asynccontextmanager
-async def running(disk: Disk, limits: Limits = SMALL, uuid: bytes = UUID_A) -> AsyncIterator[Core]:
+async def running(
+    disk: Disk, limits: CoreLimits = SMALL, uuid: bytes = UUID_A
+) -> AsyncIterator[Core]:
     """A core that is stopped in order at the end."""
     core = await opened(disk, uuid, limits)
     commits = asyncio.ensure_future(core.run())
@@ -123,10 +125,10 @@ def digest(book: Book) -> str:
     return hashlib.sha256(repr((known, book.floor, book.binding)).encode()).hexdigest()
 
 
-def batches(count: int) -> Sequence[tuple[Operation, ...]]:
+def batches(count: int) -> Sequence[tuple[CoreOperation, ...]]:
     """A varied history: done and refused, undone and buried, small and huge amounts."""
     numbers = itertools.count(1)
-    found: list[tuple[Operation, ...]] = []
+    found: list[tuple[CoreOperation, ...]] = []
     for i in range(count):
         a, b, c, d = (next(numbers) for _ in range(4))
         found.append(

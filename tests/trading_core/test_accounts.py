@@ -11,9 +11,9 @@ from tidegate.trading_core.accounts import (
     NOBODY,
     PARTS,
     SPARSEST,
+    AccountGroup,
     Accounts,
     AccountState,
-    Group,
     GroupTotal,
 )
 
@@ -57,7 +57,7 @@ def test_every_account_is_found_and_no_other(order: str) -> None:
 
 def test_accounts_that_stand_close_are_listed_and_take_little_room() -> None:
     for order, listed in (("in any order", True), ("from behind", True), ("far apart", False)):
-        group = Group(b"group")
+        group = AccountGroup(b"group")
         for number, owner in enumerate(ORDERS[order]()):
             group.add(owner, AccountState(number, group.total))
         assert (len(group._listed) >= 2_048) == listed

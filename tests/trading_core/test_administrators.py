@@ -11,9 +11,9 @@ from tests.trading_core.questions import core_at, credit, greeted, of
 from tests.trading_core.scenes import credit as credit_of
 from tidegate.core import wire
 from tidegate.core.answers import Done, Unreachable
-from tidegate.core.wire import Binding, Kind, Status
-from tidegate.systems.trading import Caller, Recollection, Trading
-from tidegate.trading_core.pipe import connect_to
+from tidegate.core.wire import AccountStatus, Binding, FrameKind
+from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient
+from tidegate.trading_core.in_process import connect_to
 
 HERE, THERE = Binding("store", "here"), Binding("store", "there")
 
@@ -28,8 +28,8 @@ def test_a_session_without_a_store_changes_nothing_and_is_told_so(tmp_path: Path
             acts: dict[str, Callable[[], Awaitable[object]]] = {
                 "ask": lambda: operator.ask([credit(2, 5)]),
                 "retire": lambda: operator.retire(UUID(int=9)),
-                "set_status": lambda: operator.set_status(1, "SPOT", 7, Status.FROZEN),
-                "tell_assets": lambda: operator._call(Kind.ASSETS, wire.pack_assets([777])),
+                "set_status": lambda: operator.set_status(1, "SPOT", 7, AccountStatus.FROZEN),
+                "tell_assets": lambda: operator._call(FrameKind.ASSETS, wire.pack_assets([777])),
             }
             await operator.totals()
             with pytest.raises(Unreachable, match=r"NOT_ALLOWED: .* without a store"):
@@ -49,13 +49,13 @@ def test_a_request_that_is_declined_ends_neither_the_session_nor_what_waits_besi
         async with core_at(tmp_path) as core:
             reader, writer = await greeted(connect_to(core), Binding())
             body = wire.pack_operations([credit_of(9, 5)])
-            writer.write(wire.frame(Kind.TOTALS, 1) + wire.frame(Kind.ASK, 2, body))
-            writer.write(wire.frame(Kind.TOTALS, 3))
+            writer.write(wire.frame(FrameKind.TOTALS, 1) + wire.frame(FrameKind.ASK, 2, body))
+            writer.write(wire.frame(FrameKind.TOTALS, 3))
             replies = [await wire.receive(reader) for _ in range(3)]
             assert [(r.kind, r.request) for r in replies] == [
-                (Kind.SUMMED, 1),
-                (Kind.REFUSED, 2),
-                (Kind.SUMMED, 3),
+                (FrameKind.SUMMED, 1),
+                (FrameKind.REFUSED, 2),
+                (FrameKind.SUMMED, 3),
             ]
 
     asyncio.run(scene())
@@ -83,10 +83,10 @@ def test_the_assets_of_a_greeting_without_a_store_are_not_taken(tmp_path: Path) 
         async with core_at(tmp_path) as core:
             before = core.book.assets
 
-            async def nobody() -> Recollection:
-                return Recollection(assets=frozenset({777}))
+            async def nobody() -> KnownCore:
+                return KnownCore(assets=frozenset({777}))
 
-            operator = Trading("core", connect_to(core), Caller("us"), nobody)
+            operator = TradingCoreClient("core", connect_to(core), CoreCaller("us"), nobody)
             await operator.totals()
             assert core.book.assets == before
             await operator.close()

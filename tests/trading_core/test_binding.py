@@ -18,16 +18,20 @@ from tests.trading_core.scenes import refund as refund_of
 from tidegate.core import wire
 from tidegate.core.answers import Done, Rejected
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Party
 from tidegate.core.refusals import Reason
-from tidegate.core.transfer import Party
-from tidegate.core.wire import Binding, Hello, Kind, Outcome, Refused, Status
-from tidegate.systems.trading import Caller, Recollection, Trading
-from tidegate.systems.trading import Declined as WasDeclined
-from tidegate.systems.trading import Refused as WeAreRefused
+from tidegate.core.wire import AccountStatus, Binding, CoreOutcome, FrameKind, Hello, SessionRefusal
+from tidegate.systems.trading import (
+    CoreCaller,
+    CoreRefusesService,
+    KnownCore,
+    RequestNotCarriedOut,
+    TradingCoreClient,
+)
 from tidegate.trading_core import snapshot, wal
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.pipe import connect_to
-from tidegate.trading_core.requests import Declined, Rebound
+from tidegate.trading_core.in_process import connect_to
+from tidegate.trading_core.requests import BindingChanged, RequestDeclined
 
 HERE = Binding("store", "here")
 
@@ -54,7 +58,9 @@ def test_another_store_is_refused_with_a_clear_message(tmp_path: Path) -> None:
         async with core_at(tmp_path) as core:
             ours, other = of(core, "store", "here"), of(core, "another", "here", told.append)
             await ours.ask([credit(1, 5)])
-            with pytest.raises(WeAreRefused, match="OTHER_STORE: this core serves store store"):
+            with pytest.raises(
+                CoreRefusesService, match="OTHER_STORE: this core serves store store"
+            ):
                 await other.ask([credit(2, 5)])
             assert "give this one a core of its own" in told[0]
             assert (await ours.totals()).sums == {("SPOT", 7): 5}
@@ -68,7 +74,7 @@ def test_of_two_stores_that_come_at_once_one_is_served(tmp_path: Path) -> None:
         async with core_at(tmp_path) as core:
             both = [of(core, name, "here") for name in ("east", "west")]
             heard = await asyncio.gather(*(t.totals() for t in both), return_exceptions=True)
-            assert sum(isinstance(h, WeAreRefused) for h in heard) == 1
+            assert sum(isinstance(h, CoreRefusesService) for h in heard) == 1
             served = [t for t, h in zip(both, heard, strict=True) if not isinstance(h, Exception)]
             assert [core.book.binding.store] == ["east" if served == both[:1] else "west"]
             for trading in served:
@@ -85,7 +91,7 @@ def test_the_same_store_elsewhere_is_refused_until_somebody_confirms_a_restore(
             before, after = of(core, "store", "here"), of(core, "store", "there")
             await before.totals()
             await before.close()
-            with pytest.raises(WeAreRefused, match=r"MOVED: .*`tidegate store confirm`"):
+            with pytest.raises(CoreRefusesService, match=r"MOVED: .*`tidegate store confirm`"):
                 await after.totals()
             operator = of(core, "", "")
             there = Binding("store", "there")
@@ -94,7 +100,7 @@ def test_the_same_store_elsewhere_is_refused_until_somebody_confirms_a_restore(
             assert await operator.rebind("store", there) == there
             await after.totals()
             await after.close()
-            with pytest.raises(WeAreRefused, match="MOVED"):
+            with pytest.raises(CoreRefusesService, match="MOVED"):
                 await before.totals()
             await operator.snapshot()
             await operator.close()
@@ -107,11 +113,11 @@ def test_the_same_store_elsewhere_is_refused_until_somebody_confirms_a_restore(
 def test_a_session_of_the_old_database_reads_nothing_after_a_rebind(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
-            await core.submit(Kind.BIND, wire.pack(HERE))
+            await core.submit(FrameKind.BIND, wire.pack(HERE))
             moved = wire.Rebinding("store", Binding("store", "there"))
-            await core.submit(Kind.REBIND, wire.pack(moved), Binding())
-            for kind in (Kind.QUERY, Kind.BALANCES, Kind.TOTALS):
-                with pytest.raises(Rebound, match="greet it again"):
+            await core.submit(FrameKind.REBIND, wire.pack(moved), Binding())
+            for kind in (FrameKind.QUERY, FrameKind.BALANCES, FrameKind.TOTALS):
+                with pytest.raises(BindingChanged, match="greet it again"):
                     core.submit(kind, b"", HERE)
 
     asyncio.run(scene())
@@ -120,9 +126,9 @@ def test_a_session_of_the_old_database_reads_nothing_after_a_rebind(tmp_path: Pa
 def test_who_is_refused_for_what_the_core_has_lost_is_not_bound(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            mark = wire.Mark(core.mark.uuid, 99, 1, 1)
+            mark = wire.HistoryMark(core.mark.uuid, 99, 1, 1)
             trading = client(connect_to(core), mark)
-            with pytest.raises(WeAreRefused, match="BEHIND"):
+            with pytest.raises(CoreRefusesService, match="BEHIND"):
                 await trading.totals()
             assert core.book.binding == Binding()
 
@@ -147,7 +153,7 @@ def test_an_older_client_is_refused_by_its_protocol(tmp_path: Path) -> None:
             assert older == Hello(1, "store", "p", None)
             refusal = core.refuses(older)
             assert refusal is not None
-            assert refusal.code == Refused.PROTOCOL
+            assert refusal.code == SessionRefusal.PROTOCOL
             assert "run the same version of both" in refusal.message
 
     asyncio.run(scene())
@@ -158,7 +164,7 @@ def test_nobody_binds_by_a_request(tmp_path: Path) -> None:
         async with core_at(tmp_path) as core:
             operator = of(core, "", "")
             with pytest.raises(Exception, match="no request of kind 24"):
-                await operator._call(Kind.BIND, wire.pack(HERE))
+                await operator._call(FrameKind.BIND, wire.pack(HERE))
             assert core.book.binding == Binding()
 
     asyncio.run(scene())
@@ -184,11 +190,11 @@ def test_a_directory_of_an_earlier_version_is_read_and_bound_to_the_first_store(
         async with running(RealDisk(tmp_path)) as core:
             await hear(core, *(credit_of(number, 1) for number in range(1, 11)))
             if kept == "snapshot":
-                await core.submit(Kind.RETIRE, (4).to_bytes(16))
-                await core.submit(Kind.SNAPSHOT, b"")
+                await core.submit(FrameKind.RETIRE, (4).to_bytes(16))
+                await core.submit(FrameKind.SNAPSHOT, b"")
                 return
             sections = [
-                wal.pack_section(wal.Section.FLOOR, 1, floor.to_bytes(16) + store)
+                wal.pack_section(wal.RecordKind.FLOOR, 1, floor.to_bytes(16) + store)
                 for store, floor in ((b"east", 0), (b"west", 9), (b"east", 4))
             ]
             await core.log.append(3, b"".join(sections))
@@ -216,12 +222,12 @@ def test_assets_are_told_with_the_greeting_and_again_when_one_is_added(tmp_path:
     async def scene() -> None:
         known = {7}
 
-        async def recalled() -> Recollection:
-            return Recollection("store", "here", frozenset(known))
+        async def recalled() -> KnownCore:
+            return KnownCore("store", "here", frozenset(known))
 
         async with core_at(tmp_path) as core:
             core.book.assets = frozenset()
-            trading = Trading("core", connect_to(core), Caller("worker"), recalled)
+            trading = TradingCoreClient("core", connect_to(core), CoreCaller("worker"), recalled)
             assert await trading.ask([credit(1, 5)]) == [Done({"position": "3"})]
             eight = replace(credit(2, 5), asset_id=8)
             [refused] = await trading.ask([eight])
@@ -260,20 +266,20 @@ def test_an_owner_and_an_asset_are_checked_by_the_client_too(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("to", "outcome"),
     [
-        (wire.account(1, 5, 0), Outcome.INVALID_OWNER),
-        (wire.account(1, 5, 2**63), Outcome.INVALID_OWNER),
-        (wire.account(1, 0, 4), Outcome.INVALID_ASSET),
-        (wire.account(1, 777, 4), Outcome.INVALID_ASSET),
+        (wire.account(1, 5, 0), CoreOutcome.INVALID_OWNER),
+        (wire.account(1, 5, 2**63), CoreOutcome.INVALID_OWNER),
+        (wire.account(1, 0, 4), CoreOutcome.INVALID_ASSET),
+        (wire.account(1, 777, 4), CoreOutcome.INVALID_ASSET),
     ],
 )
 def test_the_core_refuses_an_owner_or_asset_that_does_not_exist_for_ever(
-    tmp_path: Path, to: bytes, outcome: Outcome
+    tmp_path: Path, to: bytes, outcome: CoreOutcome
 ) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             asked = credit_of(1, 5, to), debit_of(2, 5, to), refund_of(3, 5, expect_done=False)
             heard = [g.outcome for g in await hear(core, *asked)]
-            assert heard == [outcome, outcome, Outcome.TOMBSTONE]
+            assert heard == [outcome, outcome, CoreOutcome.TOMBSTONE]
             core.book.assets |= {777}
             assert [g.outcome for g in await hear(core, *asked)] == heard
             assert core.book.balance(to) == 0
@@ -296,15 +302,15 @@ def test_a_status_opens_no_account_of_an_owner_or_asset_that_does_not_exist(
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             before = core.place
-            for status in (Status.ACTIVE, Status.FROZEN, Status.DISABLED):
-                with pytest.raises(Declined, match=message):
-                    await core.submit(Kind.SET_STATUS, wire.STATUS.pack(to, status))
+            for status in (AccountStatus.ACTIVE, AccountStatus.FROZEN, AccountStatus.DISABLED):
+                with pytest.raises(RequestDeclined, match=message):
+                    await core.submit(FrameKind.SET_STATUS, wire.STATUS.pack(to, status))
             assert (core.place, core.book.accounts) == (before, {})
             [given] = await hear(core, credit_of(1, 5, to))
             assert given.outcome.name == message
             # A refused operation has a number for the account now. It is not open for that.
-            with pytest.raises(Declined, match=message):
-                await core.submit(Kind.SET_STATUS, wire.STATUS.pack(to, Status.ACTIVE))
+            with pytest.raises(RequestDeclined, match=message):
+                await core.submit(FrameKind.SET_STATUS, wire.STATUS.pack(to, AccountStatus.ACTIVE))
 
     asyncio.run(scene())
 
@@ -313,11 +319,15 @@ def test_a_refused_status_leaves_the_rest_of_its_batch_alone(tmp_path: Path) -> 
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             first = ask(core, credit_of(1, 5))
-            strange = wire.STATUS.pack(wire.account(1, 777, 4), Status.ACTIVE)
-            refused = core.submit(Kind.SET_STATUS, strange)
+            strange = wire.STATUS.pack(wire.account(1, 777, 4), AccountStatus.ACTIVE)
+            refused = core.submit(FrameKind.SET_STATUS, strange)
             second = ask(core, credit_of(2, 6))
-            assert (await first)[wire.STAMP.size] == (await second)[wire.STAMP.size] == Outcome.DONE
-            with pytest.raises(Declined):
+            assert (
+                (await first)[wire.STAMP.size]
+                == (await second)[wire.STAMP.size]
+                == CoreOutcome.DONE
+            )
+            with pytest.raises(RequestDeclined):
                 await refused
             assert core.book.balance(ANN) == 11
 
@@ -330,13 +340,15 @@ def test_the_client_is_told_why_a_status_was_refused_and_stays_connected(tmp_pat
             trading = of(core, "store", "here")
             await trading.totals()
             link = trading._link
-            with pytest.raises(WasDeclined, match="INVALID_ASSET: asset 777 does not exist"):
-                await trading.set_status(4, "SPOT", 777, Status.ACTIVE)
-            with pytest.raises(WasDeclined, match="INVALID_OWNER: owner 0 does not exist"):
-                await trading.set_status(0, "SPOT", 7, Status.ACTIVE)
-            await trading.set_status(4, "SPOT", 7, Status.FROZEN)
+            with pytest.raises(
+                RequestNotCarriedOut, match="INVALID_ASSET: asset 777 does not exist"
+            ):
+                await trading.set_status(4, "SPOT", 777, AccountStatus.ACTIVE)
+            with pytest.raises(RequestNotCarriedOut, match="INVALID_OWNER: owner 0 does not exist"):
+                await trading.set_status(0, "SPOT", 7, AccountStatus.ACTIVE)
+            await trading.set_status(4, "SPOT", 7, AccountStatus.FROZEN)
             assert trading._link is link
-            assert core.book.status(wire.account(1, 7, 4)) == Status.FROZEN
+            assert core.book.status(wire.account(1, 7, 4)) == AccountStatus.FROZEN
             assert trading.refusal is None
             await trading.close()
 
@@ -347,16 +359,16 @@ def test_a_status_of_an_asset_that_was_added_meanwhile_is_taken(tmp_path: Path) 
     async def scene() -> None:
         known = {7}
 
-        async def recalled() -> Recollection:
-            return Recollection("store", "here", frozenset(known))
+        async def recalled() -> KnownCore:
+            return KnownCore("store", "here", frozenset(known))
 
         async with core_at(tmp_path) as core:
             core.book.assets = frozenset()
-            trading = Trading("core", connect_to(core), Caller("worker"), recalled)
+            trading = TradingCoreClient("core", connect_to(core), CoreCaller("worker"), recalled)
             await trading.totals()
             known.add(8)
-            await trading.set_status(4, "SPOT", 8, Status.FROZEN)
-            assert core.book.status(wire.account(1, 8, 4)) == Status.FROZEN
+            await trading.set_status(4, "SPOT", 8, AccountStatus.FROZEN)
+            assert core.book.status(wire.account(1, 8, 4)) == AccountStatus.FROZEN
             await trading.close()
 
     asyncio.run(scene())
@@ -370,15 +382,17 @@ def test_a_log_in_which_a_status_opened_a_strange_account_still_replays(
 
     async def before() -> None:
         async with running(RealDisk(tmp_path)) as core:
-            record = wire.STATUS.pack(strange, Status.ACTIVE)
-            await core.log.append(1, wal.pack_section(wal.Section.STATUS, 1, record))
+            record = wire.STATUS.pack(strange, AccountStatus.ACTIVE)
+            await core.log.append(1, wal.pack_section(wal.RecordKind.STATUS, 1, record))
 
     async def after() -> None:
         async with running(RealDisk(tmp_path)) as core:
-            assert core.book.status(strange) == Status.ACTIVE
-            await core.submit(Kind.SET_STATUS, wire.STATUS.pack(strange, Status.DISABLED))
+            assert core.book.status(strange) == AccountStatus.ACTIVE
+            await core.submit(
+                FrameKind.SET_STATUS, wire.STATUS.pack(strange, AccountStatus.DISABLED)
+            )
             [given] = await hear(core, credit_of(1, 5, strange))
-            assert given.outcome == Outcome.ACCOUNT_DISABLED
+            assert given.outcome == CoreOutcome.ACCOUNT_DISABLED
 
     asyncio.run(before())
     asyncio.run(after())

@@ -6,25 +6,33 @@ from hypothesis import strategies as st
 
 from tests.trading_core.scenes import ANN, BOB, Desk, batches, credit, debit, digest, refund, tid
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.wire import ANSWER, OPERATION, VOID, Operation, Outcome, Status, account
-from tidegate.trading_core.book import Book, Draft, Inconsistent, group_totals
+from tidegate.core.wire import (
+    ANSWER,
+    OPERATION,
+    VOID,
+    AccountStatus,
+    CoreOperation,
+    CoreOutcome,
+    account,
+)
+from tidegate.trading_core.book import Book, BookDraft, LogInconsistent, group_totals
 from tidegate.trading_core.judge import judge
 
-DONE, EMPTY = Outcome.DONE, Outcome.EMPTY
+DONE, EMPTY = CoreOutcome.DONE, CoreOutcome.EMPTY
 
 
 def test_a_credit_opens_the_account_and_a_debit_takes_from_it() -> None:
     desk = Desk()
     assert desk.ask(credit(1, 100), debit(2, 30)) == [DONE, DONE]
     assert desk.book.balance(ANN) == 70
-    assert desk.book.status(ANN) == Status.ACTIVE
+    assert desk.book.status(ANN) == AccountStatus.ACTIVE
 
 
 @pytest.mark.parametrize("amount", [0, MAX_AMOUNT + 1, 2**128 - 1])
 def test_an_amount_out_of_range_is_refused(amount: int) -> None:
     desk = Desk()
     desk.ask(credit(1, 100))
-    assert desk.ask(debit(2, amount), credit(3, amount)) == [Outcome.INVALID_AMOUNT] * 2
+    assert desk.ask(debit(2, amount), credit(3, amount)) == [CoreOutcome.INVALID_AMOUNT] * 2
     assert desk.book.balance(ANN) == 100
 
 
@@ -35,25 +43,25 @@ def test_the_greatest_amount_is_accepted() -> None:
 
 def test_a_debit_of_an_unknown_account_is_refused_and_does_not_open_it() -> None:
     desk = Desk()
-    assert desk.ask(debit(1, 5), debit(2, 5)) == [Outcome.SOURCE_ACCOUNT_NOT_FOUND] * 2
-    assert desk.book.status(ANN) == Status.ABSENT
+    assert desk.ask(debit(1, 5), debit(2, 5)) == [CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND] * 2
+    assert desk.book.status(ANN) == AccountStatus.ABSENT
 
 
 def test_a_frozen_account_receives_but_does_not_give() -> None:
     desk = Desk()
     desk.ask(credit(1, 100))
-    desk.admit(ANN, Status.FROZEN)
-    assert desk.ask(debit(2, 5), credit(3, 5)) == [Outcome.ACCOUNT_FROZEN, DONE]
+    desk.admit(ANN, AccountStatus.FROZEN)
+    assert desk.ask(debit(2, 5), credit(3, 5)) == [CoreOutcome.ACCOUNT_FROZEN, DONE]
 
 
 def test_a_disabled_account_neither_receives_nor_gives() -> None:
     desk = Desk()
-    desk.admit(ANN, Status.DISABLED)
-    assert desk.ask(debit(2, 5), credit(3, 5)) == [Outcome.ACCOUNT_DISABLED] * 2
+    desk.admit(ANN, AccountStatus.DISABLED)
+    assert desk.ask(debit(2, 5), credit(3, 5)) == [CoreOutcome.ACCOUNT_DISABLED] * 2
 
 
-@pytest.mark.parametrize("status", [Status.FROZEN, Status.DISABLED])
-def test_a_refund_is_not_refused_for_the_status_of_the_account(status: Status) -> None:
+@pytest.mark.parametrize("status", [AccountStatus.FROZEN, AccountStatus.DISABLED])
+def test_a_refund_is_not_refused_for_the_status_of_the_account(status: AccountStatus) -> None:
     desk = Desk()
     desk.ask(credit(1, 100), debit(2, 40))
     desk.admit(ANN, status)
@@ -64,9 +72,9 @@ def test_a_refund_is_not_refused_for_the_status_of_the_account(status: Status) -
 def test_a_balance_never_exceeds_what_fits() -> None:
     desk = Desk()
     desk.ask(credit(1, MAX_AMOUNT))
-    assert desk.ask(credit(2, 1)) == [Outcome.BALANCE_OVERFLOW]
+    assert desk.ask(credit(2, 1)) == [CoreOutcome.BALANCE_OVERFLOW]
     desk.ask(debit(3, 10), credit(4, 10))
-    assert desk.ask(refund(3, 10)) == [Outcome.BALANCE_OVERFLOW]
+    assert desk.ask(refund(3, 10)) == [CoreOutcome.BALANCE_OVERFLOW]
     assert desk.ask(debit(5, 10), refund(3, 10, version=2)) == [DONE, DONE]
 
 
@@ -75,7 +83,7 @@ def test_the_same_key_gets_the_same_answer_for_ever() -> None:
     first = desk.hear(credit(1, 100), debit(2, 500))
     desk.ask(credit(3, 1000))
     assert desk.hear(credit(1, 100), debit(2, 500)) == first
-    assert first[1].outcome is Outcome.INSUFFICIENT_BALANCE  # Also after the top-up.
+    assert first[1].outcome is CoreOutcome.INSUFFICIENT_BALANCE  # Also after the top-up.
     assert desk.book.balance(ANN) == 1100
 
 
@@ -89,11 +97,11 @@ def test_the_same_key_gets_the_same_answer_for_ever() -> None:
         credit(1, 100, account(2, 5, 1001)),
     ],
 )
-def test_the_same_key_with_another_meaning_is_no_answer(other: Operation) -> None:
+def test_the_same_key_with_another_meaning_is_no_answer(other: CoreOperation) -> None:
     desk = Desk()
     first = desk.hear(credit(1, 100), credit(9, 1, BOB))
     before = digest(desk.book)
-    assert desk.ask(other) == [Outcome.KEY_REUSED]
+    assert desk.ask(other) == [CoreOutcome.KEY_REUSED]
     assert digest(desk.book) == before
     assert desk.hear(credit(1, 100)) == first[:1]
 
@@ -101,7 +109,7 @@ def test_the_same_key_with_another_meaning_is_no_answer(other: Operation) -> Non
 def test_a_refund_key_is_also_bound_to_what_it_undoes() -> None:
     desk = Desk()
     desk.ask(credit(1, 100), debit(2, 10), refund(2, 10, version=5))
-    assert desk.ask(refund(2, 10, undoes=3, version=5)) == [Outcome.KEY_REUSED]
+    assert desk.ask(refund(2, 10, undoes=3, version=5)) == [CoreOutcome.KEY_REUSED]
 
 
 def test_whether_it_is_expected_is_no_part_of_the_meaning() -> None:
@@ -131,7 +139,7 @@ def test_an_expected_undo_of_what_never_was_stores_nothing() -> None:
     desk = Desk()
     desk.ask(credit(1, 100))
     before = digest(desk.book)
-    assert desk.ask(refund(2, 40)) == [Outcome.UNDO_UNFOUNDED]
+    assert desk.ask(refund(2, 40)) == [CoreOutcome.UNDO_UNFOUNDED]
     assert digest(desk.book) == before
     assert desk.ask(debit(2, 40)) == [DONE]
 
@@ -140,7 +148,7 @@ def test_an_expected_undo_of_what_was_refused_stores_nothing() -> None:
     desk = Desk()
     desk.ask(credit(1, 100), debit(2, 400))
     before = digest(desk.book)
-    assert desk.ask(refund(2, 400)) == [Outcome.UNDO_UNFOUNDED]
+    assert desk.ask(refund(2, 400)) == [CoreOutcome.UNDO_UNFOUNDED]
     assert digest(desk.book) == before
 
 
@@ -154,21 +162,21 @@ def test_an_undo_of_what_was_refused_is_done_without_effect() -> None:
 def test_a_tombstone_refuses_the_late_original() -> None:
     desk = Desk()
     desk.ask(credit(1, 100))
-    assert desk.ask(refund(2, 40, expect_done=False)) == [Outcome.TOMBSTONE]
-    assert desk.ask(debit(2, 40), debit(2, 40)) == [Outcome.UNDONE] * 2
-    assert desk.ask(debit(2, 41)) == [Outcome.KEY_REUSED]
+    assert desk.ask(refund(2, 40, expect_done=False)) == [CoreOutcome.TOMBSTONE]
+    assert desk.ask(debit(2, 40), debit(2, 40)) == [CoreOutcome.UNDONE] * 2
+    assert desk.ask(debit(2, 41)) == [CoreOutcome.KEY_REUSED]
     assert desk.ask(refund(2, 40, version=2, expect_done=False)) == [EMPTY]
-    assert desk.ask(refund(2, 40, version=3)) == [Outcome.UNDO_UNFOUNDED]
+    assert desk.ask(refund(2, 40, version=3)) == [CoreOutcome.UNDO_UNFOUNDED]
     assert desk.book.balance(ANN) == 100
 
 
 def test_a_tombstone_for_an_account_that_does_not_exist() -> None:
     desk = Desk()
     assert desk.ask(refund(2, 40, expect_done=False), debit(2, 40)) == [
-        Outcome.TOMBSTONE,
-        Outcome.UNDONE,
+        CoreOutcome.TOMBSTONE,
+        CoreOutcome.UNDONE,
     ]
-    assert desk.book.status(ANN) == Status.ABSENT
+    assert desk.book.status(ANN) == AccountStatus.ABSENT
 
 
 @pytest.mark.parametrize("expect_done", [True, False])
@@ -183,7 +191,7 @@ def test_an_undo_must_name_what_it_undoes(expect_done: bool) -> None:
         right._replace(account=account(1, 6, 1001)),
         refund(1, 100, expect_done=expect_done),  # A credit cannot be undone.
     ):
-        assert desk.ask(wrong) == [Outcome.KEY_REUSED]
+        assert desk.ask(wrong) == [CoreOutcome.KEY_REUSED]
     assert digest(desk.book) == before
     assert desk.ask(right) == [DONE]
 
@@ -201,10 +209,10 @@ def test_an_undo_must_name_what_it_undoes(expect_done: bool) -> None:
         refund(1, 5)._replace(account=account(7, 1, 1)),
     ],
 )
-def test_what_makes_no_sense_is_not_stored(wrong: Operation) -> None:
+def test_what_makes_no_sense_is_not_stored(wrong: CoreOperation) -> None:
     desk = Desk()
     before = digest(desk.book)
-    assert desk.ask(wrong) == [Outcome.MALFORMED]
+    assert desk.ask(wrong) == [CoreOutcome.MALFORMED]
     assert digest(desk.book) == before
 
 
@@ -221,9 +229,9 @@ def test_each_operation_sees_those_before_it_in_its_batch() -> None:
         credit(2, 10),
         debit(3, 6),
     )
-    short = Outcome.INSUFFICIENT_BALANCE
+    short = CoreOutcome.INSUFFICIENT_BALANCE
     assert outcomes == [
-        Outcome.SOURCE_ACCOUNT_NOT_FOUND, DONE, DONE, short, DONE, DONE, DONE, DONE, DONE,
+        CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND, DONE, DONE, short, DONE, DONE, DONE, DONE, DONE,
     ]  # fmt: skip
     assert desk.book.balance(ANN) == 0
 
@@ -243,7 +251,7 @@ def test_nothing_changes_until_the_draft_is_applied() -> None:
     desk = Desk()
     desk.ask(credit(1, 10))
     before = digest(desk.book)
-    judge(Draft(desk.book), pack_operations([debit(2, 5), credit(3, 9, BOB)]))
+    judge(BookDraft(desk.book), pack_operations([debit(2, 5), credit(3, 9, BOB)]))
     assert digest(desk.book) == before
 
 
@@ -263,20 +271,20 @@ def test_replay_refuses_records_that_do_not_fit() -> None:
     desk = Desk()
     desk.ask(credit(1, 10))
     desk.ask(credit(2, 10))
-    with pytest.raises(Inconsistent):
+    with pytest.raises(LogInconsistent):
         Book().replay(desk.records[1])
 
 
 @pytest.mark.parametrize("lost", [credit(2, 5), debit(2, 5)])
 @pytest.mark.parametrize("later", [credit(3, 1), debit(3, 1)])
 def test_replay_refuses_a_plain_move_behind_one_that_is_missing(
-    lost: Operation, later: Operation
+    lost: CoreOperation, later: CoreOperation
 ) -> None:
     desk, again = Desk(), Book()
     for each in (credit(1, 10), lost, later):
         desk.ask(each)
     again.replay(desk.records[0])
-    with pytest.raises(Inconsistent, match="record 2 does not fit"):
+    with pytest.raises(LogInconsistent, match="record 2 does not fit"):
         again.replay(desk.records[2])
 
 
@@ -284,12 +292,12 @@ def test_replay_refuses_an_undo_of_nothing() -> None:
     desk = Desk()
     desk.ask(credit(1, 10), debit(2, 10))
     desk.ask(refund(2, 10))
-    with pytest.raises(Inconsistent):
+    with pytest.raises(LogInconsistent):
         Book().replay(desk.records[1])
 
 
 _plain = st.builds(
-    Operation,
+    CoreOperation,
     st.integers(1, 6).map(lambda n: n.to_bytes(16)),
     st.integers(0, 3),
     st.integers(1, 2),
@@ -308,7 +316,7 @@ operations = _plain | _undo
 
 
 @given_that(st.lists(st.lists(operations, max_size=12), max_size=8))
-def test_batching_makes_no_difference(split: list[list[Operation]]) -> None:
+def test_batching_makes_no_difference(split: list[list[CoreOperation]]) -> None:
     """The same operations in any batches, or one by one, are judged the same."""
     batched, single = Desk(), Desk()
     heard = [batched.hear(*batch) for batch in split]
@@ -320,7 +328,7 @@ def test_batching_makes_no_difference(split: list[list[Operation]]) -> None:
 
 
 @given_that(st.lists(operations, max_size=40))
-def test_money_is_what_the_records_say(asked: list[Operation]) -> None:
+def test_money_is_what_the_records_say(asked: list[CoreOperation]) -> None:
     """Each key has an effect at most once, and the sum of the effects is the sum of balances."""
     desk = Desk()
     desk.ask(*asked)
@@ -342,7 +350,7 @@ def test_a_void_of_no_operation_is_malformed_and_leaves_nothing(verb: int, undoe
     """Stored, it would be an event with a verb that no reader knows."""
     desk = Desk()
     packed = OPERATION.pack(tid(1) + (1).to_bytes(4), verb, VOID, undoes, ANN, (5).to_bytes(16))
-    draft = Draft(desk.book)
+    draft = BookDraft(desk.book)
     answers, records = judge(draft, packed)
-    assert (answers, records) == (ANSWER.pack(Outcome.MALFORMED, 0), b"")
+    assert (answers, records) == (ANSWER.pack(CoreOutcome.MALFORMED, 0), b"")
     assert not draft.memory

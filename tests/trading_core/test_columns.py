@@ -4,9 +4,9 @@ import pytest
 
 from tests.trading_core.scenes import tid
 from tests.trading_core.test_many_at_once import DONE, FEW_OWNERS, SHORT, desk_with, many
-from tidegate.core.wire import ANSWER, OPERATION, RECORD, Verb, rows
-from tidegate.trading_core.book import Book, Inconsistent
-from tidegate.trading_core.columns import pack_answers
+from tidegate.core.wire import ANSWER, OPERATION, RECORD, CoreVerb, rows
+from tidegate.trading_core.book import Book, LogInconsistent
+from tidegate.trading_core.move_columns import pack_answers
 
 
 @pytest.mark.parametrize("before", [0, 1, 65_534, 65_535, 65_536, 2**32 - 5, 2**48 - 300])
@@ -34,7 +34,7 @@ def test_replay_refuses_a_record_of_a_large_batch_that_does_not_fit(at: int, byt
     records[(at + 1) * RECORD.size - byte] ^= 1
     again = Book()
     again.replay(desk.records[0])
-    with pytest.raises(Inconsistent, match=f"record {29 + at + 1} does not fit"):
+    with pytest.raises(LogInconsistent, match=f"record {29 + at + 1} does not fit"):
         again.replay(bytes(records))
 
 
@@ -53,11 +53,11 @@ def test_replay_takes_the_outcome_from_the_log_and_judges_nothing() -> None:
 def test_a_refusal_that_moves_money_does_not_fit() -> None:
     """Whether the balance or only the change says so."""
     desk = desk_with(FEW_OWNERS)
-    desk.ask(*(o._replace(verb=Verb.DEBIT, amount=10**9) for o in many(100)))
+    desk.ask(*(o._replace(verb=CoreVerb.DEBIT, amount=10**9) for o in many(100)))
     for at in (RECORD.size - 1, RECORD.size - 17):
         records = bytearray(desk.records[1])
         records[50 * RECORD.size + at] ^= 1
         again = Book()
         again.replay(desk.records[0])
-        with pytest.raises(Inconsistent, match="record 80 does not fit"):
+        with pytest.raises(LogInconsistent, match="record 80 does not fit"):
             again.replay(bytes(records))

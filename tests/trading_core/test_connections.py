@@ -18,15 +18,15 @@ from tests.trading_core.questions import (
 from tests.trading_core.scenes import SMALL, UUID_A, UUID_B, opened
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Done, Unknown, Unreachable
-from tidegate.core.wire import Kind, Mark, Outcome, Status, Streams
+from tidegate.core.wire import AccountStatus, CoreOutcome, FrameKind, HistoryMark, Streams
 from tidegate.systems.trading import (
-    Refused,
+    CoreRefusesService,
     dial,
 )
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.pipe import connect_to, pipe
-from tidegate.trading_core.server import Sessions
+from tidegate.trading_core.in_process import connect_to, pipe
+from tidegate.trading_core.server import OpenSessions
 from tidegate.trading_core.session import converse
 
 
@@ -151,7 +151,7 @@ def test_a_core_that_does_not_greet_is_unreachable() -> None:
 def test_only_so_many_connections_are_served(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path, SMALL._replace(connections=2)) as core:
-            sessions = Sessions(core)
+            sessions = OpenSessions(core)
             server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
             clients = [client(dial(f"unix:{tmp_path / 's'}")) for _ in range(3)]
             await clients[0].ask([credit(1, 1)])
@@ -174,15 +174,15 @@ def test_only_so_many_connections_are_served(tmp_path: Path) -> None:
 def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path, SMALL._replace(farewell_s=0.05)) as core:
-            sessions = Sessions(core)
+            sessions = OpenSessions(core)
             server = await asyncio.start_unix_server(sessions.begin, tmp_path / "s")
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
             hello = wire.Hello(wire.PROTOCOL, "", "p", None)
-            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
+            writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
             await wire.receive(reader)
             keys = wire.pack_keys([(UUID(int=n), 0) for n in range(8000)])
             for request in range(1, 300):
-                writer.write(wire.frame(Kind.QUERY, request, keys))
+                writer.write(wire.frame(FrameKind.QUERY, request, keys))
             trading = client(dial(f"unix:{tmp_path / 's'}"))
             for number in range(1, 20):
                 await trading.ask([credit(number, 1)])
@@ -197,10 +197,10 @@ def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rubbish",
     [
-        wire.frame(Kind.ASK, 1, b"not an operation"),
+        wire.frame(FrameKind.ASK, 1, b"not an operation"),
         wire.frame(99, 1),
-        wire.frame(Kind.EVENTS, 1, b"x"),
-        wire.frame(Kind.HELLO, 1),
+        wire.frame(FrameKind.EVENTS, 1, b"x"),
+        wire.frame(FrameKind.HELLO, 1),
         b"rubbish of at least one head's length",
     ],
 )
@@ -210,11 +210,11 @@ def test_rubbish_ends_only_the_connection_it_came_on(tmp_path: Path, rubbish: by
             await trading.ask([credit(1, 1)])
             reader, writer = await connect_to(core)()
             hello = wire.Hello(wire.PROTOCOL, "", "", None)
-            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
-            assert (await wire.receive(reader)).kind == Kind.WELCOME
+            writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
+            assert (await wire.receive(reader)).kind == FrameKind.WELCOME
             writer.write(rubbish)
             refused = await wire.receive(reader)
-            assert refused.kind == Kind.REFUSED
+            assert refused.kind == FrameKind.REFUSED
             assert "MALFORMED" in wire.unpack_refusal(refused.body).message
             with pytest.raises(EOFError):
                 await wire.receive(reader)
@@ -247,9 +247,9 @@ def test_a_stopping_core_still_sends_what_it_has_answered(tmp_path: Path) -> Non
     asyncio.run(scene())
 
 
-KNOWN = Mark(UUID(bytes=UUID_A), 5, 55, 3)
+KNOWN = HistoryMark(UUID(bytes=UUID_A), 5, 55, 3)
 STAMP = wire.STAMP.pack(3, 6, 66)
-WELCOME = wire.frame(Kind.WELCOME, 0, wire.pack(wire.Welcome(KNOWN, bytes(16))))
+WELCOME = wire.frame(FrameKind.WELCOME, 0, wire.pack(wire.Welcome(KNOWN, bytes(16))))
 
 
 def scripted(*frames: bytes) -> Connect:
@@ -275,13 +275,16 @@ def scripted(*frames: bytes) -> Connect:
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        ([wire.frame(Kind.ANSWERS, 0)], "does not greet"),
-        ([wire.frame(Kind.WELCOME, 0, b"x")], "does not greet"),
-        ([WELCOME, wire.frame(Kind.ANSWERS, 1, b"x")], "riddles"),
-        ([WELCOME, wire.frame(Kind.ANSWERS, 1, STAMP)], "riddles"),
-        ([WELCOME, wire.frame(Kind.ANSWERS, 1, STAMP + b"x")], "riddles"),
-        ([WELCOME, wire.frame(Kind.REFUSED, 0, wire.pack(wire.Refusal(9, "why")))], "why"),
-        ([WELCOME, wire.frame(Kind.REFUSED, 0, b"x")], "was lost"),
+        ([wire.frame(FrameKind.ANSWERS, 0)], "does not greet"),
+        ([wire.frame(FrameKind.WELCOME, 0, b"x")], "does not greet"),
+        ([WELCOME, wire.frame(FrameKind.ANSWERS, 1, b"x")], "riddles"),
+        ([WELCOME, wire.frame(FrameKind.ANSWERS, 1, STAMP)], "riddles"),
+        ([WELCOME, wire.frame(FrameKind.ANSWERS, 1, STAMP + b"x")], "riddles"),
+        (
+            [WELCOME, wire.frame(FrameKind.REFUSED, 0, wire.pack(wire.RefusalFrame(9, "why")))],
+            "why",
+        ),
+        ([WELCOME, wire.frame(FrameKind.REFUSED, 0, b"x")], "was lost"),
         ([WELCOME, b"x" * 64], "was lost"),
     ],
 )
@@ -298,15 +301,17 @@ def test_who_does_not_speak_the_protocol_gives_no_answer(frames: list[bytes], me
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (Mark(UUID(bytes=UUID_B), 5, 55, 3), "not the core that we know"),
-        (Mark(UUID(bytes=UUID_A), 4, 55, 3), "not the core that we know"),
-        (Mark(UUID(bytes=UUID_A), 5, 55, 2), "at epoch 2; 3 was seen"),
+        (HistoryMark(UUID(bytes=UUID_B), 5, 55, 3), "not the core that we know"),
+        (HistoryMark(UUID(bytes=UUID_A), 4, 55, 3), "not the core that we know"),
+        (HistoryMark(UUID(bytes=UUID_A), 5, 55, 2), "at epoch 2; 3 was seen"),
     ],
 )
-def test_the_client_itself_refuses_a_core_it_does_not_know(there: Mark, message: str) -> None:
+def test_the_client_itself_refuses_a_core_it_does_not_know(
+    there: HistoryMark, message: str
+) -> None:
     async def scene() -> None:
-        welcome = wire.frame(Kind.WELCOME, 0, wire.pack(wire.Welcome(there, bytes(16))))
-        with pytest.raises(Refused, match=message):
+        welcome = wire.frame(FrameKind.WELCOME, 0, wire.pack(wire.Welcome(there, bytes(16))))
+        with pytest.raises(CoreRefusesService, match=message):
             await client(scripted(welcome), KNOWN).ask([credit(1, 1)])
 
     asyncio.run(scene())
@@ -314,8 +319,8 @@ def test_the_client_itself_refuses_a_core_it_does_not_know(there: Mark, message:
 
 def test_a_reply_to_nobody_is_ignored() -> None:
     async def scene() -> None:
-        answer = STAMP + wire.ANSWER.pack(Outcome.DONE, 6)
-        stray = wire.frame(Kind.ANSWERS, 77, answer) + wire.frame(Kind.ANSWERS, 1, answer)
+        answer = STAMP + wire.ANSWER.pack(CoreOutcome.DONE, 6)
+        stray = wire.frame(FrameKind.ANSWERS, 77, answer) + wire.frame(FrameKind.ANSWERS, 1, answer)
         trading = client(scripted(WELCOME, stray), KNOWN)
         assert await trading.ask([credit(1, 1)]) == [Done({"position": "6"})]
         await trading.close()
@@ -325,7 +330,7 @@ def test_a_reply_to_nobody_is_ignored() -> None:
 
 def test_an_outcome_of_a_later_core_is_neither_yes_nor_no() -> None:
     async def scene() -> None:
-        answer = wire.frame(Kind.ANSWERS, 1, STAMP + wire.ANSWER.pack(31, 6))
+        answer = wire.frame(FrameKind.ANSWERS, 1, STAMP + wire.ANSWER.pack(31, 6))
         trading = client(scripted(WELCOME, answer), KNOWN)
         assert await trading.ask([credit(1, 1)]) == [Unknown("OUTCOME_31", Alarm.PAGE)]
         await trading.close()
@@ -335,9 +340,9 @@ def test_an_outcome_of_a_later_core_is_neither_yes_nor_no() -> None:
 
 def test_a_busy_core_takes_no_administration_either() -> None:
     async def scene() -> None:
-        trading = client(scripted(WELCOME, wire.frame(Kind.BUSY, 1)), KNOWN)
+        trading = client(scripted(WELCOME, wire.frame(FrameKind.BUSY, 1)), KNOWN)
         with pytest.raises(Unreachable, match="busy; nothing was done"):
-            await trading.set_status(1, "SPOT", 7, Status.FROZEN)
+            await trading.set_status(1, "SPOT", 7, AccountStatus.FROZEN)
         await trading.close()
 
     asyncio.run(scene())

@@ -31,9 +31,17 @@ from tests.trading_core.scenes import (
     until,
 )
 from tidegate.core import wire
-from tidegate.core.wire import PROTOCOL, Hello, Kind, Malformed, Mark, Outcome, Refused
-from tidegate.trading_core.core import Busy, Core, Limits, Stopped
-from tidegate.trading_core.disk import Locked, RealDisk
+from tidegate.core.wire import (
+    PROTOCOL,
+    CoreOutcome,
+    FrameKind,
+    Hello,
+    HistoryMark,
+    MalformedFrame,
+    SessionRefusal,
+)
+from tidegate.trading_core.core import Core, CoreBusy, CoreLimits, CoreStopped
+from tidegate.trading_core.disk import DirectoryLocked, RealDisk
 
 
 def test_what_arrives_meanwhile_is_one_batch_and_one_sync(tmp_path: Path) -> None:
@@ -70,7 +78,7 @@ def test_nothing_new_needs_no_sync(tmp_path: Path) -> None:
             first = await hear(core, credit(1, 100), debit(2, 500))
             before, place = disk.counts["fdatasync"], core.place
             assert await hear(core, credit(1, 100), debit(2, 500)) == first
-            assert await hear(core, refund(7, 1)) == [Given(Outcome.UNDO_UNFOUNDED, 0)]
+            assert await hear(core, refund(7, 1)) == [Given(CoreOutcome.UNDO_UNFOUNDED, 0)]
             assert (disk.counts["fdatasync"], core.place) == (before, place)
 
     asyncio.run(scene())
@@ -90,8 +98,8 @@ def test_nobody_sees_and_nobody_is_told_what_is_not_durable(tmp_path: Path) -> N
                 assert not original.done()
                 assert not duplicate.done()
                 assert digest(core.book) == before
-                found = await core.submit(Kind.QUERY, tid(2) + bytes(4))
-                assert given(found, 1) == [Given(Outcome.NOTHING, 0)]
+                found = await core.submit(FrameKind.QUERY, tid(2) + bytes(4))
+                assert given(found, 1) == [Given(CoreOutcome.NOTHING, 0)]
             assert given(await original, 1) == given(await duplicate, 1)
 
     asyncio.run(scene())
@@ -106,7 +114,7 @@ def test_a_full_queue_says_busy_and_the_same_key_executes_later(tmp_path: Path) 
                 under_way = ask(core, credit(1, 1))
                 await until(lambda: disk.waiting > waiting)
                 queued = ask(core, credit(2, 1), credit(3, 1))
-                with pytest.raises(Busy):
+                with pytest.raises(CoreBusy):
                     ask(core, credit(4, 1), credit(5, 1))
                 small = ask(core, credit(6, 1))
             await asyncio.gather(under_way, queued, small)
@@ -123,7 +131,7 @@ def test_the_queue_is_bounded_in_bytes_and_requests(tmp_path: Path, limit: str) 
         bound = {"queue_bytes": 2 * wire.OPERATION.size, "queue_requests": 2}[limit]
         async with running(RealDisk(tmp_path), SMALL._replace(**cast(Any, {limit: bound}))) as core:
             first = [ask(core, credit(1, 1)), ask(core, credit(2, 1))]
-            with pytest.raises(Busy):
+            with pytest.raises(CoreBusy):
                 ask(core, credit(3, 1))
             await asyncio.gather(*first)
             await hear(core, credit(3, 1))
@@ -146,11 +154,11 @@ def test_a_failing_disk_stops_the_core_and_nothing_undurable_is_told(
         syncs = disk.counts["fdatasync"]
         doomed, behind = ask(core, debit(2, 30)), ask(core, debit(3, 30))
         for reply in (doomed, behind):
-            with pytest.raises(Stopped):
+            with pytest.raises(CoreStopped):
                 await reply
         with pytest.raises(OSError, match="planted"):
             await commits
-        with pytest.raises(Stopped):
+        with pytest.raises(CoreStopped):
             ask(core, debit(2, 30))
         assert digest(core.book) == state
         assert disk.counts["fdatasync"] - syncs <= 1  # Tried once, and never again.
@@ -158,7 +166,7 @@ def test_a_failing_disk_stops_the_core_and_nothing_undurable_is_told(
         async with running(RealDisk(tmp_path)) as again:
             assert again.refuses(Hello(PROTOCOL, "s", "p", mark)) is None
             assert await hear(again, credit(1, 100)) == told
-            assert [g.outcome for g in await hear(again, debit(2, 30))] == [Outcome.DONE]
+            assert [g.outcome for g in await hear(again, debit(2, 30))] == [CoreOutcome.DONE]
             assert again.book.balance(ANN) in (70, 40)  # The third may have been written.
 
     asyncio.run(scene())
@@ -175,8 +183,8 @@ def test_a_failing_snapshot_stops_the_core_with_the_real_error_and_loses_nothing
         commits = asyncio.ensure_future(core.run())
         told = await hear(core, credit(1, 100))
         disk.fails, disk.spared = (call, errno.ENOSPC), spared
-        with pytest.raises(Stopped):
-            await core.submit(Kind.SNAPSHOT, b"")
+        with pytest.raises(CoreStopped):
+            await core.submit(FrameKind.SNAPSHOT, b"")
         with pytest.raises(OSError, match="planted"):
             await commits
         disk.unlock()
@@ -188,7 +196,7 @@ def test_a_failing_snapshot_stops_the_core_with_the_real_error_and_loses_nothing
 
 
 def test_snapshots_are_taken_by_count_and_by_size(tmp_path: Path) -> None:
-    async def scene(directory: Path, limits: Limits) -> None:
+    async def scene(directory: Path, limits: CoreLimits) -> None:
         async with running(RealDisk(directory), limits) as core:
             for batch in batches(12):
                 await ask(core, *batch)
@@ -205,10 +213,10 @@ def test_snapshots_are_taken_by_count_and_by_size(tmp_path: Path) -> None:
 def test_a_snapshot_of_nothing_new_is_none(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
-            await core.submit(Kind.SNAPSHOT, b"")
+            await core.submit(FrameKind.SNAPSHOT, b"")
             await hear(core, credit(1, 1))
-            await core.submit(Kind.SNAPSHOT, b"")
-            await core.submit(Kind.SNAPSHOT, b"")
+            await core.submit(FrameKind.SNAPSHOT, b"")
+            await core.submit(FrameKind.SNAPSHOT, b"")
 
     asyncio.run(scene())
     assert len(list(tmp_path.glob("snapshot-*"))) == 1
@@ -217,7 +225,7 @@ def test_a_snapshot_of_nothing_new_is_none(tmp_path: Path) -> None:
 def test_one_directory_serves_one_core(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)):
-            with pytest.raises(Locked, match="in use by another trading core"):
+            with pytest.raises(DirectoryLocked, match="in use by another trading core"):
                 await opened(RealDisk(tmp_path), UUID_B)
 
     asyncio.run(scene())
@@ -228,20 +236,22 @@ def test_a_stopped_core_finishes_what_is_queued_and_takes_no_more(tmp_path: Path
         core = await opened(RealDisk(tmp_path), UUID_A)
         queued = [ask(core, credit(n, 1)) for n in range(1, 5)]
         core.stop()
-        with pytest.raises(Stopped):
+        with pytest.raises(CoreStopped):
             ask(core, credit(9, 1))
         await core.run()
-        assert [given(await q, 1)[0].outcome for q in queued] == [Outcome.DONE] * 4
+        assert [given(await q, 1)[0].outcome for q in queued] == [CoreOutcome.DONE] * 4
 
     asyncio.run(scene())
 
 
-async def _mark_after(core: Core, number: int) -> Mark:
+async def _mark_after(core: Core, number: int) -> HistoryMark:
     await hear(core, credit(number, 1))
     return core.mark
 
 
-def _refusal(core: Core, mark: Mark | None, epoch: int = 0, protocol: int = PROTOCOL) -> int | None:
+def _refusal(
+    core: Core, mark: HistoryMark | None, epoch: int = 0, protocol: int = PROTOCOL
+) -> int | None:
     refusal = core.refuses(Hello(protocol, "s", "p", mark, epoch))
     return None if refusal is None else refusal.code
 
@@ -254,16 +264,16 @@ def test_a_client_is_served_only_by_the_core_it_knows(tmp_path: Path) -> None:
             for mark in marks:  # The core is ahead: fine.
                 assert _refusal(core, mark) is None
             last = marks[-1]
-            other = Mark(UUID(bytes=UUID_B), last.position, last.crc, last.epoch)
-            assert _refusal(core, other) == Refused.OTHER_CORE
-            ahead = Mark(last.uuid, last.position + 1, last.crc, last.epoch)
-            assert _refusal(core, ahead) == Refused.BEHIND
-            forked = Mark(last.uuid, last.position - 1, last.crc, last.epoch)
-            assert _refusal(core, forked) == Refused.FORKED
-            assert _refusal(core, last, epoch=last.epoch + 1) == Refused.STALE_EPOCH
-            later = Mark(last.uuid, last.position, last.crc, last.epoch + 1)
-            assert _refusal(core, later) == Refused.STALE_EPOCH
-            assert _refusal(core, last, protocol=1) == Refused.PROTOCOL
+            other = HistoryMark(UUID(bytes=UUID_B), last.position, last.crc, last.epoch)
+            assert _refusal(core, other) == SessionRefusal.OTHER_CORE
+            ahead = HistoryMark(last.uuid, last.position + 1, last.crc, last.epoch)
+            assert _refusal(core, ahead) == SessionRefusal.BEHIND
+            forked = HistoryMark(last.uuid, last.position - 1, last.crc, last.epoch)
+            assert _refusal(core, forked) == SessionRefusal.FORKED
+            assert _refusal(core, last, epoch=last.epoch + 1) == SessionRefusal.STALE_EPOCH
+            later = HistoryMark(last.uuid, last.position, last.crc, last.epoch + 1)
+            assert _refusal(core, later) == SessionRefusal.STALE_EPOCH
+            assert _refusal(core, last, protocol=1) == SessionRefusal.PROTOCOL
 
     asyncio.run(scene())
 
@@ -273,10 +283,10 @@ def test_marks_are_held_to_within_a_window_that_survives_restarts(tmp_path: Path
         limits = SMALL._replace(marks=16)
         async with running(RealDisk(tmp_path), limits) as core:
             marks = [await _mark_after(core, n) for n in range(1, 41)]
-            await core.submit(Kind.SNAPSHOT, b"")
+            await core.submit(FrameKind.SNAPSHOT, b"")
         async with running(RealDisk(tmp_path), limits) as core:
             later = core.mark.epoch
-            assert _refusal(core, marks[0]) == Refused.TOO_OLD
+            assert _refusal(core, marks[0]) == SessionRefusal.TOO_OLD
             for mark in marks[-16:]:
                 assert _refusal(core, mark, epoch=later) is None
             assert len(core.marks.positions) <= 18
@@ -287,27 +297,29 @@ def test_marks_are_held_to_within_a_window_that_survives_restarts(tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (Kind.ASK, b"x"),
-        (Kind.ASK, bytes(wire.OPERATION.size * (wire.MAX_OPERATIONS + 1))),
-        (Kind.QUERY, b"x"),
-        (Kind.BALANCES, b"x"),
-        (Kind.SET_STATUS, b"x"),
-        (Kind.SET_STATUS, wire.STATUS.pack(ANN, 0)),
-        (Kind.SET_STATUS, wire.STATUS.pack(ANN, 4)),
-        (Kind.SET_STATUS, wire.STATUS.pack(bytes(13), 1)),
-        (Kind.RETIRE, bytes(15)),
-        (Kind.RETIRE, bytes(16) + b"store"),
-        (Kind.REBIND, b"x"),
-        (Kind.ASSETS, b"x"),
-        (Kind.TOTALS, b"x"),
-        (Kind.SNAPSHOT, b"x"),
-        (Kind.HELLO, b""),
+        (FrameKind.ASK, b"x"),
+        (FrameKind.ASK, bytes(wire.OPERATION.size * (wire.MAX_OPERATIONS + 1))),
+        (FrameKind.QUERY, b"x"),
+        (FrameKind.BALANCES, b"x"),
+        (FrameKind.SET_STATUS, b"x"),
+        (FrameKind.SET_STATUS, wire.STATUS.pack(ANN, 0)),
+        (FrameKind.SET_STATUS, wire.STATUS.pack(ANN, 4)),
+        (FrameKind.SET_STATUS, wire.STATUS.pack(bytes(13), 1)),
+        (FrameKind.RETIRE, bytes(15)),
+        (FrameKind.RETIRE, bytes(16) + b"store"),
+        (FrameKind.REBIND, b"x"),
+        (FrameKind.ASSETS, b"x"),
+        (FrameKind.TOTALS, b"x"),
+        (FrameKind.SNAPSHOT, b"x"),
+        (FrameKind.HELLO, b""),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path, kind: Kind, body: bytes) -> None:
+def test_a_request_that_makes_no_sense_is_refused(
+    tmp_path: Path, kind: FrameKind, body: bytes
+) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
-            with pytest.raises(Malformed):
+            with pytest.raises(MalformedFrame):
                 await core.submit(kind, body)
 
     asyncio.run(scene())
@@ -318,7 +330,7 @@ def test_totals_are_the_sums_of_the_balances(tmp_path: Path) -> None:
         async with running(RealDisk(tmp_path)) as core:
             other = wire.account(2, 5, 1001)
             await hear(core, credit(1, 70), credit(2, 30, BOB), credit(3, 5, other), debit(4, 10))
-            reply = await core.submit(Kind.TOTALS, b"")
+            reply = await core.submit(FrameKind.TOTALS, b"")
             sums = {(b, a): int.from_bytes(t) for b, a, t in _totals(reply)}
             assert sums == {(1, 5): 90, (2, 5): 5}
 

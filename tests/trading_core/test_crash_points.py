@@ -23,20 +23,28 @@ from tests.trading_core.scenes import (
     opened,
     running,
 )
-from tidegate.core.wire import KEY, PROTOCOL, Hello, Kind, Mark, Operation, Outcome
+from tidegate.core.wire import (
+    KEY,
+    PROTOCOL,
+    CoreOperation,
+    CoreOutcome,
+    FrameKind,
+    Hello,
+    HistoryMark,
+)
 from tidegate.trading_core import wal
-from tidegate.trading_core.core import Core, Stopped
+from tidegate.trading_core.core import Core, CoreStopped
 
 
 class Told:
     """What the outside has been told: it must be true for ever."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[Operation, Given]] = []
-        self.mark: Mark | None = None
+        self.answers: list[tuple[CoreOperation, Given]] = []
+        self.mark: HistoryMark | None = None
         self.digests: dict[int, str] = {}
 
-    async def batch(self, core: Core, operations: Sequence[Operation]) -> None:
+    async def batch(self, core: Core, operations: Sequence[CoreOperation]) -> None:
         answers = given(await ask(core, *operations), len(operations))
         self.answers += zip(operations, answers, strict=True)
         self.note(core)
@@ -59,11 +67,11 @@ async def live(disk: SimDisk, told: Told) -> None:
                 if step == life:
                     await core.submit(*(RETIRED if life == 1 else FROZEN))
                     told.note(core)
-                await core.submit(Kind.SNAPSHOT, b"")
+                await core.submit(FrameKind.SNAPSHOT, b"")
                 told.note(core)
             core.stop()
             await commits
-        except Stopped:
+        except CoreStopped:
             with pytest.raises(PowerLoss):
                 await commits
             raise
@@ -79,11 +87,11 @@ async def check(image: Image, told: Told, truth: dict[int, str]) -> None:
         for operation, answer in told.answers:
             key = KEY.pack(operation.transfer_id, operation.version)
             if int.from_bytes(key) < core.book.floor:
-                assert core.book.answer(key) == (Outcome.RETIRED, 0)
-            elif answer.outcome < Outcome.BUSY:
+                assert core.book.answer(key) == (CoreOutcome.RETIRED, 0)
+            elif answer.outcome < CoreOutcome.BUSY:
                 assert core.book.answer(key) == answer
             else:
-                assert core.book.answer(key) == (Outcome.NOTHING, 0)
+                assert core.book.answer(key) == (CoreOutcome.NOTHING, 0)
         # And it can go on from there, and start again.
         await hear(core, credit(10**6, 1))
         state, place = digest(core.book), core.place
@@ -100,7 +108,7 @@ def test_a_crash_at_any_call_to_the_disk_loses_nothing_that_was_answered() -> No
     assert reference.calls > 100
     for dies_at in range(1, reference.calls + 1):
         disk, told = SimDisk(dies_at=dies_at), Told()
-        with pytest.raises((PowerLoss, Stopped)):
+        with pytest.raises((PowerLoss, CoreStopped)):
             asyncio.run(live(disk, told))
         images = [disk.after_power_loss(None), disk.after_power_loss(None, everything=True)]
         images += [disk.after_power_loss(random.Random(seed)) for seed in range(8)]
@@ -155,7 +163,7 @@ def test_a_crash_during_the_restart_after_a_crash_loses_nothing_either() -> None
     asyncio.run(live(reference, whole))
     for dies_at in range(2, reference.calls, 5):
         disk, told = SimDisk(dies_at=dies_at), Told()
-        with pytest.raises((PowerLoss, Stopped)):
+        with pytest.raises((PowerLoss, CoreStopped)):
             asyncio.run(live(disk, told))
         dice = random.Random(dies_at)
         image, again = disk.after_power_loss(dice), 1

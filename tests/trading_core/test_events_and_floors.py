@@ -24,7 +24,7 @@ from tests.trading_core.scenes import (
 )
 from tidegate.core import wire
 from tidegate.core.ids import HORIZON_S, SKEW_S, TIME_SHIFT
-from tidegate.core.wire import Kind, Outcome, Status
+from tidegate.core.wire import AccountStatus, CoreOutcome, FrameKind
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.events import EventsGone, events
@@ -39,7 +39,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def _retire(core: Core, floor: int) -> int:
-    reply = await core.submit(Kind.RETIRE, floor.to_bytes(16))
+    reply = await core.submit(FrameKind.RETIRE, floor.to_bytes(16))
     return int.from_bytes(reply[wire.STAMP.size :])
 
 
@@ -52,9 +52,13 @@ def test_memory_is_retired_below_the_floor_of_the_store(tmp_path: Path) -> None:
             assert await _retire(core, 4) == 4
             assert len(core.book.memory) == 7
             heard = await hear(core, credit(3, 1), credit(4, 1), refund(2, 1, expect_done=False))
-            assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE, Outcome.RETIRED]
-            found = given(await core.submit(Kind.QUERY, tid(3) + bytes(4)), 1)
-            assert found == [Given(Outcome.RETIRED, 0)]
+            assert [g.outcome for g in heard] == [
+                CoreOutcome.RETIRED,
+                CoreOutcome.DONE,
+                CoreOutcome.RETIRED,
+            ]
+            found = given(await core.submit(FrameKind.QUERY, tid(3) + bytes(4)), 1)
+            assert found == [Given(CoreOutcome.RETIRED, 0)]
             assert core.book.balance(ANN) == 10
 
     asyncio.run(scene())
@@ -72,7 +76,7 @@ def test_the_floor_only_rises_and_survives(tmp_path: Path) -> None:
         async with running(RealDisk(tmp_path)) as core:
             assert digest(core.book) == state
             heard = await hear(core, credit(3, 1), credit(9, 1))
-            assert [g.outcome for g in heard] == [Outcome.RETIRED, Outcome.DONE]
+            assert [g.outcome for g in heard] == [CoreOutcome.RETIRED, CoreOutcome.DONE]
 
     asyncio.run(scene())
 
@@ -104,19 +108,19 @@ def test_an_operation_behind_the_floor_in_the_same_batch_is_retired(tmp_path: Pa
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
             before = ask(core, credit(1, 1))
-            floor = core.submit(Kind.RETIRE, tid(5))
+            floor = core.submit(FrameKind.RETIRE, tid(5))
             after = ask(core, credit(2, 1))
             await asyncio.gather(before, floor, after)
             assert len(core.marks.positions) == 2  # One frame.
-            assert given(before.result(), 1)[0].outcome == Outcome.DONE
-            assert given(after.result(), 1)[0].outcome == Outcome.RETIRED
+            assert given(before.result(), 1)[0].outcome == CoreOutcome.DONE
+            assert given(after.result(), 1)[0].outcome == CoreOutcome.RETIRED
             assert core.book.memory == {}
 
     asyncio.run(scene())
 
 
-async def _collect(core: Core, after: int, upto: int) -> list[wire.Event]:
-    found: list[wire.Event] = []
+async def _collect(core: Core, after: int, upto: int) -> list[wire.CoreEvent]:
+    found: list[wire.CoreEvent] = []
     if upto > after:
         async for rows in events(core, after):
             found += wire.unpack_events(rows)
@@ -128,11 +132,11 @@ async def _collect(core: Core, after: int, upto: int) -> list[wire.Event]:
 def test_events_are_everything_after_a_position_in_order(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(RealDisk(tmp_path)) as core:
-            await core.submit(Kind.SET_STATUS, wire.STATUS.pack(BOB, Status.ACTIVE))
+            await core.submit(FrameKind.SET_STATUS, wire.STATUS.pack(BOB, AccountStatus.ACTIVE))
             for number, batch in enumerate(batches(6)):
                 await ask(core, *batch)
                 if number == 2:
-                    await core.submit(Kind.SNAPSHOT, b"")  # The log goes on in another file.
+                    await core.submit(FrameKind.SNAPSHOT, b"")  # The log goes on in another file.
             whole = await _collect(core, 0, core.place.position)
             assert [e.position for e in whole] == list(range(2, core.place.position + 1))
             running_sum: dict[tuple[int, int, int], int] = {}
@@ -149,7 +153,7 @@ def test_events_are_everything_after_a_position_in_order(tmp_path: Path) -> None
 
 def test_events_wait_for_more_and_end_with_the_core(tmp_path: Path) -> None:
     async def scene() -> None:
-        seen: list[wire.Event] = []
+        seen: list[wire.CoreEvent] = []
 
         async def follow(core: Core) -> None:
             async for rows in events(core, 0):
@@ -185,7 +189,7 @@ def test_events_older_than_the_log_are_gone_and_said_to_be(tmp_path: Path) -> No
         async with running(RealDisk(tmp_path)) as core:
             for batch in batches(4):
                 await ask(core, *batch)
-                await core.submit(Kind.SNAPSHOT, b"")
+                await core.submit(FrameKind.SNAPSHOT, b"")
             with pytest.raises(EventsGone, match="no longer reaches back"):
                 await _collect(core, 0, 1)
             with pytest.raises(EventsGone, match="does not exist yet"):

@@ -5,15 +5,15 @@ from contextlib import aclosing
 from pathlib import Path
 
 from tests.trading_core.questions import SPOT, credit, debit, served
-from tidegate.core.ports import Account
-from tidegate.core.wire import Event, Status
-from tidegate.systems.trading import Trading
+from tidegate.core.account import Account
+from tidegate.core.wire import AccountStatus, CoreEvent
+from tidegate.systems.trading import TradingCoreClient
 
 ANN, BOB = Account(1, "SPOT", 7), Account(2, "SPOT", 7)
 
 
-async def followed(trading: Trading, after: int, upto: int) -> list[Event]:
-    found: list[Event] = []
+async def followed(trading: TradingCoreClient, after: int, upto: int) -> list[CoreEvent]:
+    found: list[CoreEvent] = []
     async with asyncio.timeout(5), aclosing(trading.follow(after)) as pieces:
         async for reached, piece in pieces:
             found += piece
@@ -42,7 +42,7 @@ def test_a_follower_learns_when_it_has_everything_whatever_the_last_record_is(
             assert await followed(trading, start, start) == []
             await trading.ask([credit(1, 100), debit(2, 40)])
             # Neither of these is an operation, and nobody would hear of them.
-            await trading.set_status(SPOT.owner, "SPOT", 7, Status.FROZEN)
+            await trading.set_status(SPOT.owner, "SPOT", 7, AccountStatus.FROZEN)
             here = core.place.position
             assert [e.delta for e in await followed(trading, start, here)] == [100, -40]
             assert await followed(trading, here, here) == []

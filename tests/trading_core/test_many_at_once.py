@@ -33,38 +33,38 @@ from tidegate.core.wire import (
     RECORD,
     STATUS,
     VOID,
-    Kind,
-    Operation,
-    Outcome,
-    Status,
-    Verb,
+    AccountStatus,
+    CoreOperation,
+    CoreOutcome,
+    CoreVerb,
+    FrameKind,
     account,
     pack_operations,
     rows,
 )
 from tidegate.trading_core import snapshot, wal
-from tidegate.trading_core.book import Book, Draft, group_totals
-from tidegate.trading_core.columns import AT_ONCE
-from tidegate.trading_core.core import Stopped
+from tidegate.trading_core.book import Book, BookDraft, group_totals
+from tidegate.trading_core.core import CoreStopped
 from tidegate.trading_core.disk import RealDisk
 from tidegate.trading_core.judge import judge
-from tidegate.trading_core.memory import MOST_TOGETHER, MoveRun
-from tidegate.trading_core.snapshot import Marks, State
+from tidegate.trading_core.move_columns import AT_ONCE
+from tidegate.trading_core.operation_memory import MOST_TOGETHER, MoveRun
+from tidegate.trading_core.snapshot import CoreState, RecentPositions
 
-DONE, SHORT = Outcome.DONE, Outcome.INSUFFICIENT_BALANCE
+DONE, SHORT = CoreOutcome.DONE, CoreOutcome.INSUFFICIENT_BALANCE
 FEW_OWNERS = [account(1, 5, owner) for owner in range(1, 30)]
 WIDE = (1, 7, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**100, MAX_AMOUNT, MAX_AMOUNT + 1, 0)
 FLOOR = 1_000
 
 
-def plain(dice: random.Random) -> Operation:
-    verb = dice.choice((Verb.DEBIT, Verb.CREDIT, Verb.CREDIT))
+def plain(dice: random.Random) -> CoreOperation:
+    verb = dice.choice((CoreVerb.DEBIT, CoreVerb.CREDIT, CoreVerb.CREDIT))
     amount = dice.choice(WIDE) if dice.random() < 0.02 else dice.randrange(1, 1_000)
     number = dice.randrange(FLOOR - 20, 2**40)
-    return Operation(tid(number), 0, verb, dice.choice(FEW_OWNERS), amount)
+    return CoreOperation(tid(number), 0, verb, dice.choice(FEW_OWNERS), amount)
 
 
-def odd(dice: random.Random, before: list[Operation]) -> Operation:
+def odd(dice: random.Random, before: list[CoreOperation]) -> CoreOperation:
     """What is no new plain move, mostly about one that was asked before."""
     one = dice.choice(before)
     match dice.randrange(9):
@@ -89,7 +89,7 @@ def odd(dice: random.Random, before: list[Operation]) -> Operation:
             return one._replace(version=dice.randrange(4), verb=dice.randrange(5), undoes=VOID)
 
 
-def batch(dice: random.Random, before: list[Operation], count: int, oddness: float) -> bytes:
+def batch(dice: random.Random, before: list[CoreOperation], count: int, oddness: float) -> bytes:
     for _ in range(count):
         strange = before and dice.random() < oddness
         before.append(odd(dice, before) if strange else plain(dice))
@@ -98,7 +98,7 @@ def batch(dice: random.Random, before: list[Operation], count: int, oddness: flo
 
 def history(seed: int) -> list[list[bytes | tuple[bytes, int] | int]]:
     """Groups of requests: operations, statuses and floors, as the core takes them in one draft."""
-    dice, before = random.Random(seed), list[Operation]()
+    dice, before = random.Random(seed), list[CoreOperation]()
     found: list[list[bytes | tuple[bytes, int] | int]] = []
     for _ in range(6):
         group: list[bytes | tuple[bytes, int] | int] = []
@@ -122,7 +122,7 @@ def test_by_columns_and_one_by_one_the_same_is_judged_recorded_and_remembered(se
     for book in books:
         book.assets = ASSETS
     for group in history(seed):
-        drafts = [Draft(by_columns), Draft(single), Draft(again_single)]
+        drafts = [BookDraft(by_columns), BookDraft(single), BookDraft(again_single)]
         for request in group:
             if isinstance(request, bytes):
                 answers, records = judge(drafts[0], request)
@@ -130,7 +130,7 @@ def test_by_columns_and_one_by_one_the_same_is_judged_recorded_and_remembered(se
                 again.replay(records)
                 replayed_the_long_way(drafts[2], records)
                 continue
-            drafts.append(Draft(again))
+            drafts.append(BookDraft(again))
             for draft in drafts:
                 if isinstance(request, tuple):
                     draft.note_status(*request)
@@ -153,12 +153,12 @@ def test_by_columns_and_one_by_one_the_same_is_judged_recorded_and_remembered(se
         assert by_columns.find(key) == single.find(key) == again.find(key)
 
 
-def _state(book: Book) -> State:
-    place = wal.Place(book.position, 1)
-    return State(UUID_A, 1, place, book, Marks(10, place))
+def _state(book: Book) -> CoreState:
+    place = wal.LogPosition(book.position, 1)
+    return CoreState(UUID_A, 1, place, book, RecentPositions(10, place))
 
 
-def many(count: int, first: int = 10_000) -> list[Operation]:
+def many(count: int, first: int = 10_000) -> list[CoreOperation]:
     return [credit(first + n, 1 + n, FEW_OWNERS[n % 29]) for n in range(count)]
 
 
@@ -186,12 +186,12 @@ def test_a_key_with_another_amount_inside_a_large_batch_is_refused() -> None:
     asked = many(300)
     asked[250] = asked[3]._replace(amount=10**5)
     outcomes = desk.ask(*asked)
-    assert outcomes[250] == Outcome.KEY_REUSED
+    assert outcomes[250] == CoreOutcome.KEY_REUSED
     assert [o for n, o in enumerate(outcomes) if n != 250] == [DONE] * 299
     again = desk.ask(*asked)
     assert again == outcomes
     late = desk.ask(*(o._replace(amount=o.amount + 1) for o in asked))
-    assert set(late) == {Outcome.KEY_REUSED}
+    assert set(late) == {CoreOutcome.KEY_REUSED}
 
 
 def test_each_answer_of_a_run_can_be_looked_up_and_outlives_a_restart() -> None:
@@ -209,11 +209,11 @@ def test_each_answer_of_a_run_can_be_looked_up_and_outlives_a_restart() -> None:
 
 def test_a_request_sees_the_large_one_before_it_in_the_same_batch() -> None:
     desk = desk_with(FEW_OWNERS)
-    draft, asked = Draft(desk.book), pack_operations(many(100))
+    draft, asked = BookDraft(desk.book), pack_operations(many(100))
     answers, _ = judge(draft, asked)
     assert judge(draft, asked) == (answers, b"")
     other = judge(draft, pack_operations([o._replace(amount=10**7) for o in many(100)]))
-    assert other == (ANSWER.pack(Outcome.KEY_REUSED, 0) * 100, b"")
+    assert other == (ANSWER.pack(CoreOutcome.KEY_REUSED, 0) * 100, b"")
 
 
 def test_an_undo_buries_what_comes_later_in_the_same_large_batch() -> None:
@@ -223,7 +223,7 @@ def test_an_undo_buries_what_comes_later_in_the_same_large_batch() -> None:
     asked[30], asked[70] = debit(778, 5), refund(778, 5)
     outcomes = desk.ask(*asked)
     assert [outcomes[at] for at in (20, 60, 30, 70)] == [
-        *(Outcome.TOMBSTONE, Outcome.UNDONE),
+        *(CoreOutcome.TOMBSTONE, CoreOutcome.UNDONE),
         *(DONE, DONE),
     ]
     assert desk.book.balance(ANN) == 10**6
@@ -241,25 +241,25 @@ def test_an_account_that_a_large_batch_opens_is_used_in_it() -> None:
     asked[5] = debit(4, 1, new, 5)
     outcomes = desk.ask(*asked)
     assert [outcomes[at] for at in (5, 10, 50, 90)] == [
-        *(Outcome.SOURCE_ACCOUNT_NOT_FOUND, DONE, DONE, SHORT),
+        *(CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND, DONE, DONE, SHORT),
     ]
     assert desk.book.balance(new) == 40
 
 
 @pytest.mark.parametrize("edge", [2**63, 2**64, MAX_AMOUNT])
-@pytest.mark.parametrize("verb", [Verb.CREDIT, Verb.DEBIT])
-def test_balances_at_the_edges_are_exact_and_never_exceeded(edge: int, verb: Verb) -> None:
+@pytest.mark.parametrize("verb", [CoreVerb.CREDIT, CoreVerb.DEBIT])
+def test_balances_at_the_edges_are_exact_and_never_exceeded(edge: int, verb: CoreVerb) -> None:
     desk = desk_with(FEW_OWNERS)
     desk.ask(credit(900, edge - 3), debit(901, 2, BOB), credit(902, MAX_AMOUNT, BOB))
     asked = many(AT_ONCE * 2 + 9)
-    asked[40:46] = [Operation(tid(950 + n), 0, verb, ANN, 1) for n in range(6)]
+    asked[40:46] = [CoreOperation(tid(950 + n), 0, verb, ANN, 1) for n in range(6)]
     asked[60] = debit(960, MAX_AMOUNT, BOB)
     asked[61] = credit(961, MAX_AMOUNT, BOB)
     asked[62] = credit(962, 1, BOB)
     outcomes = desk.ask(*asked)
-    assert outcomes[60:63] == [DONE, DONE, Outcome.BALANCE_OVERFLOW]
-    over = Outcome.BALANCE_OVERFLOW
-    wrong = [over] * 3 if edge == MAX_AMOUNT and verb is Verb.CREDIT else [DONE] * 3
+    assert outcomes[60:63] == [DONE, DONE, CoreOutcome.BALANCE_OVERFLOW]
+    over = CoreOutcome.BALANCE_OVERFLOW
+    wrong = [over] * 3 if edge == MAX_AMOUNT and verb is CoreVerb.CREDIT else [DONE] * 3
     assert outcomes[40:46] == [DONE] * 3 + wrong
     again = Book()
     for records in desk.records:
@@ -275,13 +275,13 @@ def test_an_account_frozen_between_two_requests_of_one_batch_is_frozen(tmp_path:
             first = [debit(100 + n, 1, ANN if n % 2 else BOB) for n in range(60)]
             second = [debit(200 + n, 1, ANN if n % 2 else BOB) for n in range(60)]
             replies = [ask(core, *first)]
-            frozen = core.submit(Kind.SET_STATUS, STATUS.pack(BOB, Status.FROZEN))
+            frozen = core.submit(FrameKind.SET_STATUS, STATUS.pack(BOB, AccountStatus.FROZEN))
             replies.append(ask(core, *second))
             await asyncio.gather(*replies, frozen)
             assert len(core.marks.positions) == 3, "genesis, and one frame for all"
             assert {g.outcome for g in given(replies[0].result(), 60)} == {DONE}
             outcomes = [g.outcome for g in given(replies[1].result(), 60)]
-            assert outcomes == [Outcome.ACCOUNT_FROZEN, DONE] * 30
+            assert outcomes == [CoreOutcome.ACCOUNT_FROZEN, DONE] * 30
             assert (core.book.balance(ANN), core.book.balance(BOB)) == (40, 70)
             state = digest(core.book)
         async with running(RealDisk(tmp_path)) as core:
@@ -297,19 +297,19 @@ def test_a_floor_in_the_middle_of_a_run_retires_only_what_is_below(tmp_path: Pat
             await hear(core, *(credit(1 + n, 100, owner) for n, owner in enumerate(FEW_OWNERS)))
             asked = many(200)
             heard = await hear(core, *asked)
-            await core.submit(Kind.RETIRE, tid(10_000 + 70))
+            await core.submit(FrameKind.RETIRE, tid(10_000 + 70))
             assert len(core.book.memory) == 130
             again = await hear(core, *asked)
-            assert {g.outcome for g in again[:70]} == {Outcome.RETIRED}
+            assert {g.outcome for g in again[:70]} == {CoreOutcome.RETIRED}
             assert again[70:] == heard[70:]
-            await core.submit(Kind.SNAPSHOT, b"")
+            await core.submit(FrameKind.SNAPSHOT, b"")
             await hear(core, *many(10, 20_000))
             assert await hear(core, *asked) == again
-            await core.submit(Kind.RETIRE, tid(10_000 + 75))
+            await core.submit(FrameKind.RETIRE, tid(10_000 + 75))
             again = await hear(core, *asked)
-            assert {g.outcome for g in again[:75]} == {Outcome.RETIRED}
+            assert {g.outcome for g in again[:75]} == {CoreOutcome.RETIRED}
             assert again[75:] == heard[75:]
-            await core.submit(Kind.SNAPSHOT, b"")
+            await core.submit(FrameKind.SNAPSHOT, b"")
             state = digest(core.book)
         async with running(RealDisk(tmp_path)) as core:
             assert digest(core.book) == state
@@ -327,7 +327,7 @@ def test_a_snapshot_between_large_batches_holds_all_that_was_answered(tmp_path: 
             for number, each in enumerate(asked):
                 replies.append(ask(core, *each))
                 if number % 2:
-                    replies.append(core.submit(Kind.SNAPSHOT, b""))
+                    replies.append(core.submit(FrameKind.SNAPSHOT, b""))
             await asyncio.gather(*replies)
             heard = [await hear(core, *each) for each in asked]
             state = digest(core.book)
@@ -350,7 +350,7 @@ def test_a_large_batch_that_finds_no_room_leaves_nothing_in_memory(
         state = digest(core.book)
         disk.fails = (call, errno.ENOSPC)
         asked = many(300)
-        with pytest.raises(Stopped):
+        with pytest.raises(CoreStopped):
             await ask(core, *asked)
         with pytest.raises(OSError, match="planted"):
             await commits

@@ -11,20 +11,20 @@ from tidegate.core.wire import (
     OPERATION,
     RECORD,
     VOID,
-    Operation,
-    Status,
+    AccountStatus,
+    CoreOperation,
     account,
     pack_operations,
     rows,
 )
-from tidegate.trading_core.book import Asked, Book, Draft, group_totals
+from tidegate.trading_core.book import AskedOperation, Book, BookDraft, group_totals
 from tidegate.trading_core.judge import FEW, _judge, judge
 
 ELSEWHERE, NOWHERE = account(2, 6, 1001), account(9, 5, 1001)
 AMOUNTS = (0, 1, 2, 2**63, 2**64 - 1, 2**64, 2**100, MAX_AMOUNT, MAX_AMOUNT + 1)
 
 operations = st.builds(
-    Operation,
+    CoreOperation,
     st.integers(1, 8).map(lambda n: n.to_bytes(16)),
     st.integers(0, 3),
     st.integers(0, 4),
@@ -34,7 +34,7 @@ operations = st.builds(
     st.sampled_from([0, 0, 1, VOID]),
 )
 plain = st.builds(
-    Operation,
+    CoreOperation,
     st.integers(1, 40).map(lambda n: n.to_bytes(16)),
     st.just(0),
     st.integers(1, 2),
@@ -50,14 +50,14 @@ requests = st.lists(operations | plain, max_size=12) | statuses | floors
 batches = st.lists(st.lists(requests, min_size=1, max_size=3), max_size=8)
 
 
-def the_long_way(draft: Draft, asked: bytes) -> tuple[bytes, bytes]:
+def the_long_way(draft: BookDraft, asked: bytes) -> tuple[bytes, bytes]:
     """Every operation by the judge of any operation."""
     records: list[bytes] = []
     answers = [ANSWER.pack(*_judge(draft, row, records)) for row in rows(OPERATION, asked)]
     return b"".join(answers), b"".join(records)
 
 
-def replayed_the_long_way(draft: Draft, records: bytes) -> None:
+def replayed_the_long_way(draft: BookDraft, records: bytes) -> None:
     """Every record by `note`, with its delta read as the signed bytes that it is."""
     for raw, verb, _, undoes, party, size, outcome, change, after in rows(RECORD, records):
         delta, balance = int.from_bytes(change, signed=True), int.from_bytes(after)
@@ -80,15 +80,15 @@ def test_both_ways_judge_and_replay_the_same(life: list[list[object]], listed: b
             patch.setattr("tidegate.trading_core.accounts.FEWEST", 1)
             patch.setattr("tidegate.trading_core.accounts.SPARSEST", 10_000)
             patch.setattr("tidegate.trading_core.judge.FEW", 0)
-            patch.setattr("tidegate.trading_core.memory.FEWEST_TOGETHER", 2)
-            patch.setattr("tidegate.trading_core.memory.MOST_TOGETHER", 3)
+            patch.setattr("tidegate.trading_core.operation_memory.FEWEST_TOGETHER", 2)
+            patch.setattr("tidegate.trading_core.operation_memory.MOST_TOGETHER", 3)
         judge_and_replay_both_ways(life)
 
 
 def judge_and_replay_both_ways(life: list[list[object]]) -> None:
     short, long, again, again_long = Book(), Book(), Book(), Book()
     for batch in life:
-        drafts = [Draft(each) for each in (short, long, again_long)]
+        drafts = [BookDraft(each) for each in (short, long, again_long)]
         for request in batch:
             if isinstance(request, list):
                 asked = pack_operations(request)
@@ -97,7 +97,7 @@ def judge_and_replay_both_ways(life: list[list[object]]) -> None:
                 again.replay(records)
                 replayed_the_long_way(drafts[2], records)
                 continue
-            replayed = Draft(again)
+            replayed = BookDraft(again)
             if isinstance(request, tuple):
                 for draft in (*drafts, replayed):
                     draft.note_status(*request)
@@ -113,7 +113,7 @@ def judge_and_replay_both_ways(life: list[list[object]]) -> None:
         assert dict(group_totals(short)) == short.totals == again.totals
 
 
-class Watched(Draft):
+class Watched(BookDraft):
     """A draft that sees whether it is asked as only the long way asks."""
 
     asked = False
@@ -139,11 +139,11 @@ class Watched(Draft):
         (credit(1, 10), False),
     ],
 )
-def test_only_a_plain_move_goes_the_short_way(operation: Operation, is_plain: bool) -> None:
+def test_only_a_plain_move_goes_the_short_way(operation: CoreOperation, is_plain: bool) -> None:
     """Else the comparison above would compare the long way with itself."""
     desk = Desk()
     desk.ask(credit(1, 10), credit(2, 10, BOB))
-    desk.admit(BOB, Status.FROZEN)
+    desk.admit(BOB, AccountStatus.FROZEN)
     draft = Watched(desk.book)
     others = [credit(100 + n, 1) for n in range(FEW)]
     judge(draft, pack_operations([*others, operation]))
@@ -164,7 +164,9 @@ def test_only_a_plain_move_goes_the_short_way(operation: Operation, is_plain: bo
         (refund(2, 1), False),
     ],
 )
-def test_only_a_plain_move_is_replayed_the_short_way(operation: Operation, is_plain: bool) -> None:
+def test_only_a_plain_move_is_replayed_the_short_way(
+    operation: CoreOperation, is_plain: bool
+) -> None:
     desk, again = Desk(), Noted()
     desk.ask(credit(1, 11), debit(2, 1))
     desk.ask(operation)
@@ -181,6 +183,8 @@ class Noted(Book):
 
     noted = 0
 
-    def note(self, key: bytes, asked: Asked, outcome: int, delta: int, balance: int) -> None:
+    def note(
+        self, key: bytes, asked: AskedOperation, outcome: int, delta: int, balance: int
+    ) -> None:
         self.noted += 1
         super().note(key, asked, outcome, delta, balance)

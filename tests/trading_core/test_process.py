@@ -18,9 +18,10 @@ import pytest
 from tests.trading_core.questions import recalling
 from tidegate.core.answers import Answer, Done, Rejected, Unreachable
 from tidegate.core.flow import Verb
-from tidegate.core.transfer import Party, Question
-from tidegate.core.wire import Mark
-from tidegate.systems.trading import Caller, Trading, dial
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
+from tidegate.core.wire import HistoryMark
+from tidegate.systems.trading import CoreCaller, TradingCoreClient, dial
 from tidegate.trading_core import server
 
 MAX_FILE = 20_000
@@ -72,8 +73,8 @@ def started(directory: Path, *options: str, max_file: int | None = None) -> Iter
         core.kill()
 
 
-def client(address: str, mark: Mark | None = None) -> Trading:
-    return Trading("core", dial(address), Caller("worker", 5), recalling(mark))
+def client(address: str, mark: HistoryMark | None = None) -> TradingCoreClient:
+    return TradingCoreClient("core", dial(address), CoreCaller("worker", 5), recalling(mark))
 
 
 def credit(number: int, amount: int, owner: int = 1) -> Question:
@@ -84,7 +85,9 @@ def debit(number: int, amount: int, owner: int = 1) -> Question:
     return Question(UUID(int=number), 0, Verb.DEBIT, Party("core", "SPOT", owner), 7, amount)
 
 
-async def once(address: str, questions: Sequence[Question], mark: Mark | None = None) -> Mark:
+async def once(
+    address: str, questions: Sequence[Question], mark: HistoryMark | None = None
+) -> HistoryMark:
     """Ask, and return what a database would remember."""
     trading = client(address, mark)
     try:
@@ -104,7 +107,7 @@ class Ledger:
         self.open: list[Question] = []
         self.asked: dict[UUID, Question] = {}
         self.answers: dict[UUID, Answer] = {}
-        self.mark: Mark | None = None
+        self.mark: HistoryMark | None = None
 
     def batch(self) -> list[Question]:
         """Unanswered questions again, some answered ones again, and new ones."""
@@ -248,7 +251,7 @@ def test_a_core_restored_from_an_old_copy_is_refused(tmp_path: Path) -> None:
 def test_a_core_that_started_earlier_than_one_seen_is_refused(tmp_path: Path) -> None:
     with started(tmp_path) as core:
         mark = asyncio.run(once(core.address, [credit(1, 5)]))
-        seen = Mark(mark.uuid, mark.position, mark.crc, mark.epoch + 1)
+        seen = HistoryMark(mark.uuid, mark.position, mark.crc, mark.epoch + 1)
         with pytest.raises(Unreachable, match="STALE_EPOCH"):
             asyncio.run(once(core.address, [credit(2, 5)], seen))
 
@@ -293,7 +296,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
 def test_a_write_that_fails_stops_the_process_and_says_so(tmp_path: Path) -> None:
     answered: list[Question] = []
 
-    async def fill(address: str) -> Mark | None:
+    async def fill(address: str) -> HistoryMark | None:
         trading = client(address)
         with contextlib.suppress(Unreachable):
             for number in range(1, 1000):

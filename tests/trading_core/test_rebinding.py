@@ -17,14 +17,20 @@ from tests.trading_core.scenes import ANN, SMALL, UUID_A, opened, running, until
 from tests.trading_core.scenes import credit as credit_of
 from tidegate.core import wire
 from tidegate.core.answers import Answer, Done, Unreachable
-from tidegate.core.wire import Binding, Event, Kind, Outcome, Rebinding, Status
-from tidegate.systems.trading import Caller, Recollection, Refused, Trading, dial
+from tidegate.core.wire import AccountStatus, Binding, CoreEvent, CoreOutcome, FrameKind, Rebinding
+from tidegate.systems.trading import (
+    CoreCaller,
+    CoreRefusesService,
+    KnownCore,
+    TradingCoreClient,
+    dial,
+)
 from tidegate.trading_core.book import key_of
-from tidegate.trading_core.core import Core, Stopped
-from tidegate.trading_core.memory import VERSION_BITS
-from tidegate.trading_core.pipe import PipeWriter, connect_to, pipe
-from tidegate.trading_core.requests import Rebound
-from tidegate.trading_core.server import Sessions
+from tidegate.trading_core.core import Core, CoreStopped
+from tidegate.trading_core.in_process import InProcessWriter, connect_to, pipe
+from tidegate.trading_core.operation_memory import VERSION_BITS
+from tidegate.trading_core.requests import BindingChanged
+from tidegate.trading_core.server import OpenSessions
 from tidegate.trading_core.session import converse
 
 HERE, THERE = Binding("store", "here"), Binding("store", "there")
@@ -62,7 +68,7 @@ def test_an_idle_session_of_the_old_database_is_told_why_it_ends(tmp_path: Path)
             await of(core, "", "").rebind("store", THERE)
             async with asyncio.timeout(5):
                 refused = await wire.receive(reader)
-                assert (refused.kind, refused.request) == (Kind.REFUSED, 0)
+                assert (refused.kind, refused.request) == (FrameKind.REFUSED, 0)
                 assert "REBOUND: " in wire.unpack_refusal(refused.body).message
                 with pytest.raises(EOFError):
                     await wire.receive(reader)
@@ -76,7 +82,7 @@ def test_a_follower_of_the_old_database_is_ended_by_a_rebind(tmp_path: Path) -> 
         async with core_at(tmp_path) as core:
             old, operator = of(core, "store", "here"), of(core, "", "")
             await old.ask([credit(1, 5)])
-            follower, heard = old.follow(core.place.position), list[Event]()
+            follower, heard = old.follow(core.place.position), list[CoreEvent]()
             await anext(follower)
 
             async def follow_on() -> None:
@@ -88,7 +94,7 @@ def test_a_follower_of_the_old_database_is_ended_by_a_rebind(tmp_path: Path) -> 
                 with pytest.raises(Unreachable, match="REBOUND"):
                     await follow_on()
                 assert not heard
-                with pytest.raises(Refused, match="MOVED"):
+                with pytest.raises(CoreRefusesService, match="MOVED"):
                     await anext(old.follow(0))
 
     asyncio.run(scene())
@@ -101,8 +107,8 @@ def test_a_rebind_that_changes_nothing_ends_nobody(tmp_path: Path) -> None:
             operator = of(core, "", "")
             assert await operator.rebind("store", HERE) == HERE
             assert await operator.rebind("another", THERE) == HERE
-            writer.write(wire.frame(Kind.TOTALS, 1))
-            assert (await wire.receive(reader)).kind == Kind.SUMMED
+            writer.write(wire.frame(FrameKind.TOTALS, 1))
+            assert (await wire.receive(reader)).kind == FrameKind.SUMMED
             await operator.close()
 
     asyncio.run(scene())
@@ -158,11 +164,11 @@ def test_of_all_that_an_old_session_has_queued_nothing_is_recorded_behind_a_rebi
             await operator.totals()
             before = core.place.position
             requests = {
-                Kind.ASK: wire.pack_operations([credit_of(9, 5)]),
-                Kind.SET_STATUS: wire.STATUS.pack(ANN, Status.FROZEN),
-                Kind.RETIRE: bytes(15) + b"\x09",
-                Kind.ASSETS: wire.pack_assets([777]),
-                Kind.SNAPSHOT: b"",
+                FrameKind.ASK: wire.pack_operations([credit_of(9, 5)]),
+                FrameKind.SET_STATUS: wire.STATUS.pack(ANN, AccountStatus.FROZEN),
+                FrameKind.RETIRE: bytes(15) + b"\x09",
+                FrameKind.ASSETS: wire.pack_assets([777]),
+                FrameKind.SNAPSHOT: b"",
             }
             with disk.held():
                 rebinding = asyncio.ensure_future(operator.rebind("store", THERE))
@@ -171,7 +177,7 @@ def test_of_all_that_an_old_session_has_queued_nothing_is_recorded_behind_a_rebi
                     writer.write(wire.frame(kind, number, body))
                 await until(lambda: len(core._queue) == len(requests))
             assert await rebinding == THERE
-            assert (await wire.receive(reader)).kind == Kind.REFUSED
+            assert (await wire.receive(reader)).kind == FrameKind.REFUSED
             assert core.place.position == before + 1
             assert 777 not in core.book.assets
             await operator.close()
@@ -188,10 +194,10 @@ def test_who_greets_while_the_core_is_rebound_is_refused_and_adds_no_assets(
             await first.totals()
             await first.close()
 
-            async def with_a_new_asset() -> Recollection:
-                return Recollection("store", "here", frozenset({777}))
+            async def with_a_new_asset() -> KnownCore:
+                return KnownCore("store", "here", frozenset({777}))
 
-            late = Trading("core", connect_to(core), Caller("late"), with_a_new_asset)
+            late = TradingCoreClient("core", connect_to(core), CoreCaller("late"), with_a_new_asset)
             operator = of(core, "", "")
             await operator.totals()
             with disk.held():
@@ -215,24 +221,24 @@ def test_a_session_that_is_welcomed_while_the_core_is_rebound_is_ended(tmp_path:
             slow = SlowWriter(there_writer)
             session = asyncio.create_task(converse(core, there_reader, slow))
             hello = wire.Hello(wire.PROTOCOL, "store", "p", None, 0, "here")
-            writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
-            assert (await wire.receive(reader)).kind == Kind.WELCOME
+            writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
+            assert (await wire.receive(reader)).kind == FrameKind.WELCOME
             operator = of(core, "", "")
             await operator.rebind("store", THERE)
             slow.gate.set()  # Only now is the welcome sent, as far as the session knows.
             async with asyncio.timeout(5):
-                assert (await wire.receive(reader)).kind == Kind.REFUSED
+                assert (await wire.receive(reader)).kind == FrameKind.REFUSED
                 await session
             await operator.close()
 
     asyncio.run(scene())
 
 
-class SlowWriter(PipeWriter):
+class SlowWriter(InProcessWriter):
     """The core's end of a connection that is slow to take what is written."""
 
     def __init__(self, writer: wire.ByteWriter) -> None:
-        assert isinstance(writer, PipeWriter)
+        assert isinstance(writer, InProcessWriter)
         super().__init__(writer._other, writer._line)
         self.gate = asyncio.Event()
 
@@ -259,7 +265,7 @@ def test_two_rebinds_at_once_are_ordered_and_only_the_last_database_is_served(
                     await until(lambda: len(core._queue) == len(rebinds))
             await under_way
             assert await asyncio.gather(*rebinds) == [THERE, elsewhere]
-            with pytest.raises(Refused, match="MOVED"):
+            with pytest.raises(CoreRefusesService, match="MOVED"):
                 await of(core, "store", "there").totals()
             with pytest.raises(Unreachable):
                 await old.totals()
@@ -298,7 +304,7 @@ def test_under_load_the_log_has_no_operation_of_an_old_worker_behind_the_rebind(
 ) -> None:
     """Over real sockets, with many requests of several workers on their way."""
 
-    async def flood(worker: Trading, numbers: Iterator[int]) -> int:
+    async def flood(worker: TradingCoreClient, numbers: Iterator[int]) -> int:
         """How many asks were answered before the worker was cut off."""
         answered = 0
 
@@ -315,7 +321,7 @@ def test_under_load_the_log_has_no_operation_of_an_old_worker_behind_the_rebind(
 
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            sessions, path = Sessions(core), tmp_path / "s"
+            sessions, path = OpenSessions(core), tmp_path / "s"
             server = await asyncio.start_unix_server(sessions.begin, path)
             there = recalling(place="there")
             connect = dial(f"unix:{path}")
@@ -324,7 +330,7 @@ def test_under_load_the_log_has_no_operation_of_an_old_worker_behind_the_rebind(
             floods = [asyncio.create_task(flood(worker, numbers)) for worker in workers]
             await until(lambda: core.place.position > 500)
             nobody = recalling(store="", place="")
-            operator = Trading("core", connect, Caller("operator"), nobody)
+            operator = TradingCoreClient("core", connect, CoreCaller("operator"), nobody)
             assert await operator.rebind("store", THERE) == THERE
             assert operator.mark is not None
             rebound_at = operator.mark.position
@@ -333,7 +339,7 @@ def test_under_load_the_log_has_no_operation_of_an_old_worker_behind_the_rebind(
             assert core.place.position == rebound_at
             held = core.book.balances[0]
             assert answered <= held
-            new = Trading("core", connect, Caller("new"), there)
+            new = TradingCoreClient("core", connect, CoreCaller("new"), there)
             assert isinstance((await new.ask([credit(10**9, 1)]))[0], Done)
             assert core.book.balances == [held + 1]
             for each in (*workers, operator, new):
@@ -353,12 +359,14 @@ def test_wherever_power_fails_no_operation_is_behind_the_rebind(survives: str) -
         core = await opened(disk, UUID_A, SMALL)
         commits = asyncio.ensure_future(core.run())
         try:
-            await core.submit(Kind.BIND, wire.pack(HERE))
-            await core.submit(Kind.ASK, wire.pack_operations([credit_of(1, 5)]), HERE)
-            rebinding = core.submit(Kind.REBIND, wire.pack(Rebinding("store", THERE)), Binding())
-            behind = core.submit(Kind.ASK, wire.pack_operations([credit_of(2, 5)]), HERE)
+            await core.submit(FrameKind.BIND, wire.pack(HERE))
+            await core.submit(FrameKind.ASK, wire.pack_operations([credit_of(1, 5)]), HERE)
+            rebinding = core.submit(
+                FrameKind.REBIND, wire.pack(Rebinding("store", THERE)), Binding()
+            )
+            behind = core.submit(FrameKind.ASK, wire.pack_operations([credit_of(2, 5)]), HERE)
             await rebinding
-            with pytest.raises(Rebound):
+            with pytest.raises(BindingChanged):
                 await behind
             return True
         finally:
@@ -373,11 +381,11 @@ def test_wherever_power_fails_no_operation_is_behind_the_rebind(survives: str) -
         for dies_at in range(1, whole.calls + 2):
             disk = SimDisk(dies_at=dies_at)
             told = False
-            with contextlib.suppress(PowerLoss, Stopped):
+            with contextlib.suppress(PowerLoss, CoreStopped):
                 told = await life(disk)
             image = disk.after_power_loss(dice if survives == "some" else None, survives == "all")
             async with running(SimDisk(image)) as core:
-                assert core.book.answer(key_of(2 << VERSION_BITS)) == (Outcome.NOTHING, 0)
+                assert core.book.answer(key_of(2 << VERSION_BITS)) == (CoreOutcome.NOTHING, 0)
                 assert core.book.binding == THERE or not told
 
     asyncio.run(scene())

@@ -24,29 +24,29 @@ from tests.trading_core.scenes import (
     hear,
     running,
 )
-from tidegate.core.wire import PROTOCOL, Hello, Kind, Mark, Status
+from tidegate.core.wire import PROTOCOL, AccountStatus, FrameKind, Hello, HistoryMark
 from tidegate.trading_core import wal
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.wal import Damaged, Header, Section
+from tidegate.trading_core.wal import LogDamaged, RecordKind, SegmentHeader
 
 
-def _directory(tmp_path: Path, snapshots: int = 2) -> tuple[Path, Mark, str]:
+def _directory(tmp_path: Path, snapshots: int = 2) -> tuple[Path, HistoryMark, str]:
     """A data directory with so many snapshots and a log behind the last."""
 
-    async def fill() -> tuple[Mark, str]:
+    async def fill() -> tuple[HistoryMark, str]:
         async with running(RealDisk(tmp_path / "core")) as core:
             for number, batch in enumerate(batches(snapshots + 1)):
                 await ask(core, *batch)
                 if number < snapshots:
-                    await core.submit(Kind.SNAPSHOT, b"")
+                    await core.submit(FrameKind.SNAPSHOT, b"")
             return core.mark, digest(core.book)
 
     mark, state = asyncio.run(fill())
     return tmp_path / "core", mark, state
 
 
-def _reopened(directory: Path, uuid: bytes = UUID_B) -> tuple[Mark, str, tuple[str, ...]]:
-    async def reopen() -> tuple[Mark, str, tuple[str, ...]]:
+def _reopened(directory: Path, uuid: bytes = UUID_B) -> tuple[HistoryMark, str, tuple[str, ...]]:
+    async def reopen() -> tuple[HistoryMark, str, tuple[str, ...]]:
         async with running(RealDisk(directory), uuid=uuid) as core:
             return core.mark, digest(core.book), core.notes
 
@@ -83,7 +83,7 @@ def test_both_snapshots_damaged_halts(tmp_path: Path) -> None:
     directory, _, _ = _directory(tmp_path, snapshots=3)
     for snapshot in directory.glob("snapshot-*"):
         _flip(snapshot, 50)
-    with pytest.raises(Damaged, match="the log that begins at position 0 is missing"):
+    with pytest.raises(LogDamaged, match="the log that begins at position 0 is missing"):
         _reopened(directory)
 
 
@@ -119,7 +119,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 def test_damage_halts_and_says_what_to_do(tmp_path: Path, kind: str) -> None:
     directory, _, _ = _directory(tmp_path)
     DAMAGE[kind](directory)
-    with pytest.raises(Damaged, match="Do not delete anything"):
+    with pytest.raises(LogDamaged, match="Do not delete anything"):
         _reopened(directory)
 
 
@@ -136,7 +136,7 @@ def test_a_start_that_is_refused_gives_the_directory_back(tmp_path: Path) -> Non
     log = max(directory.glob("log-*"))
     content = log.read_bytes()
     _flip(log, 20)
-    with pytest.raises(Damaged):
+    with pytest.raises(LogDamaged):
         _reopened(directory)
     log.write_bytes(content)
     _reopened(directory)
@@ -155,7 +155,7 @@ def test_a_segment_of_another_core_halts(tmp_path: Path) -> None:
     stranger = max((tmp_path / "b").glob("log-*"))
     renamed = directory / f"log-{int(position) + 3:020d}-0000000001"
     renamed.write_bytes(stranger.read_bytes())
-    with pytest.raises(Damaged, match="was written as"):
+    with pytest.raises(LogDamaged, match="was written as"):
         _reopened(directory)
 
 
@@ -167,7 +167,7 @@ def test_damage_in_the_middle_of_the_newest_log_halts(tmp_path: Path) -> None:
 
     asyncio.run(fill())
     _flip(max(tmp_path.glob("log-*")), 200)
-    with pytest.raises(Damaged, match="goes on behind"):
+    with pytest.raises(LogDamaged, match="goes on behind"):
         _reopened(tmp_path)
 
 
@@ -176,15 +176,15 @@ def test_what_a_restart_found_is_vouched_for_from_then_on(tmp_path: Path) -> Non
     _reopened(directory)
     log = max(directory.glob("log-*"))
     log.write_bytes(log.read_bytes()[:-1])
-    with pytest.raises(Damaged, match=f"{mark.position} was durable"):
+    with pytest.raises(LogDamaged, match=f"{mark.position} was durable"):
         _reopened(directory)
 
 
 def _log(directory: Path, record: bytes, count: int = 1) -> str:
     """A log of one frame with one record, every CRC of which is right."""
     begin = wal.genesis(UUID_A)
-    header = Header(UUID_A, 1, begin, begin)
-    payload = wal.pack_section(Section.OPERATIONS, 1, record)
+    header = SegmentHeader(UUID_A, 1, begin, begin)
+    payload = wal.pack_section(RecordKind.OPERATIONS, 1, record)
     frame, _ = wal.pack_frame(begin, count, payload)
     (directory / header.name).write_bytes(wal.pack_header(header) + frame)
     return header.name
@@ -199,7 +199,7 @@ def _credited_twice() -> list[bytes]:
 
 def test_records_that_do_not_follow_halt_even_if_every_crc_is_right(tmp_path: Path) -> None:
     name = _log(tmp_path, _credited_twice()[1])
-    with pytest.raises(Damaged, match="does not fit the balance before it"):
+    with pytest.raises(LogDamaged, match="does not fit the balance before it"):
         _reopened(tmp_path)
     assert [path.name for path in tmp_path.glob("*log-*")] == [name], "no copy is left"
 
@@ -213,14 +213,14 @@ def test_damage_is_told_even_if_there_is_no_room_for_the_copy(tmp_path: Path) ->
         async with running(disk):
             pass
 
-    with pytest.raises(Damaged, match="does not fit the balance before it"):
+    with pytest.raises(LogDamaged, match="does not fit the balance before it"):
         asyncio.run(reopen())
     assert [path.name for path in tmp_path.glob("*log-*")] == [name], "no copy is left"
 
 
 def test_a_frame_that_miscounts_its_records_halts(tmp_path: Path) -> None:
     _log(tmp_path, _credited_twice()[0], count=2)
-    with pytest.raises(Damaged, match="miscounts"):
+    with pytest.raises(LogDamaged, match="miscounts"):
         _reopened(tmp_path)
 
 
@@ -252,7 +252,7 @@ def test_a_later_snapshot_format_is_refused_and_not_set_aside(tmp_path: Path) ->
     content[8:10] = (3).to_bytes(2)
     content[-4:] = zlib.crc32(content[:-4]).to_bytes(4)
     newest.write_bytes(content)
-    with pytest.raises(Damaged, match="format 3"):
+    with pytest.raises(LogDamaged, match="format 3"):
         _reopened(directory)
     assert newest.exists()
 
@@ -288,9 +288,9 @@ def test_statuses_and_floors_survive(tmp_path: Path) -> None:
             await core.submit(*RETIRED)
             await hear(core, credit(11, 10), debit(12, 4))
             if snapshot:
-                await core.submit(Kind.SNAPSHOT, b"")
+                await core.submit(FrameKind.SNAPSHOT, b"")
             assert core.book.floor >> 32 == 9
-            assert core.book.status(BOB) == Status.FROZEN
+            assert core.book.status(BOB) == AccountStatus.FROZEN
             assert core.book.balance(ANN) == 6
             return digest(core.book)
 

@@ -18,7 +18,7 @@ from tests.trading_core.scenes import UUID_A, digest
 from tidegate.trading_core import wal
 from tidegate.trading_core.book import Book
 from tidegate.trading_core.recovery import replay
-from tidegate.trading_core.wal import Damaged, Place, Section
+from tidegate.trading_core.wal import LogDamaged, LogPosition, RecordKind
 
 GENESIS = wal.genesis(UUID_A)
 
@@ -51,7 +51,7 @@ def test_every_truncation_is_a_prefix_or_a_halt() -> None:
     for length, content in enumerate(truncations(log.content)):
         try:
             payloads, tail = read(content)
-        except Damaged:
+        except LogDamaged:
             assert length < wal.HEADER_SIZE  # Only a file without a header is no crash's doing.
             continue
         assert payloads == log.payloads[: len(payloads)]
@@ -65,7 +65,7 @@ def test_every_flipped_bit_is_a_prefix_or_a_halt() -> None:
     for bit, content in enumerate(flips(log.content)):
         try:
             payloads, tail = read(content)
-        except Damaged:
+        except LogDamaged:
             assert bit >> 3 < last  # Before the last frame, it is never taken for a torn write.
         else:
             assert bit >> 3 >= last
@@ -94,11 +94,11 @@ def test_no_mutation_of_a_snapshot_is_read() -> None:
 def test_a_cut_below_what_the_header_vouches_for_is_a_halt() -> None:
     log = Written(10, vouched=10)
     for length in range(wal.HEADER_SIZE, len(log.content)):
-        with pytest.raises(Damaged, match=r"was durable|damaged"):
+        with pytest.raises(LogDamaged, match=r"was durable|damaged"):
             read(log.content[:length])
     last = bytearray(log.content)
     last[-1] ^= 1
-    with pytest.raises(Damaged, match="was durable"):
+    with pytest.raises(LogDamaged, match="was durable"):
         read(bytes(last))
 
 
@@ -113,7 +113,7 @@ def test_a_lying_length_is_not_believed() -> None:
 
 def test_rubbish_longer_than_one_frame_is_no_torn_write() -> None:
     log = Written(1)
-    with pytest.raises(Damaged, match="goes on behind"):
+    with pytest.raises(LogDamaged, match="goes on behind"):
         read(log.content + bytes(wal.MAX_FRAME + 1))
     assert read(log.content + bytes(wal.MAX_FRAME))[0] == log.payloads
 
@@ -122,7 +122,7 @@ def test_a_frame_of_another_place_is_no_torn_write() -> None:
     log = Written(3)
     first = wal.FRAME_SIZE + len(log.payloads[0])
     again = log.content[wal.HEADER_SIZE : wal.HEADER_SIZE + first]
-    with pytest.raises(Damaged, match="goes on behind"):
+    with pytest.raises(LogDamaged, match="goes on behind"):
         read(log.content + again)
 
 
@@ -133,17 +133,17 @@ def test_the_magic_of_a_frame_inside_a_torn_frame_means_nothing() -> None:
 
 
 def test_frames_of_another_history_do_not_chain() -> None:
-    payload = wal.pack_section(Section.OPERATIONS, 0, b"")
-    frame, _ = wal.pack_frame(Place(0, GENESIS.crc ^ 1), 1, payload)
+    payload = wal.pack_section(RecordKind.OPERATIONS, 0, b"")
+    frame, _ = wal.pack_frame(LogPosition(0, GENESIS.crc ^ 1), 1, payload)
     assert list(wal.frames(frame, 0, GENESIS)) == []
 
 
 def test_another_format_is_refused() -> None:
     raw = wal.HEADER.pack(wal.SEGMENT_MAGIC, wal.FORMAT + 1, UUID_A, 1, *GENESIS, *GENESIS)
-    with pytest.raises(Damaged, match="format 3; this program reads 2"):
+    with pytest.raises(LogDamaged, match="format 3; this program reads 2"):
         wal.read_header("log", raw + wal.CRC.pack(zlib.crc32(raw)))
 
 
 def test_an_unknown_kind_of_record_is_refused() -> None:
-    with pytest.raises(Damaged, match="records of kind 77"):
+    with pytest.raises(LogDamaged, match="records of kind 77"):
         list(wal.sections(wal.SECTION.pack(77, 1, 3) + b"abc"))

@@ -11,23 +11,23 @@ from tests.trading_core.scenes import ANN, UUID_A
 from tidegate.core import wire
 from tidegate.core.wire import (
     Binding,
-    Book,
-    Event,
-    Frame,
+    CoreBook,
+    CoreEvent,
+    CoreFrame,
+    CoreOutcome,
+    CoreVerb,
+    FrameKind,
     Hello,
-    Kind,
-    Malformed,
-    Mark,
-    Outcome,
+    HistoryMark,
+    MalformedFrame,
     Rebinding,
-    Refusal,
-    Verb,
+    RefusalFrame,
     Welcome,
 )
 
 
-def received(content: bytes) -> Frame:
-    async def read() -> Frame:
+def received(content: bytes) -> CoreFrame:
+    async def read() -> CoreFrame:
         reader = asyncio.StreamReader()
         reader.feed_data(content)
         reader.feed_eof()
@@ -37,15 +37,15 @@ def received(content: bytes) -> Frame:
 
 
 def test_a_frame_arrives_as_it_was_sent() -> None:
-    assert received(wire.frame(Kind.ASK, 7, b"body")) == Frame(Kind.ASK, 7, b"body")
+    assert received(wire.frame(FrameKind.ASK, 7, b"body")) == CoreFrame(FrameKind.ASK, 7, b"body")
 
 
 def test_every_flipped_bit_and_every_truncation_of_a_frame_is_noticed() -> None:
-    whole = wire.frame(Kind.ASK, 7, b"some body")
+    whole = wire.frame(FrameKind.ASK, 7, b"some body")
     for bit in range(len(whole) * 8):
         flipped = bytearray(whole)
         flipped[bit >> 3] ^= 1 << (bit & 7)
-        with pytest.raises((Malformed, EOFError)):
+        with pytest.raises((MalformedFrame, EOFError)):
             received(bytes(flipped))
     for length in range(len(whole)):
         with pytest.raises(EOFError):
@@ -53,12 +53,12 @@ def test_every_flipped_bit_and_every_truncation_of_a_frame_is_noticed() -> None:
 
 
 def test_a_lying_length_is_refused_before_it_is_read() -> None:
-    with pytest.raises(Malformed, match="claims 4294967295 bytes"):
-        received(wire.HEAD.pack(2**32 - 1, 0, Kind.ASK, 1))
+    with pytest.raises(MalformedFrame, match="claims 4294967295 bytes"):
+        received(wire.HEAD.pack(2**32 - 1, 0, FrameKind.ASK, 1))
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
-    mark = Mark(UUID(bytes=UUID_A), 5, 2**32 - 1, 3)
+    mark = HistoryMark(UUID(bytes=UUID_A), 5, 2**32 - 1, 3)
     for hello in (
         Hello(wire.PROTOCOL, "store", "process", mark, 9),
         Hello(wire.PROTOCOL, "", "", None),
@@ -66,7 +66,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
         assert wire.unpack_hello(wire.pack(hello)) == hello
     welcome = Welcome(mark, bytes(16))
     assert wire.unpack_welcome(wire.pack(welcome)) == welcome
-    refusal = Refusal(3, "BEHIND: so far")
+    refusal = RefusalFrame(3, "BEHIND: so far")
     assert wire.unpack_refusal(wire.pack(refusal)) == refusal
 
 
@@ -76,18 +76,18 @@ def test_rubbish_is_malformed_and_nothing_else(content: bytes) -> None:
     for unpack in (wire.unpack_hello, wire.unpack_welcome, wire.unpack_refusal):
         try:
             unpack(content)
-        except Malformed:
+        except MalformedFrame:
             continue
 
 
 def test_a_name_has_a_bound() -> None:
-    with pytest.raises(Malformed, match="a Hello does not parse"):
+    with pytest.raises(MalformedFrame, match="a Hello does not parse"):
         wire.unpack_hello(wire.pack(Hello(wire.PROTOCOL, "s" * 65, "p", None)))
 
 
 @pytest.mark.parametrize("asset", [-1, 2**32])
 def test_an_asset_is_a_number_that_fits(asset: int) -> None:
-    with pytest.raises(Malformed, match="a Hello does not parse"):
+    with pytest.raises(MalformedFrame, match="a Hello does not parse"):
         wire.unpack_hello(wire.pack(Hello(wire.PROTOCOL, "s", "p", None, 0, "", (asset,))))
 
 
@@ -96,11 +96,11 @@ def test_answers_are_as_many_as_were_asked_for() -> None:
     body = stamp + wire.ANSWER.pack(1, 2) * 2
     assert wire.unpack_stamp(body) == (1, 2, 3)
     assert wire.unpack_answers(body, 2) == [(1, 2), (1, 2)]
-    with pytest.raises(Malformed, match="3 questions got 2 answers"):
+    with pytest.raises(MalformedFrame, match="3 questions got 2 answers"):
         wire.unpack_answers(body, 3)
-    with pytest.raises(Malformed, match="no whole number"):
+    with pytest.raises(MalformedFrame, match="no whole number"):
         wire.unpack_answers(body + b"x", 2)
-    with pytest.raises(Malformed, match="no stamp"):
+    with pytest.raises(MalformedFrame, match="no stamp"):
         wire.unpack_stamp(stamp[:-1])
 
 
@@ -110,24 +110,24 @@ def test_an_event_says_everything() -> None:
     delta = (-(2**127 - 1)).to_bytes(16, signed=True)
     record = wire.RECORD.pack(key, 1, 0, 0, ANN, amount, 1, delta, bytes(16))
     [event] = wire.unpack_events(wire.STAMP.pack(1, 9, 0) + wire.EVENT.pack(9, record))
-    assert event == Event(
+    assert event == CoreEvent(
         position=9,
         transfer_id=UUID(int=4),
         version=2,
-        verb=Verb.DEBIT,
-        book=Book.SPOT,
+        verb=CoreVerb.DEBIT,
+        book=CoreBook.SPOT,
         owner=1001,
         asset_id=5,
         amount=2**127 - 1,
         undoes=0,
-        outcome=Outcome.DONE,
+        outcome=CoreOutcome.DONE,
         delta=-(2**127 - 1),
         balance=0,
     )
 
 
 def test_an_operation_is_what_its_record_begins_with() -> None:
-    operation = wire.Operation(UUID_A, 3, Verb.REFUND, ANN, 12, undoes=1, expect_done=True)
+    operation = wire.CoreOperation(UUID_A, 3, CoreVerb.REFUND, ANN, 12, undoes=1, expect_done=True)
     packed = wire.pack_operations([operation])
     assert wire.OPERATION.unpack(packed) == wire.RECORD.unpack(packed + bytes(33))[:6]
 
@@ -139,7 +139,7 @@ def test_an_event_that_means_nothing_here_is_malformed(verb: int, book: int, out
     key = wire.pack_keys([(UUID(int=4), 2)])
     party = wire.account(book, 5, 1001)
     record = wire.RECORD.pack(key, verb, 2, 0, party, bytes(16), outcome, bytes(16), bytes(16))
-    with pytest.raises(Malformed, match="an event does not parse"):
+    with pytest.raises(MalformedFrame, match="an event does not parse"):
         list(wire.unpack_events(wire.STAMP.pack(1, 9, 0) + wire.EVENT.pack(9, record)))
 
 

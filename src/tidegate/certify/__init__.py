@@ -1,19 +1,25 @@
 """A certificate for any system with money: what it promises, tried on it."""
 
-from tidegate.certify.bench import Bench, Factory, InTransaction, NoFactory, load
 from tidegate.certify.checks import CHECKS, Check
-from tidegate.certify.page import as_json, failure, holds, print_page
-from tidegate.certify.run import Finding, Verdict, attempt
+from tidegate.certify.report import as_json, failure, holds, print_page
+from tidegate.certify.run import CheckOutcome, CheckResult, attempt
+from tidegate.certify.system_under_test import (
+    Factory,
+    FactoryNotFound,
+    LocalSystemAsked,
+    SystemUnderTest,
+    load,
+)
 
 __all__ = [
     "CHECKS",
-    "Bench",
     "Check",
+    "CheckOutcome",
+    "CheckResult",
     "Factory",
-    "Finding",
-    "InTransaction",
-    "NoFactory",
-    "Verdict",
+    "FactoryNotFound",
+    "LocalSystemAsked",
+    "SystemUnderTest",
     "as_json",
     "attempt",
     "failure",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from ulid import ULID
 
-from tidegate.certify.bench import Factory, NoFactory, load
 from tidegate.certify.checks import CHECKS, Check
-from tidegate.certify.page import failure
-from tidegate.certify.run import Verdict, attempt
+from tidegate.certify.report import failure
+from tidegate.certify.run import CheckOutcome, attempt
+from tidegate.certify.system_under_test import Factory, FactoryNotFound, load
 
 
 def certificate(factory: Factory) -> Callable[[Check], None]:
@@ -26,9 +26,9 @@ def certificate(factory: Factory) -> Callable[[Check], None]:
 def holds(check: Check, factory: Factory) -> None:
     """Pass, fail with what to do, or skip with what the bench lacks."""
     finding = asyncio.run(attempt(check, factory, ULID().to_uuid()))
-    if finding.verdict is Verdict.FAILED:
+    if finding.verdict is CheckOutcome.FAILED:
         pytest.fail(failure(finding), pytrace=False)
-    if finding.verdict is Verdict.NOT_TRIED:
+    if finding.verdict is CheckOutcome.NOT_TRIED:
         pytest.skip(finding.why)
 
 
@@ -72,6 +72,6 @@ class Plugin:
             certificate = Certificate.from_parent(session, name=name, nodeid=name)
             try:
                 certificate.factory = load(name)
-            except NoFactory as fault:
+            except FactoryNotFound as fault:
                 raise pytest.UsageError(f"--tidegate-certify: {fault}") from fault
             items.extend(session.genitems(certificate))

@@ -7,11 +7,18 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tidegate.certify.bench import ASSET_ID, BOOK, Bench, Funds, Shares
+from tidegate.certify.system_under_test import (
+    ASSET_ID,
+    BOOK,
+    CanFund,
+    HasSecondClient,
+    SystemUnderTest,
+)
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Party
 from tidegate.core.ports import System
-from tidegate.core.transfer import Party, Question
+from tidegate.core.transfer import Question
 from tidegate.engine.step import ask as engine_asks
 
 START = 100  # What the owner has when a check begins.
@@ -22,7 +29,7 @@ PAUSE_S = 0.1
 MAX_STORY = 60
 
 
-class Broken(Exception):
+class PromiseBroken(Exception):
     """A promise did not hold: what was expected, and what came instead."""
 
 
@@ -33,7 +40,7 @@ class NotTried(Exception):
 class Trial:
     """A bench with an owner who has START, and a story of all that was asked and answered."""
 
-    def __init__(self, bench: Bench, fresh: UUID, story: list[str]) -> None:
+    def __init__(self, bench: SystemUnderTest, fresh: UUID, story: list[str]) -> None:
         self.bench, self.story = bench, story
         self.owner = 1 + fresh.int % (OWNERS - 1)
         self.other = self.owner + 1
@@ -70,7 +77,7 @@ class Trial:
 
     async def fund(self, amount: int, owner: int | None = None) -> None:
         to = owner or self.owner
-        if isinstance(self.bench, Funds):
+        if isinstance(self.bench, CanFund):
             await self.bench.fund(to, amount)
             self.tell(f"funded with {amount}")
             return
@@ -100,7 +107,7 @@ class Trial:
         """Each question in an ask of its own, all at once, over several sessions if there are."""
         if not self._sessions:
             self._sessions = [self.bench.system]
-            if isinstance(self.bench, Shares):
+            if isinstance(self.bench, HasSecondClient):
                 self._sessions += [await self.bench.another() for _ in range(SESSIONS - 1)]
         asks = (
             self.ask(question, system=self._sessions[turn % len(self._sessions)])
@@ -158,7 +165,7 @@ class Trial:
             self.story.append(line)
 
     def broken(self, expected: str) -> NoReturn:
-        raise Broken(expected)
+        raise PromiseBroken(expected)
 
     def _named(self, question: Question) -> str:
         """A question in words that are the same in every run."""

@@ -8,12 +8,12 @@ from typing import Annotated
 import psycopg
 import typer
 
-from tidegate.commands.access import HERE, Complaint, Printing, endpoints
+from tidegate.commands.console import DEFAULT_DIRECTORY, CommandError, OutputOptions, endpoints
 from tidegate.commands.programs import ConfigFile, Database
 from tidegate.commands.progress import bar
 from tidegate.core.ids import HORIZON_S
 from tidegate.settings import read_settings
-from tidegate.store.archive import BATCH, Ages, ArchiveRefused, Batch
+from tidegate.store.archive import BATCH, ArchiveAges, ArchivedBatch, ArchiveRefused
 from tidegate.store.archive import archive as archived
 
 DAY_S = 24 * 3600
@@ -23,7 +23,7 @@ KEEP_CIDS_DAYS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Old:
+class ArchiveOptions:
     older_than: Annotated[
         int,
         typer.Option(min=LEAST_DAYS, metavar="DAYS", help="Since its end: then it is moved."),
@@ -38,7 +38,7 @@ class Old:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class StoreOptions:
     database: Database = None
     directory: Annotated[
         Path | None, typer.Option("--data", help="The directory of a running `tidegate up`.")
@@ -47,23 +47,23 @@ class Where:
     config: ConfigFile = None
 
 
-def archive(old: Old, where: Where, printing: Printing) -> None:
+def archive(old: ArchiveOptions, where: StoreOptions, printing: OutputOptions) -> None:
     """Move transfers that ended long ago, with their history, to the archive."""
     if old.keep_cids < old.older_than:
         said = f"--keep-cids ({KEEP_CIDS_DAYS} if not given) must not be less than --older-than"
-        raise Complaint(said, 2)
+        raise CommandError(said, 2)
     database, schema = store_of(where)
-    moved = Batch()
+    moved = ArchivedBatch()
     try:
         with bar() as shown:
             task = shown.add_task("archiving", total=None)
-            ages = Ages(old.older_than * DAY_S, old.keep_cids * DAY_S)
+            ages = ArchiveAges(old.older_than * DAY_S, old.keep_cids * DAY_S)
             for batch in archived(database, schema, ages, old.batch):
-                moved = Batch(*(sum(pair) for pair in zip(moved, batch, strict=True)))
+                moved = ArchivedBatch(*(sum(pair) for pair in zip(moved, batch, strict=True)))
                 shown.update(task, completed=moved.transfers + moved.cids)
     except (ArchiveRefused, psycopg.Error) as fault:
         kept = f"{moved.transfers} were moved before, and stay so"
-        raise Complaint(f"cannot archive: {fault} ({kept})") from fault
+        raise CommandError(f"cannot archive: {fault} ({kept})") from fault
     printing.tell(
         moved._asdict(),
         f"moved {moved.transfers} transfers with {moved.answers} answers;"
@@ -71,9 +71,9 @@ def archive(old: Old, where: Where, printing: Printing) -> None:
     )
 
 
-def store_of(where: Where) -> tuple[str, str]:
+def store_of(where: StoreOptions) -> tuple[str, str]:
     """The database that was named, or that of a running `up`, and the schema in it."""
     flags = {"database": where.database, "schema": where.schema}
     settings = read_settings(flags, os.environ, where.config, where.directory)
     named = where.database if where.directory else settings.database
-    return named or endpoints(where.directory or HERE)["postgres"], settings.schema
+    return named or endpoints(where.directory or DEFAULT_DIRECTORY)["postgres"], settings.schema

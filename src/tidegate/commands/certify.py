@@ -13,20 +13,20 @@ from ulid import ULID
 from tidegate.certify import (
     CHECKS,
     Check,
+    CheckResult,
     Factory,
-    Finding,
-    NoFactory,
+    FactoryNotFound,
     as_json,
     attempt,
     holds,
     load,
     print_page,
 )
-from tidegate.commands.access import Complaint, Printing, console, print_json
+from tidegate.commands.console import CommandError, OutputOptions, console, print_json
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CertifyOptions:
     factory: Annotated[
         str, typer.Argument(metavar="MODULE:FACTORY", help="Makes the bench; see docs/adapters.md")
     ]
@@ -35,13 +35,13 @@ class Candidate:
     ] = None
 
 
-def certify(candidate: Candidate, printing: Printing) -> None:
+def certify(candidate: CertifyOptions, printing: OutputOptions) -> None:
     """Try a system on duplicates, crashes, lost replies, races: may it be trusted with money?"""
     sys.path.insert(0, "")  # As `python -m` does: the candidate is in the directory we are in.
     try:
         factory = load(candidate.factory)
-    except NoFactory as fault:
-        raise Complaint(str(fault), 2) from fault
+    except FactoryNotFound as fault:
+        raise CommandError(str(fault), 2) from fault
     findings = _findings(factory, _wanted(candidate.only))
     if printing.as_json:
         print_json(as_json(candidate.factory, findings))
@@ -51,7 +51,7 @@ def certify(candidate: Candidate, printing: Printing) -> None:
         raise typer.Exit(1)
 
 
-def _findings(factory: Factory, checks: list[Check]) -> list[Finding]:
+def _findings(factory: Factory, checks: list[Check]) -> list[CheckResult]:
     errors = Console(stderr=True)
     return [
         asyncio.run(attempt(check, factory, ULID().to_uuid()))
@@ -64,5 +64,5 @@ def _findings(factory: Factory, checks: list[Check]) -> list[Finding]:
 def _wanted(only: list[str] | None) -> list[Check]:
     by_name = {check.name: check for check in CHECKS}
     if unknown := sorted(set(only or ()) - by_name.keys()):
-        raise Complaint(f"no check is named {unknown[0]}; there are: {', '.join(by_name)}", 2)
+        raise CommandError(f"no check is named {unknown[0]}; there are: {', '.join(by_name)}", 2)
     return [by_name[name] for name in only] if only else list(CHECKS)

@@ -10,12 +10,12 @@ from tidegate.trading_core import server
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class CoreOptions:
     directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")]
     listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")]
 
 
-def core(chosen: Core) -> None:
+def core(chosen: CoreOptions) -> None:
     """Run the trading core: balances in memory, every answer durable first."""
     chosen.directory.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(server.run(chosen.directory, chosen.listen))

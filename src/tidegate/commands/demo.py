@@ -14,9 +14,9 @@ from typing import IO
 
 from rich.console import Console
 
-from tidegate.client import Answer, ApiProblem, Client, NoAnswer
-from tidegate.commands.access import Access, Complaint, console
-from tidegate.commands.desk import print_books
+from tidegate.client import Answer, ApiProblem, Client, OutcomeUnknown
+from tidegate.commands.console import ApiOptions, CommandError, console
+from tidegate.commands.operator import print_books
 from tidegate.commands.progress import bar
 from tidegate.commands.timeline import print_timeline
 from tidegate.postgres import dying_with_us
@@ -29,7 +29,7 @@ END_S, STOP_S, POLL_S = 60.0, 60.0, 0.1
 def demo() -> None:
     """Run everything in a directory of its own and show what Tidegate is for."""
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name, _running(Path(name)):
-        access = Access(Path(name))
+        access = ApiOptions(Path(name))
         with (
             access.client("operator") as desk,
             access.client("user", OWNER) as owner,
@@ -66,7 +66,7 @@ def _running(directory: Path) -> Iterator[None]:
             with Console(stderr=True).status("starting PostgreSQL, core, worker and API"):
                 said = child.stdout.readline()
             if not said.startswith("ready "):
-                raise Complaint("everything did not start; its message is above")
+                raise CommandError("everything did not start; its message is above")
             yield
         finally:
             child.terminate()
@@ -128,7 +128,7 @@ def _conservation(desk: Client) -> None:
     report = desk.audit()
     print_books(report)
     if not report["ok"]:
-        raise Complaint("the books do not agree")
+        raise CommandError("the books do not agree")
 
 
 def _wish(source: str, target: str, amount: str) -> dict[str, object]:
@@ -144,14 +144,14 @@ def _refused(owner: Client, wish: dict[str, object], state: str) -> str:
         if problem.body.get("state") != state:
             raise
         return str(problem.body["req_id"])
-    raise Complaint(f"{made['req_id']} was to be refused and is {made['state']}")
+    raise CommandError(f"{made['req_id']} was to be refused and is {made['state']}")
 
 
 def _tell(desk: Client, id_: str, state: str | None = None) -> None:
     life = desk.history(id_)
     print_timeline(life)
     if state is not None and life["transfer"]["state"] != state:
-        raise Complaint(f"{id_} was to end as {state}")
+        raise CommandError(f"{id_} was to end as {state}")
 
 
 def _kill(directory: Path, name: str) -> None:
@@ -167,8 +167,8 @@ def _wait_for_end(desk: Client, id_: str) -> Answer:
             life = desk.history(id_)
             if life["transfer"]["lane"] is None:
                 return life
-        except (NoAnswer, ApiProblem):
+        except (OutcomeUnknown, ApiProblem):
             pass  # The API itself is on its way back.
         time.sleep(POLL_S)
         waited_s += POLL_S
-    raise Complaint(f"{id_} has not ended after {END_S:g} s")
+    raise CommandError(f"{id_} has not ended after {END_S:g} s")

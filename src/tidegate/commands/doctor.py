@@ -10,38 +10,44 @@ from typing import Annotated, NamedTuple
 import psycopg
 import typer
 
-from tidegate.client import Client, NoKeys, load_keyring
-from tidegate.commands.access import HERE, Complaint, Printing, endpoints, print_json
+from tidegate.client import Client, KeysNotFound, load_keyring
+from tidegate.commands.console import (
+    DEFAULT_DIRECTORY,
+    CommandError,
+    OutputOptions,
+    endpoints,
+    print_json,
+)
 from tidegate.commands.programs import ConfigFile
 from tidegate.postgres import PostgresError, find_binaries
-from tidegate.settings import Settings, WrongSetting, read_settings
-from tidegate.store.pool import ailments
-from tidegate.supervisor.children import Refused
-from tidegate.supervisor.house import free_port
+from tidegate.settings import InvalidSetting, Settings, read_settings
+from tidegate.store.pool_schema import ailments
+from tidegate.supervisor.children import CannotRun
+from tidegate.supervisor.supervisor import free_port
 
 LEAST_BYTES = 2**30
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     ok: bool
     what: str
 
 
-def well(what: str) -> Finding:
-    return Finding(ok=True, what=what)
+def well(what: str) -> DoctorFinding:
+    return DoctorFinding(ok=True, what=what)
 
 
-def wrong(what: str) -> Finding:
-    return Finding(ok=False, what=what)
+def wrong(what: str) -> DoctorFinding:
+    return DoctorFinding(ok=False, what=what)
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
-    directory: Annotated[Path, typer.Option("--data", help="Of `tidegate up`.")] = HERE
+class DoctorOptions:
+    directory: Annotated[Path, typer.Option("--data", help="Of `tidegate up`.")] = DEFAULT_DIRECTORY
     config: ConfigFile = None
 
 
-def doctor(patient: Patient, printing: Printing) -> None:
+def doctor(patient: DoctorOptions, printing: OutputOptions) -> None:
     """Say what is wrong with this set-up, and what to do about it."""
     findings = list(examine(patient))
     if printing.as_json:
@@ -53,10 +59,10 @@ def doctor(patient: Patient, printing: Printing) -> None:
         raise typer.Exit(1)
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
+def examine(patient: DoctorOptions) -> Iterator[DoctorFinding]:
     try:
         settings = read_settings({}, os.environ, patient.config, patient.directory)
-    except WrongSetting as fault:
+    except InvalidSetting as fault:
         yield wrong(f"settings: {fault}")
         return
     yield well("settings: all are known and allowed")
@@ -69,7 +75,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
     yield from _running(patient.directory, settings)
 
 
-def _programs(settings: Settings) -> Iterator[Finding]:
+def _programs(settings: Settings) -> Iterator[DoctorFinding]:
     if settings.database is not None:
         yield from _database(settings.database)
         return
@@ -82,7 +88,7 @@ def _programs(settings: Settings) -> Iterator[Finding]:
     yield well(f"PostgreSQL: {version} in {found.directory}")
 
 
-def _database(database: str) -> Iterator[Finding]:
+def _database(database: str) -> Iterator[DoctorFinding]:
     try:
         with psycopg.connect(database, connect_timeout=5) as connection:
             version = connection.info.server_version // 10_000
@@ -93,7 +99,7 @@ def _database(database: str) -> Iterator[Finding]:
         yield wrong(f"database: {words}; check DATABASE_URL, or unset it")
 
 
-def _room(directory: Path) -> Finding:
+def _room(directory: Path) -> DoctorFinding:
     there = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
     if not os.access(there, os.W_OK | os.X_OK):
@@ -103,10 +109,10 @@ def _room(directory: Path) -> Finding:
     return well(f"directory: {directory}, {free >> 30} GiB free")
 
 
-def _keys(directory: Path) -> Finding:
+def _keys(directory: Path) -> DoctorFinding:
     try:
         load_keyring(directory / "keys")
-    except NoKeys as fault:
+    except KeysNotFound as fault:
         return wrong(f"keys: {fault}")
     mode = (directory / "keys" / "private.pem").stat().st_mode & 0o077
     if mode:
@@ -114,18 +120,18 @@ def _keys(directory: Path) -> Finding:
     return well("keys: there, and nobody else's to read")
 
 
-def _port(settings: Settings) -> Finding:
+def _port(settings: Settings) -> DoctorFinding:
     try:
         free_port(settings.host, settings.port, 0.0)
-    except Refused as fault:
+    except CannotRun as fault:
         return wrong(str(fault))
     return well(f"port {settings.port}: free")
 
 
-def _running(directory: Path, settings: Settings) -> Iterator[Finding]:
+def _running(directory: Path, settings: Settings) -> Iterator[DoctorFinding]:
     try:
         found = endpoints(directory)
-    except Complaint:
+    except CommandError:
         yield well(f"nothing runs: start it with `tidegate up --data {directory}`")
         yield _port(settings)
         return
@@ -150,7 +156,7 @@ def _running(directory: Path, settings: Settings) -> Iterator[Finding]:
         yield well(f"api: {found['api']} serves")
 
 
-def _alive(path: Path) -> Finding:
+def _alive(path: Path) -> DoctorFinding:
     pid = path.read_text().strip()
     if Path("/proc", pid).exists():
         return well(f"{path.stem}: runs as {pid}")

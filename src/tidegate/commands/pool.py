@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tidegate.commands.access import Access, Printing, print_json, print_table
-from tidegate.commands.money import Cid, User
+from tidegate.commands.console import ApiOptions, OutputOptions, print_json, print_table
+from tidegate.commands.user import Cid, User
 
 COLUMNS = ("transfer_id", "status", "target_id", "amount", "retry_count", "round", "created_at")
 
 
 @dataclass(frozen=True, slots=True)
-class Payment:
+class PayOptions:
     guild: Annotated[int, typer.Argument(metavar="GUILD", min=1)]
     target: Annotated[int, typer.Argument(metavar="TO", min=1, help="Who is paid.")]
     amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="Whole points, such as 100")]
@@ -22,20 +22,20 @@ class Payment:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ShowOptions:
     id: Annotated[str, typer.Argument(metavar="ID")]
     user: User
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListOptions:
     user: User
     guild: Annotated[int | None, typer.Option(min=1, help="Only those in this guild.")] = None
     status: Annotated[str | None, typer.Option(help="Such as checking.")] = None
     limit: Annotated[int, typer.Option(min=1, max=100)] = 20
 
 
-def pay(payment: Payment, access: Access, printing: Printing) -> None:
+def pay(payment: PayOptions, access: ApiOptions, printing: OutputOptions) -> None:
     """Pay a member of a guild as soon as the guild's rules allow it."""
     wish: dict[str, object] = {
         "guild_id": payment.guild,
@@ -49,7 +49,7 @@ def pay(payment: Payment, access: Access, printing: Printing) -> None:
     printing.tell(said, f"{said['transfer_id']}  {said['status']}")
 
 
-def show(looked: Looked, access: Access, printing: Printing) -> None:
+def show(looked: ShowOptions, access: ApiOptions, printing: OutputOptions) -> None:
     """Show a transfer of the pool and the checks of its round."""
     with access.client("user", looked.user) as client:
         said = client.pool_show(looked.id)
@@ -57,7 +57,7 @@ def show(looked: Looked, access: Access, printing: Printing) -> None:
     printing.tell(said, f"{said['transfer_id']}  {said['status']}  {checks}".rstrip())
 
 
-def list_(listed: Listed, access: Access, printing: Printing) -> None:
+def list_(listed: ListOptions, access: ApiOptions, printing: OutputOptions) -> None:
     """List the transfers that a member has made through the pool, the newest first."""
     query = {"guild_id": listed.guild, "status": listed.status, "limit": listed.limit}
     with access.client("user", listed.user) as client:

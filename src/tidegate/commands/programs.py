@@ -15,24 +15,24 @@ import typer
 import uvloop
 
 from tidegate.app import SCHEMA, all_flows
-from tidegate.commands.access import Complaint, Printing
+from tidegate.commands.console import CommandError, OutputOptions
 from tidegate.commands.progress import bar
 from tidegate.core.ports import StoreFault
-from tidegate.service.shared import SharedMemory
-from tidegate.serving import Sibling, serve_api, serve_worker, start_log
+from tidegate.service.shared_memory import SharedMemory
+from tidegate.serving import SharedPortProcess, serve_api, serve_worker, start_log
 from tidegate.settings import Settings, read_settings
 from tidegate.store.migrate import migrate as migrated
 from tidegate.store.migrate import migrations
 from tidegate.store.schemas import MigrationRefused
-from tidegate.supervisor.house import run
-from tidegate.supervisor.siblings import serve_together
+from tidegate.supervisor.api_processes import serve_shared_port
+from tidegate.supervisor.supervisor import run
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 Database = Annotated[str | None, typer.Option(help="DATABASE_URL, if not given.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class UpOptions:
     directory: Annotated[
         Path | None, typer.Option("--data", help="Where everything is kept: ./data if not given.")
     ] = None
@@ -46,7 +46,7 @@ class Up:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServerOptions:
     database: Database = None
     core: Annotated[str | None, typer.Option(help="unix:PATH or tcp:HOST:PORT")] = None
     schema: Annotated[str | None, typer.Option(help="The store's schema.")] = None
@@ -54,7 +54,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListenOptions:
     host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
     port: Annotated[int | None, typer.Option(help="8080, if not given.")] = None
     processes: Annotated[
@@ -63,7 +63,7 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class SharedPortOptions:
     """What a parent tells each of its processes; nobody else gives these."""
 
     sibling: Annotated[int | None, typer.Option(hidden=True)] = None
@@ -71,7 +71,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerListening:
+class WorkerListenOptions:
     """Where a worker serves its health and its metrics."""
 
     host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
@@ -79,13 +79,13 @@ class WorkerListening:
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
+class MigrateOptions:
     database: Database = None
     schema: Annotated[str, typer.Option(help="The store's schema.")] = SCHEMA
     config: ConfigFile = None
 
 
-def up(chosen: Up) -> None:
+def up(chosen: UpOptions) -> None:
     """Run everything on this machine, until Ctrl-C."""
     flags = {
         "directory": None if chosen.directory is None else str(chosen.directory),
@@ -97,26 +97,26 @@ def up(chosen: Up) -> None:
     raise typer.Exit(run(settings, bare=chosen.bare))
 
 
-def api(chosen: Served, listening: Listening, together: Together) -> None:
+def api(chosen: ServerOptions, listening: ListenOptions, together: SharedPortOptions) -> None:
     """Run the HTTP service, and an engine with it: in one process, or in several on one port."""
     asked = {"host": listening.host, "port": listening.port, "processes": listening.processes}
     settings, number, memory = _served(chosen, asked), together.sibling, together.memory
     if number is not None and memory is not None:
         start_log(settings.log_format, sibling=number)
         port = settings.health_ports[number - 1]
-        _serve(serve_api(settings, Sibling(number, port, SharedMemory(memory))))
+        _serve(serve_api(settings, SharedPortProcess(number, port, SharedMemory(memory))))
     elif (settings.processes or 1) > 1:
-        raise typer.Exit(serve_together(settings))
+        raise typer.Exit(serve_shared_port(settings))
     else:
         _serve(serve_api(settings))
 
 
-def worker(chosen: Served, listening: WorkerListening) -> None:
+def worker(chosen: ServerOptions, listening: WorkerListenOptions) -> None:
     """Run an engine without the API: it finishes what others have begun."""
     _serve(serve_worker(_served(chosen, {"host": listening.host, "worker_port": listening.port})))
 
 
-def migrate(chosen: Migrated, printing: Printing) -> None:
+def migrate(chosen: MigrateOptions, printing: OutputOptions) -> None:
     """Make or update the tables of a store and install its flows."""
     settings = read_settings({"database": chosen.database}, os.environ, chosen.config)
     database, flows = _database(settings), list(all_flows())
@@ -126,11 +126,11 @@ def migrate(chosen: Migrated, printing: Printing) -> None:
             task = shown.add_task("migrating", total=known)
             applied = migrated(database, chosen.schema, flows, lambda _: shown.advance(task))
     except (MigrationRefused, psycopg.Error) as fault:
-        raise Complaint(f"cannot migrate: {fault}") from fault
+        raise CommandError(f"cannot migrate: {fault}") from fault
     printing.tell({"applied": applied}, "\n".join(applied) or "up to date")
 
 
-def _served(chosen: Served, more: Mapping[str, object]) -> Settings:
+def _served(chosen: ServerOptions, more: Mapping[str, object]) -> Settings:
     flags = {"database": chosen.database, "core": chosen.core, "schema": chosen.schema, **more}
     settings = read_settings(flags, os.environ, chosen.config)
     start_log(settings.log_format)
@@ -139,7 +139,7 @@ def _served(chosen: Served, more: Mapping[str, object]) -> Settings:
 
 def _database(settings: Settings) -> str:
     if settings.database is None:
-        raise Complaint("there is no database: set DATABASE_URL, or use `tidegate up`")
+        raise CommandError("there is no database: set DATABASE_URL, or use `tidegate up`")
     return settings.database
 
 
@@ -151,4 +151,4 @@ def _serve(service: Coroutine[None, None, None]) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(service)
     except StoreFault as fault:
-        raise Complaint(str(fault)) from fault
+        raise CommandError(str(fault)) from fault

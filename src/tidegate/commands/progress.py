@@ -14,7 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tidegate.client import Answer, ApiProblem, Client, NoAnswer
+from tidegate.client import Answer, ApiProblem, Client, OutcomeUnknown
 
 LOOK_S = 0.3
 
@@ -52,7 +52,7 @@ def _beside(shown: Progress, client: Client, over: threading.Event) -> Iterator[
         while not over.wait(LOOK_S):
             try:
                 said = client.audit_progress()
-            except (ApiProblem, NoAnswer, RuntimeError):
+            except (ApiProblem, OutcomeUnknown, RuntimeError):
                 return  # Another API was asked, or the client is closed: then without a bar.
             read, about = said["read"], said["of_about"]
             # Of an estimate there may be more than all.

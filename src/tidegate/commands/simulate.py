@@ -9,22 +9,22 @@ from typing import Annotated
 
 import typer
 
-from tidegate.commands.access import Printing, print_json
+from tidegate.commands.console import OutputOptions, print_json
 from tidegate.commands.progress import bar
-from tidegate.simulation.result import Result
+from tidegate.simulation.result import SeedResult
 from tidegate.simulation.runs import Tally, run_seeds, told
 from tidegate.simulation.scenario import run
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SimulateOptions:
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 1_000
     first: Annotated[int, typer.Option("--from", min=0, help="The first of them.")] = 0
     seed: Annotated[int | None, typer.Option(min=0, help="Only this one, with its trace.")] = None
     jobs: Annotated[int, typer.Option(min=1, help="In how many processes.")] = os.cpu_count() or 1
 
 
-def simulate(chosen: Chosen, printing: Printing) -> None:
+def simulate(chosen: SimulateOptions, printing: OutputOptions) -> None:
     """Try the engine, the core and all flows against every failure, in virtual time."""
     if chosen.seed is not None:
         result = run(chosen.seed)
@@ -39,7 +39,7 @@ def simulate(chosen: Chosen, printing: Printing) -> None:
     _report(tally, printing)
 
 
-def _report(tally: Tally, printing: Printing) -> None:
+def _report(tally: Tally, printing: OutputOptions) -> None:
     if printing.as_json:
         commands = [replay(seed) for seed, _ in tally.failures]
         print_json(tally.figures() | {"revision": revision(), "replay": commands})
@@ -56,7 +56,7 @@ def _report(tally: Tally, printing: Printing) -> None:
         raise typer.Exit(1)
 
 
-def _tell(result: Result, printing: Printing) -> None:
+def _tell(result: SeedResult, printing: OutputOptions) -> None:
     said = "nothing went wrong" if result.fault is None else f"WRONG: {result.fault}"
     if printing.as_json:
         trace = [{"at": at, "who": who, "what": what} for at, who, what in result.trace]

@@ -6,7 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from tidegate.client import Answer
-from tidegate.commands.access import console
+from tidegate.commands.console import console
 from tidegate.core.transfer import SUSPENSE
 from tidegate.flows import FLOWS
 

@@ -15,18 +15,9 @@ from tidegate.core.answers import (
     bounded,
     bounded_evidence,
 )
-from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, Patience, Verb
-from tidegate.core.transfer import (
-    SUSPENSE,
-    Entry,
-    Kind,
-    Move,
-    Party,
-    Step,
-    Transfer,
-    lane_of,
-    step_of,
-)
+from tidegate.core.flow import TAKES, UNDOES, Ask, Flow, RetryPolicy, Verb
+from tidegate.core.kind import Party, Transfer, TransferKind
+from tidegate.core.transfer import SUSPENSE, HistoryEntry, Move, Step, lane_of, step_of
 
 EXPIRED = "EXPIRED"
 EXHAUSTED = "EXHAUSTED"
@@ -35,7 +26,7 @@ EXEMPLAR = UUID(int=0)
 DOUBLINGS = 20  # 2**20 seconds is past every cap; beyond it a float would only grow.
 
 
-class Terms(NamedTuple):
+class DecisionContext(NamedTuple):
     """What a decision depends on besides the table, the transfer and the answer."""
 
     jitter: float = 0.0  # In [0, 1): spreads retries, so that an outage ends without a stampede.
@@ -43,7 +34,7 @@ class Terms(NamedTuple):
     actor: str = ""
 
 
-def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
     ask = flow.ask(transfer.state)
     assert ask is not None, f"{transfer.id} rests in {transfer.state}, which asks nothing"
 
@@ -64,7 +55,7 @@ def decide(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move
             return _stay(ask, transfer, answer, terms)
 
 
-def done_step(flow: Flow, kind: Kind, terms: Terms) -> Step:
+def done_step(flow: Flow, kind: TransferKind, terms: DecisionContext) -> Step:
     """What becomes of every transfer of a kind that is answered with Done.
 
     The rule is asked about one of them. Nothing in it looks at what is a transfer's own when the
@@ -79,7 +70,7 @@ def _exhausted(ask: Ask, transfer: Transfer, answer: Unknown) -> bool:
     return most is not None and answer.retry_s is None and transfer.retries >= most
 
 
-def _undoable(flow: Flow, transfer: Transfer, ask: Ask, terms: Terms) -> bool:
+def _undoable(flow: Flow, transfer: Transfer, ask: Ask, terms: DecisionContext) -> bool:
     """Whether the «no» leads to an undo that its system can make."""
     assert ask.rejected is not None
     after = flow.ask(flow.arrive(ask.rejected)[-1])
@@ -88,7 +79,9 @@ def _undoable(flow: Flow, transfer: Transfer, ask: Ask, terms: Terms) -> bool:
     return transfer.parties[after.role].system not in terms.irreversible
 
 
-def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: Terms) -> Move:
+def _go(
+    flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: DecisionContext
+) -> Move:
     ask = flow.ask(transfer.state)
     assert ask is not None
     rest = flow.arrive(to)[-1]
@@ -99,7 +92,7 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
     # Not by `but` of the transfer, which sorts fields apart: this is worked out very often.
     later = kind.but(
         state=rest,
-        lane=lane_of(flow, {seat.role: seat for seat in kind.seats}, rest),
+        lane=lane_of(flow, {template.role: template for template in kind.party_templates}, rest),
         version=kind.version + 1,
         attempts=0,
         retries=kind.retries + again,
@@ -119,7 +112,7 @@ def _go(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms:
     )
 
 
-def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> Move:
+def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: DecisionContext) -> Move:
     """A «no» that is not acceptable: a new question, later, and a human is called."""
     ask = flow.ask(transfer.state)
     assert ask is not None
@@ -153,7 +146,7 @@ def _insist(flow: Flow, transfer: Transfer, answer: Rejected, terms: Terms) -> M
     )
 
 
-def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
+def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: DecisionContext) -> Move:
     patience = ask.patience
     late = patience.page_after_s is not None and transfer.waited_s >= patience.page_after_s
     often = patience.page_attempts is not None and transfer.attempts >= patience.page_attempts
@@ -173,7 +166,7 @@ def _stay(ask: Ask, transfer: Transfer, answer: Unknown, terms: Terms) -> Move:
     )
 
 
-def _pause(ask: Ask, transfer: Transfer, wished_s: float | None, terms: Terms) -> float:
+def _pause(ask: Ask, transfer: Transfer, wished_s: float | None, terms: DecisionContext) -> float:
     if wished_s is not None:
         return min(max(wished_s, SOONEST_S), LATEST_S)
     patience = ask.patience
@@ -182,10 +175,12 @@ def _pause(ask: Ask, transfer: Transfer, wished_s: float | None, terms: Terms) -
     return backoff(patience, max(counted, 1), terms.jitter)
 
 
-def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: Terms) -> Entry:
+def _entry(
+    flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, terms: DecisionContext
+) -> HistoryEntry:
     ask = flow.ask(transfer.state)
     assert ask is not None
-    return Entry(
+    return HistoryEntry(
         transfer.version,
         flow.path(transfer.version, transfer.state, to),
         str(ask.verb),
@@ -196,7 +191,7 @@ def _entry(flow: Flow, transfer: Transfer, answer: Done | Rejected, to: str, ter
     )
 
 
-def backoff(patience: Patience, attempt: int, jitter: float) -> float:
+def backoff(patience: RetryPolicy, attempt: int, jitter: float) -> float:
     """Seconds until the next attempt: doubling up to a cap, a part of it left to chance."""
     assert attempt >= 1, "the first attempt is number one"
     full: float = min(patience.first_s * 2 ** min(attempt - 1, DOUBLINGS), patience.cap_s)

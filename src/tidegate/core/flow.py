@@ -62,7 +62,7 @@ FEES = "fees"  # The role of the account that gets the fee of a transfer.
 ROLES = frozenset({"source", "target", "suspense"})  # Known in every flow.
 
 
-class Patience(msgspec.Struct, frozen=True):
+class RetryPolicy(msgspec.Struct, frozen=True):
     """How long to wait between two attempts, and when a human is called."""
 
     first_s: float = 1.0
@@ -75,9 +75,11 @@ class Patience(msgspec.Struct, frozen=True):
     most: int | None = None
 
 
-ACCOUNTS = Patience()
-URGENT = Patience(page_after_s=60.0, alarm=Alarm.CRITICAL)
-NEVER_PAGES = Patience(page_attempts=None, page_after_s=None)  # A person is expected to take time.
+ACCOUNTS = RetryPolicy()
+URGENT = RetryPolicy(page_after_s=60.0, alarm=Alarm.CRITICAL)
+NEVER_PAGES = RetryPolicy(
+    page_attempts=None, page_after_s=None
+)  # A person is expected to take time.
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -88,7 +90,7 @@ class Ask(msgspec.Struct, frozen=True):
     verb: Verb
     done: StrEnum
     rejected: StrEnum | None = None  # None: a «no» is not acceptable; stay, and page a human.
-    patience: Patience = ACCOUNTS
+    patience: RetryPolicy = ACCOUNTS
     deadline_s: float | None = None  # Past it, Unknown becomes Rejected(EXPIRED).
     opens: bool = False  # The account asked for is opened if it does not exist.
     backs_off: bool = False  # A «no» leads back: it counts as a retry, and waits like one.

@@ -28,7 +28,7 @@ class Party(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Parties: TypeAlias = Mapping[str, Party]
 
 
-class Seat(NamedTuple):
+class PartyTemplate(NamedTuple):
     """A party, as transfers of one kind have it in common."""
 
     role: str
@@ -37,7 +37,7 @@ class Seat(NamedTuple):
     owner: int | None  # None: the transfer's own.
 
 
-class Kind(msgspec.Struct, frozen=True, eq=False, weakref=True):
+class TransferKind(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """All that a decision, a question, a written row and its hash depend on, but for the fields
     that a transfer has for itself. What is decided about one transfer of a kind holds for all.
 
@@ -47,7 +47,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False, weakref=True):
     flow: str
     state: str
     lane: str | None  # The system to be asked next; None at an end.
-    seats: tuple[Seat, ...]
+    party_templates: tuple[PartyTemplate, ...]
     asset_id: int
     fee: int = 0  # The part of the amount that goes to the role `fees`; fixed at creation.
     version: int = 0  # Counts answers. (id, version) names one question, for ever.
@@ -60,50 +60,50 @@ class Kind(msgspec.Struct, frozen=True, eq=False, weakref=True):
     error: str | None = None  # Why the last Rejected was given.
     expired: bool = False  # Past its state's deadline, when the database gave out this row.
 
-    def but(self, **changes: Any) -> "Kind":
+    def but(self, **changes: Any) -> "TransferKind":
         fields = list(astuple(self))
         for name, value in changes.items():
             fields[_PLACES[name]] = value
         return kind_of(*fields)
 
 
-_PLACES = {name: place for place, name in enumerate(Kind.__struct_fields__)}
-_KINDS: WeakValueDictionary[tuple[object, ...], Kind] = WeakValueDictionary()
+_PLACES = {name: place for place, name in enumerate(TransferKind.__struct_fields__)}
+_KINDS: WeakValueDictionary[tuple[object, ...], TransferKind] = WeakValueDictionary()
 
 
-def kind_of(*fields: Any) -> Kind:
+def kind_of(*fields: Any) -> TransferKind:
     """The one kind with these fields: all of them, in their order."""
     kind = _KINDS.get(fields)
     if kind is None:
-        kind = _KINDS[fields] = Kind(*fields)
+        kind = _KINDS[fields] = TransferKind(*fields)
     return kind
 
 
-def seats_of(parties: Parties, owner: int) -> tuple[Seat, ...]:
+def party_templates_of(parties: Parties, owner: int) -> tuple[PartyTemplate, ...]:
     """In the order of the roles, so that the same parties are the same seats."""
-    seats = [
-        Seat(role, who.system, who.book, None if who.owner == owner else who.owner)
+    party_templates = [
+        PartyTemplate(role, who.system, who.book, None if who.owner == owner else who.owner)
         for role, who in parties.items()
     ]
-    seats.sort()
-    return tuple(seats)
+    party_templates.sort()
+    return tuple(party_templates)
 
 
 def details_of(detail: Detail) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(detail.items())) if detail else ()
 
 
-def parties_of(seats: tuple[Seat, ...], owner: int) -> dict[str, Party]:
+def parties_of(party_templates: tuple[PartyTemplate, ...], owner: int) -> dict[str, Party]:
     return {
         role: Party(system, book, owner if other is None else other)
-        for role, system, book, other in seats
+        for role, system, book, other in party_templates
     }
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
     """One row that says where its money is and whom to ask next."""
 
-    kind: Kind
+    kind: TransferKind
     id: UUID
     owner: int
     amount: int  # In the asset's smallest unit.
@@ -169,7 +169,7 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parties(self) -> Parties:
-        return parties_of(self.kind.seats, self.owner)
+        return parties_of(self.kind.party_templates, self.owner)
 
     @property
     def detail(self) -> Detail:
@@ -179,7 +179,7 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
         """The same transfer with some fields changed, its own or those of its kind."""
         if "parties" in changes or "owner" in changes:
             parties = changes.pop("parties", self.parties)
-            changes["seats"] = seats_of(parties, changes.get("owner", self.owner))
+            changes["seats"] = party_templates_of(parties, changes.get("owner", self.owner))
         if "detail" in changes:
             changes["details"] = details_of(changes.pop("detail"))
         own = {name: changes.pop(name) for name in _OWN.intersection(changes)}
@@ -193,8 +193,8 @@ _OWN = frozenset(Transfer.__struct_fields__) - {"kind"}
 def transfer_with(parties: Parties, detail: Detail = NO_DETAIL, **fields: Any) -> Transfer:
     """A transfer out of all its fields, its own and those of its kind, by their names."""
     own = {name: fields.pop(name) for name in tuple(fields) if name in _OWN}
-    seats, details = seats_of(parties, own["owner"]), details_of(detail)
-    return Transfer(_NO_KIND.but(seats=seats, details=details, **fields), **own)
+    party_templates, details = party_templates_of(parties, own["owner"]), details_of(detail)
+    return Transfer(_NO_KIND.but(party_templates=party_templates, details=details, **fields), **own)
 
 
-_NO_KIND = Kind("", "", None, (), 0)
+_NO_KIND = TransferKind("", "", None, (), 0)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from tidegate.core.answers import NO_EVIDENCE, Evidence
-from tidegate.core.transfer import Entry, EvidenceColumn, Expiry, Move, Step, Transfer, step_of
+from tidegate.core.kind import Transfer
+from tidegate.core.transfer import EvidenceColumn, Expiry, HistoryEntry, Move, Step, step_of
 
 
 class MoveGroup(NamedTuple):
@@ -72,7 +73,7 @@ class Moves:
         return Move(
             None if step.before is None else self.transfers[row],
             self.now(row),
-            tuple([Entry(*line[:5], kept, line.actor) for line, kept in pairs]),
+            tuple([HistoryEntry(*line[:5], kept, line.actor) for line, kept in pairs]),
             step.delay_s,
             step.attempt,
             step.alarm,

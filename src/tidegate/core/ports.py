@@ -10,13 +10,14 @@ import msgspec
 from tidegate.core.account import Account as Account  # noqa: PLC0414  Re-exported.
 from tidegate.core.answers import Answer
 from tidegate.core.ids import NO_FLOOR
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Request
-from tidegate.core.transfer import Move, Question, Transfer
+from tidegate.core.transfer import Move, Question
 
 
-class Known(NamedTuple):
+class KnownRequest(NamedTuple):
     """What a store knows of a key. Without a transfer, the key was reserved by the inbox."""
 
     fingerprint: bytes
@@ -25,11 +26,11 @@ class Known(NamedTuple):
     refusal: str | None = None  # Why the inbox's request was refused.
 
 
-class Look(NamedTuple):
+class KeyLookup(NamedTuple):
     """The time for new ids in µs, and what the store knows under each key that was asked for."""
 
     at_us: int
-    known: Sequence[Known | None]
+    known: Sequence[KnownRequest | None]
 
 
 class InboxRequest(NamedTuple):
@@ -48,7 +49,7 @@ class InboxRequest(NamedTuple):
     attempts: int
 
 
-class Key(msgspec.Struct, frozen=True, gc=False):
+class RequestKey(msgspec.Struct, frozen=True, gc=False):
     """A caller's key, what it stands for, and the transfer that it becomes."""
 
     owner: int
@@ -136,7 +137,7 @@ class BelowFloor(StoreFault):
 BRIEF_S = 0.2  # For a lock that somebody is known to hold.
 
 
-class Begun(NamedTuple):
+class TransactionStart(NamedTuple):
     """What a transaction knows from its beginning: the time, a halt, and the floor of ids."""
 
     at_us: int
@@ -148,7 +149,7 @@ class Begun(NamedTuple):
 class Transaction(Protocol):
     """One open transaction. Its clock stands still; nothing in it is seen until it commits."""
 
-    async def begun(self) -> Begun: ...
+    async def begun(self) -> TransactionStart: ...
 
     async def wait_briefly(self) -> None:
         """From now on, give up soon when another session holds a lock: it is known to."""
@@ -188,7 +189,9 @@ class MemoryTransaction(Transaction, Protocol):
         """Where a statement would go to the server: others may run meanwhile."""
 
 
-Tables: TypeAlias = Mapping[str, str]  # The checksum of each flow that a process runs, by name.
+FlowChecksums: TypeAlias = Mapping[
+    str, str
+]  # The checksum of each flow that a process runs, by name.
 Behind: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -199,7 +202,7 @@ async def nothing() -> None:
 class Inbox(Protocol[Tx_contra]):
     """Requests of programs with access to the database. Each becomes a transfer, or is refused."""
 
-    async def claim(self, flows: Tables, limit: int) -> Sequence[InboxRequest]:
+    async def claim(self, flows: FlowChecksums, limit: int) -> Sequence[InboxRequest]:
         """Lease what waits for one of these flows, if the installed table of that flow is the
         caller's own. Nothing while halted.
         """
@@ -231,13 +234,13 @@ class Store(Protocol[Tx]):
     def transaction(self) -> AbstractAsyncContextManager[Tx]:
         """Commit at the end of the block, roll back if it raises."""
 
-    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+    async def due(self, lanes: Sequence[str], flows: FlowChecksums) -> Sequence[str]:
         """Those of the lanes in which a claim may find something now, by the same rules.
 
         Somebody may hold it. Rows that nobody holds are never passed over.
         """
 
-    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+    async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         """Lease what is due in a lane, count the attempt, and commit. Nothing while halted.
 
         Only rows of flows whose installed table is the caller's: others are left for a process
@@ -255,7 +258,7 @@ class Store(Protocol[Tx]):
         What is done behind the lock happens in any case, before anybody knows which those are.
         """
 
-    async def reserve(self, tx: Tx, keys: Sequence[Key]) -> None:
+    async def reserve(self, tx: Tx, keys: Sequence[RequestKey]) -> None:
         """Insert keys; KeyTaken, here or at a later statement, if one of them exists."""
 
     async def write(self, tx: Tx, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
@@ -268,7 +271,7 @@ class Store(Protocol[Tx]):
     async def aborted(self, xids: Sequence[str | None]) -> bool:
         """Whether every one of these transactions is known never to have happened."""
 
-    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
+    async def look(self, keys: Sequence[tuple[int, str]]) -> KeyLookup:
         """What is known under each key, and the time for new ids.
 
         Ids of that time are above the store's floor, even if its clock is behind it.
@@ -295,7 +298,9 @@ class Store(Protocol[Tx]):
     async def outages(self) -> Sequence[Outage]:
         """The lanes that are unreachable now. What nobody has noted for a while is over."""
 
-    async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
+    async def askable(
+        self, transfers: Sequence[Transfer], flows: FlowChecksums
+    ) -> Sequence[Transfer]:
         """Those of leased rows that may be asked about now, by the same rules as in a claim."""
 
     async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:

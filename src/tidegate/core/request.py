@@ -10,22 +10,21 @@ import msgspec
 
 from tidegate.core.answers import keepable
 from tidegate.core.flow import FEES, Flow
-from tidegate.core.money import MAX_AMOUNT, parse_amount
-from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import (
+from tidegate.core.kind import (
     GENESIS,
     NO_DETAIL,
     Detail,
-    Expiry,
-    Kind,
     Parties,
     Party,
-    Seat,
+    PartyTemplate,
     Transfer,
+    TransferKind,
     details_of,
-    lane_of,
-    seats_of,
+    party_templates_of,
 )
+from tidegate.core.money import MAX_AMOUNT, parse_amount
+from tidegate.core.refusals import Refusal
+from tidegate.core.transfer import Expiry, lane_of
 
 MAX_CID_CHARS = 64
 MAX_KEY_CHARS = 128  # Of a key that we compose, such as a member's id and a cid.
@@ -42,7 +41,7 @@ USER, OPERATOR, GUILD, BATCH = "", "operator", "guild", "batch"
 SPACE_MARK = "\u00a7"
 
 
-Terms: TypeAlias = Mapping[str, str]
+RequestTerms: TypeAlias = Mapping[str, str]
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ class Asset(msgspec.Struct, frozen=True):
     max_transfer_amount: int | None = None
 
 
-class Account(msgspec.Struct, frozen=True):
+class AccountType(msgspec.Struct, frozen=True):
     """An account type that callers may name: which book of which system it is."""
 
     system: str
@@ -63,7 +62,7 @@ class Account(msgspec.Struct, frozen=True):
     supported: bool = True
 
 
-class Wish(msgspec.Struct, frozen=True):
+class TransferRequest(msgspec.Struct, frozen=True):
     """What a caller asks for, as text and not yet believed."""
 
     source: str
@@ -90,7 +89,9 @@ class Request(msgspec.Struct, frozen=True):
     lives_s: float | None = None  # From its creation on: takes the place of its states' deadlines.
     expires_us: int | None = None  # The same as a moment of the database's clock.
     space: str = USER  # Of its key.
-    terms: Terms | None = None  # What was asked for in the caller's words; else the parties say it.
+    terms: RequestTerms | None = (
+        None  # What was asked for in the caller's words; else the parties say it.
+    )
     fee: int = 0  # Taken from the amount when the target is credited.
 
     @property
@@ -109,7 +110,7 @@ class Request(msgspec.Struct, frozen=True):
         Not the fee: the fee schedule may change between a request and its replay. The database
         computes the same for requests that reach its inbox: `request_fingerprint`.
         """
-        return spelling_of(self).fingerprint(self.owner, self.amount)
+        return fingerprint_form_of(self).fingerprint(self.owner, self.amount)
 
     def older_fingerprint(self) -> bytes:
         """As versions before the key spaces computed it. Their keys are still known."""
@@ -121,7 +122,7 @@ class Request(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
 
 
-class Spelling:
+class FingerprintForm:
     """The text that a fingerprint is the hash of, without owner and amount: requests that differ in
     nothing else share it. Each text in it is preceded by its length.
     """
@@ -153,7 +154,7 @@ def _escaped(text: str) -> bytes:
     return text.encode().replace(b"%", b"%%")
 
 
-def spelling_of(request: Request) -> Spelling:
+def fingerprint_form_of(request: Request) -> FingerprintForm:
     terms: dict[str, str] = dict(request.terms or {})
     owned: dict[str, str] = {}
     if request.terms is None:
@@ -173,7 +174,7 @@ def spelling_of(request: Request) -> Spelling:
         else:
             before += f"{len(terms[name])}:{terms[name]}"
     flow, asset = request.flow, str(request.asset_id)
-    return Spelling(f"{len(flow)}:{flow}{len(asset)}:{asset}", tuple(parts), before)
+    return FingerprintForm(f"{len(flow)}:{flow}{len(asset)}:{asset}", tuple(parts), before)
 
 
 _sha256 = hashlib.sha256
@@ -183,7 +184,7 @@ def key_of(space: str, cid: str) -> str:
     return f"{space}{SPACE_MARK}{cid}" if space else cid
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckedRequest(msgspec.Struct, frozen=True):
     """A request as the engine may take it, unless it is new and something speaks against it."""
 
     request: Request
@@ -191,11 +192,11 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def internal_transfer(
-    wish: Wish,
+    wish: TransferRequest,
     caller: int,
-    accounts: Mapping[str, Account],
+    accounts: Mapping[str, AccountType],
     assets: Mapping[str, Asset],
-) -> Checked | Refusal:
+) -> CheckedRequest | Refusal:
     """Check a wish in the order that the callers rely on; the first «no» is the answer."""
     if wish.user_id is not None and wish.user_id != caller:
         return Refusal.FORBIDDEN
@@ -228,7 +229,7 @@ def internal_transfer(
         space=wish.space,
         terms={"from": wish.source, "to": wish.target},
     )
-    return Checked(request, veto or _range_refusal(amount, asset))
+    return CheckedRequest(request, veto or _range_refusal(amount, asset))
 
 
 def well_formed_cid(cid: str, most: int = MAX_CID_CHARS) -> bool:
@@ -315,28 +316,30 @@ def fee_veto(request: Request, flow: Flow) -> Refusal | None:
 
 def transfer_of(request: Request, flow: Flow, id_: UUID) -> Transfer:
     """The transfer that a request becomes, at its first state that asks something."""
-    return born(request, kind_born(request, flow), id_)
+    return new_transfer(request, new_kind(request, flow), id_)
 
 
-def born(request: Request, kind: Kind, id_: UUID) -> Transfer:
+def new_transfer(request: Request, kind: TransferKind, id_: UUID) -> Transfer:
     own = (request.owner, request.amount, request.parent, request.cid, GENESIS, request.trace)
     return Transfer(kind, id_, *own)
 
 
-def kind_born(request: Request, flow: Flow) -> Kind:
-    seats = seats_of(request.parties, request.owner)
+def new_kind(request: Request, flow: Flow) -> TransferKind:
+    party_templates = party_templates_of(request.parties, request.owner)
     money, named = (request.asset_id, request.fee), (details_of(request.detail), request.space)
-    return _born(flow, seats, money, named)
+    return _born(flow, party_templates, money, named)
 
 
 @lru_cache(4096)
 def _born(
     flow: Flow,
-    seats: tuple[Seat, ...],
+    party_templates: tuple[PartyTemplate, ...],
     money: tuple[int, int],
     named: tuple[tuple[tuple[str, str], ...], str],
-) -> Kind:
+) -> TransferKind:
     state = flow.arrive(flow.first)[-1]
-    lane = lane_of(flow, {seat.role: seat for seat in seats}, state)
+    lane = lane_of(flow, {template.role: template for template in party_templates}, state)
     details, space = named
-    return Kind(flow.name, state, lane, seats, *money, details=details, space=space).but()
+    return TransferKind(
+        flow.name, state, lane, party_templates, *money, details=details, space=space
+    ).but()

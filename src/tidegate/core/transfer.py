@@ -11,38 +11,15 @@ import msgspec
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Evidence
 from tidegate.core.flow import FEES, UNDOES, Ask, Flow, Verb
 from tidegate.core.kind import (
-    GENESIS,
     NO_DETAIL,
     Detail,
-    Kind,
-    Parties,
     Party,
-    Seat,
+    PartyTemplate,
     Transfer,
-    details_of,
-    kind_of,
-    parties_of,
-    seats_of,
-    transfer_with,
+    TransferKind,
 )
 
-__all__ = [
-    "GENESIS",
-    "NO_DETAIL",
-    "Detail",
-    "Kind",
-    "Parties",
-    "Party",
-    "Seat",
-    "Transfer",
-    "details_of",
-    "kind_of",
-    "parties_of",
-    "seats_of",
-    "transfer_with",
-]
-
-Who = TypeVar("Who", Party, Seat)
+Who = TypeVar("Who", Party, PartyTemplate)
 
 SUSPENSE = "suspense"  # The role of the book to which a refused refund is re-pointed.
 
@@ -67,7 +44,7 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     fees: Party | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class HistoryEntry(msgspec.Struct, frozen=True, gc=False):
     """One answer as the history keeps it."""
 
     version: int
@@ -79,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     actor: str = ""
 
 
-class Line(NamedTuple):
+class AnswerForm(NamedTuple):
     """An entry without its evidence: what many transfers have in common."""
 
     version: int
@@ -105,7 +82,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
     before: Transfer | None
     after: Transfer
-    entries: tuple[Entry, ...] = ()  # Empty: no answer; stay, and ask again after the delay.
+    entries: tuple[HistoryEntry, ...] = ()  # Empty: no answer; stay, and ask again after the delay.
     delay_s: float = 0.0
     attempt: str = ""  # Why the last question stays open, kept beside the transfer.
     alarm: Alarm = Alarm.NONE
@@ -124,9 +101,9 @@ class Step(msgspec.Struct, frozen=True, eq=False, weakref=True):
     without what is their own. Equal steps are one object, as equal kinds are: `step_with`.
     """
 
-    before: Kind | None  # None: they are created.
-    after: Kind
-    lines: tuple[Line, ...] = ()
+    before: TransferKind | None  # None: they are created.
+    after: TransferKind
+    lines: tuple[AnswerForm, ...] = ()
     delay_s: float = 0.0
     attempt: str = ""
     alarm: Alarm = Alarm.NONE
@@ -167,7 +144,12 @@ def step_of(move: Move) -> Step:
     return step_with(
         None if move.before is None else move.before.kind,
         move.after.kind,
-        tuple([Line(e.version, e.path, e.verb, e.answer, e.reason, e.actor) for e in move.entries]),
+        tuple(
+            [
+                AnswerForm(e.version, e.path, e.verb, e.answer, e.reason, e.actor)
+                for e in move.entries
+            ]
+        ),
         move.delay_s,
         move.attempt,
         move.alarm,
@@ -176,39 +158,41 @@ def step_of(move: Move) -> Step:
     )
 
 
-class Asked(NamedTuple):
+class QuestionForm(NamedTuple):
     """What all transfers of a kind are asked about: a question without what is their own."""
 
     verb: Verb
-    seat: Seat
+    template: PartyTemplate
     undoes: int | None
     expect_done: bool
     opens: bool
-    fees: Seat | None  # Where the fee goes, if this question carries it.
+    fees: PartyTemplate | None  # Where the fee goes, if this question carries it.
 
 
-def asked_about(flow: Flow, kind: Kind) -> Asked:
+def asked_about(flow: Flow, kind: TransferKind) -> QuestionForm:
     ask = flow.ask(kind.state)
     assert ask is not None, f"nothing is asked in {kind.state}"
-    seats = {seat.role: seat for seat in kind.seats}
-    verb, seat = asked_of(ask, seats)
+    party_templates = {template.role: template for template in kind.party_templates}
+    verb, template = asked_of(ask, party_templates)
     undo = verb in UNDOES
     # Refund and suspense take the whole amount.
     charged = kind.fee and verb is Verb.CREDIT and ask.role == "target"
-    return Asked(
+    return QuestionForm(
         verb,
-        seat,
+        template,
         kind.undoes if undo else None,
         undo and kind.undoes is not None,
         ask.opens or verb is not ask.verb,
-        seats[FEES] if charged else None,
+        party_templates[FEES] if charged else None,
     )
 
 
-def questions_of(asked: Asked, kind: Kind, transfers: Iterable[Transfer]) -> list[Question]:
+def questions_of(
+    asked: QuestionForm, kind: TransferKind, transfers: Iterable[Transfer]
+) -> list[Question]:
     """The question about each of some transfers of one kind. It is the same however often put."""
-    verb, seat, undoes, expect_done, opens, fees = asked
-    _, system, book, other = seat
+    verb, template, undoes, expect_done, opens, fees = asked
+    _, system, book, other = template
     version, asset_id, detail = kind.version, kind.asset_id, dict(kind.details)
     if fees is not None or other is not None:
         return [
@@ -216,7 +200,7 @@ def questions_of(asked: Asked, kind: Kind, transfers: Iterable[Transfer]) -> lis
                 t.id,
                 version,
                 verb,
-                seated(seat, t.owner),
+                party_at(template, t.owner),
                 asset_id,
                 t.amount,
                 undoes,
@@ -224,7 +208,7 @@ def questions_of(asked: Asked, kind: Kind, transfers: Iterable[Transfer]) -> lis
                 opens,
                 detail,
                 fee=kind.fee if fees else 0,
-                fees=seated(fees, t.owner) if fees else None,
+                fees=party_at(fees, t.owner) if fees else None,
             )
             for t in transfers
         ]
@@ -250,8 +234,10 @@ def question_of(flow: Flow, transfer: Transfer) -> Question:
     return question
 
 
-def seated(seat: Seat, owner: int) -> Party:
-    return Party(seat.system, seat.book, owner if seat.owner is None else seat.owner)
+def party_at(template: PartyTemplate, owner: int) -> Party:
+    return Party(
+        template.system, template.book, owner if template.owner is None else template.owner
+    )
 
 
 def asked_of(ask: Ask, cast: Mapping[str, Who]) -> tuple[Verb, Who]:
@@ -266,7 +252,7 @@ def lane_of(flow: Flow, cast: Mapping[str, Who], state: str) -> str | None:
     return None if ask is None else asked_of(ask, cast)[1].system
 
 
-def chained(head: bytes, id_: UUID, flow: str, entry: Entry, at_us: int) -> bytes:
+def chained(head: bytes, id_: UUID, flow: str, entry: HistoryEntry, at_us: int) -> bytes:
     """The hash of one history row, which vouches for every row before it."""
     return link(head, hashed_form(flow, entry), id_, entry.evidence, at_us)
 
@@ -274,7 +260,7 @@ def chained(head: bytes, id_: UUID, flow: str, entry: Entry, at_us: int) -> byte
 Form = tuple[bytes, bytes]
 
 
-def hashed_form(flow: str, entry: Entry | Line) -> Form:
+def hashed_form(flow: str, entry: HistoryEntry | AnswerForm) -> Form:
     """What the hashes of all answers of one kind have in common: the text between the id and the
     evidence, and the text between the evidence and the time.
     """

@@ -44,7 +44,7 @@ MAX_U64 = 2**64 - 1
 MAX_U128 = 2**128 - 1
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. A request and its reply stand side by side.
 
     REFUSED with the number of a request declines that request: it was not executed, and the session
@@ -62,26 +62,26 @@ class Kind(IntEnum):
     BUSY = 30  # The queue was full: definitely not executed.
 
 
-class Verb(IntEnum):
+class CoreVerb(IntEnum):
     DEBIT = 1
     CREDIT = 2
     REFUND = 3
 
 
-class Book(IntEnum):
+class CoreBook(IntEnum):
     SPOT = 1
     FUTURE = 2
     MARGIN = 3
 
 
-class Status(IntEnum):
+class AccountStatus(IntEnum):
     ABSENT = 0  # Never credited, nor set by an administrator.
     ACTIVE = 1
     FROZEN = 2
     DISABLED = 3
 
 
-class Outcome(IntEnum):
+class CoreOutcome(IntEnum):
     """What became of an operation. Below 32 it is stored under its key; above, nothing is."""
 
     NOTHING = 0
@@ -104,7 +104,7 @@ class Outcome(IntEnum):
     MALFORMED = 36
 
 
-class Refused(IntEnum):
+class SessionRefusal(IntEnum):
     """Why a core will not serve a client, or not carry out a request."""
 
     PROTOCOL = 1
@@ -128,7 +128,7 @@ U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
 U64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class HistoryMark(msgspec.Struct, frozen=True, array_like=True):
     """A place in one core's history, and the CRC that identifies all of it up to there."""
 
     uuid: UUID
@@ -157,35 +157,35 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     protocol: int
     store: Name  # Empty: an administrator, who may read and rebind, and moves no money.
     process: Name
-    mark: Mark | None  # The newest that the client's database remembers.
+    mark: HistoryMark | None  # The newest that the client's database remembers.
     epoch: U64 = 0  # The highest that the client has seen.
     place: Name = ""  # The database: another one under the same store is a restore or a copy.
     assets: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_ASSETS)] = ()
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    mark: Mark
+    mark: HistoryMark
     floor: bytes  # Ids below it are retired.
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True):
+class RefusalFrame(msgspec.Struct, frozen=True, array_like=True):
     code: int
     message: str
 
 
-class Frame(NamedTuple):
+class CoreFrame(NamedTuple):
     kind: int
     request: int
     body: bytes
 
 
-class Stamp(NamedTuple):
+class PositionStamp(NamedTuple):
     epoch: int
     position: int
     crc: int
 
 
-class Operation(NamedTuple):
+class CoreOperation(NamedTuple):
     """One question as the core is asked it."""
 
     transfer_id: bytes
@@ -197,24 +197,24 @@ class Operation(NamedTuple):
     expect_done: bool = False
 
 
-class Event(NamedTuple):
+class CoreEvent(NamedTuple):
     """One operation as the core has decided it. Refused ones have no delta."""
 
     position: int
     transfer_id: UUID
     version: int
-    verb: Verb
-    book: Book
+    verb: CoreVerb
+    book: CoreBook
     owner: int
     asset_id: int
     amount: int
     undoes: int
-    outcome: Outcome
+    outcome: CoreOutcome
     delta: int
     balance: int
 
 
-class Malformed(Exception):
+class MalformedFrame(Exception):
     """The other side does not speak this protocol: the connection ends."""
 
 
@@ -234,10 +234,10 @@ class ByteWriter(Protocol):
 
 Streams: TypeAlias = tuple[ByteReader, ByteWriter]
 
-_M = TypeVar("_M", Hello, Welcome, Refusal, Binding, Rebinding)
+_M = TypeVar("_M", Hello, Welcome, RefusalFrame, Binding, Rebinding)
 
 # What can go wrong with a connection, and says nothing about the operation.
-LOST = (OSError, EOFError, Malformed)
+LOST = (OSError, EOFError, MalformedFrame)
 assert issubclass(asyncio.IncompleteReadError, LOST)
 
 
@@ -247,18 +247,18 @@ def frame(kind: int, request: int, body: bytes = b"") -> bytes:
     return HEAD.pack(len(body), zlib.crc32(body, zlib.crc32(head)), kind, request) + body
 
 
-async def receive(reader: ByteReader) -> Frame:
+async def receive(reader: ByteReader) -> CoreFrame:
     """The next frame. The length is judged before anything of that length is read."""
     length, crc, kind, request = HEAD.unpack(await reader.readexactly(HEAD.size))
     if length > MAX_BODY:
-        raise Malformed(f"a frame claims {length} bytes; {MAX_BODY} are allowed")
+        raise MalformedFrame(f"a frame claims {length} bytes; {MAX_BODY} are allowed")
     body = await reader.readexactly(length)
     if zlib.crc32(body, zlib.crc32(HEAD.pack(length, 0, kind, request))) != crc:
-        raise Malformed("the CRC of a frame is wrong")
-    return Frame(kind, request, body)
+        raise MalformedFrame("the CRC of a frame is wrong")
+    return CoreFrame(kind, request, body)
 
 
-def pack(message: Hello | Welcome | Refusal | Binding | Rebinding) -> bytes:
+def pack(message: Hello | Welcome | RefusalFrame | Binding | Rebinding) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
@@ -270,8 +270,8 @@ def unpack_welcome(body: bytes) -> Welcome:
     return _unpack(body, Welcome)
 
 
-def unpack_refusal(body: bytes) -> Refusal:
-    return _unpack(body, Refusal)
+def unpack_refusal(body: bytes) -> RefusalFrame:
+    return _unpack(body, RefusalFrame)
 
 
 def unpack_binding(body: bytes) -> Binding:
@@ -290,7 +290,7 @@ def account(book: int, asset_id: int, owner: int) -> bytes:
     return ACCOUNT.pack(book, asset_id, owner)
 
 
-def pack_operations(operations: Iterable[Operation]) -> bytes:
+def pack_operations(operations: Iterable[CoreOperation]) -> bytes:
     return b"".join(
         OPERATION.pack(
             KEY.pack(o.transfer_id, o.version),
@@ -308,48 +308,48 @@ def pack_keys(keys: Iterable[tuple[UUID, int]]) -> bytes:
     return b"".join(KEY.pack(transfer_id.bytes, version) for transfer_id, version in keys)
 
 
-def unpack_stamp(body: bytes) -> Stamp:
+def unpack_stamp(body: bytes) -> PositionStamp:
     if len(body) < STAMP.size:
-        raise Malformed("a reply has no stamp")
-    return Stamp(*STAMP.unpack_from(body))
+        raise MalformedFrame("a reply has no stamp")
+    return PositionStamp(*STAMP.unpack_from(body))
 
 
 def unpack_answers(body: bytes, count: int) -> Sequence[tuple[int, int]]:
     """Outcome and position of each, and as many as were asked for."""
     answers = list(rows(ANSWER, body[STAMP.size :]))
     if len(answers) != count:
-        raise Malformed(f"{count} questions got {len(answers)} answers")
+        raise MalformedFrame(f"{count} questions got {len(answers)} answers")
     return answers
 
 
-def unpack_events(body: bytes) -> Iterator[Event]:
+def unpack_events(body: bytes) -> Iterator[CoreEvent]:
     for position, record in rows(EVENT, body[STAMP.size :]):
         key, verb, _, undoes, party, amount, outcome, delta, balance = RECORD.unpack(record)
         transfer_id, version = KEY.unpack(key)
         book, asset_id, owner = ACCOUNT.unpack(party)
         try:
-            yield Event(
+            yield CoreEvent(
                 position,
                 UUID(bytes=transfer_id),
                 version,
-                Verb(verb),
-                Book(book),
+                CoreVerb(verb),
+                CoreBook(book),
                 owner,
                 asset_id,
                 int.from_bytes(amount),
                 undoes,
-                Outcome(outcome),
+                CoreOutcome(outcome),
                 int.from_bytes(delta, signed=True),
                 int.from_bytes(balance),
             )
         except ValueError as strange:
-            raise Malformed(f"an event does not parse: {strange}") from strange
+            raise MalformedFrame(f"an event does not parse: {strange}") from strange
 
 
 def rows(form: struct.Struct, body: bytes) -> Iterator[tuple[Any, ...]]:
     """The structs of which a body consists, wholly."""
     if len(body) % form.size:
-        raise Malformed(f"{len(body)} bytes are no whole number of {form.size}-byte rows")
+        raise MalformedFrame(f"{len(body)} bytes are no whole number of {form.size}-byte rows")
     return form.iter_unpack(body)
 
 
@@ -357,4 +357,4 @@ def _unpack(body: bytes, form: type[_M]) -> _M:
     try:
         return msgspec.msgpack.decode(body, type=form)
     except (msgspec.MsgspecError, UnicodeDecodeError) as broken:
-        raise Malformed(f"a {form.__name__} does not parse: {broken}") from broken
+        raise MalformedFrame(f"a {form.__name__} does not parse: {broken}") from broken

@@ -8,9 +8,9 @@ from typing import Any, Self
 from psycopg_pool import AsyncConnectionPool
 
 from tidegate.app import Setup, open_gate
+from tidegate.economy.address import setup_of
 from tidegate.economy.listener import TelemetryListener
-from tidegate.economy.places import setup_of
-from tidegate.engine.inbox import NAME as INBOX
+from tidegate.engine.inbox_reader import NAME as INBOX
 from tidegate.engine.stopped import EngineStopped
 
 DUE = "tidegate_due"  # The channel on which a new row says that there is something to do.

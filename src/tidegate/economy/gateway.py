@@ -19,7 +19,7 @@ EXPIRES_HOURS = 24.0
 MISMATCH = "TG422"  # As the function that creates transfers calls it.
 
 
-class Wish(TypedDict):
+class PoolTransferRequest(TypedDict):
     """What a caller asks for. Ids are those of the guild's platform, amounts whole points."""
 
     guild_id: int
@@ -52,13 +52,13 @@ class PendingTransfer:
     cid: str | None = None
 
 
-def words_of(wish: Wish) -> dict[str, object]:
+def words_of(wish: PoolTransferRequest) -> dict[str, object]:
     """What is kept of a wish besides the money."""
     reason = wish.get("reason")
     return {**(wish.get("metadata") or {}), **({} if reason is None else {"reason": reason})}
 
 
-def values_of(wish: Wish) -> dict[str, object]:
+def values_of(wish: PoolTransferRequest) -> dict[str, object]:
     """The columns of a wish."""
     return {
         "guild_id": wish["guild_id"],
@@ -75,7 +75,7 @@ class PendingTransferGateway:
     """Every call runs on the caller's connection, in the caller's transaction if there is one."""
 
     async def create_pending_transfer(
-        self, connection: psycopg.AsyncConnection[Any], **wish: Unpack[Wish]
+        self, connection: psycopg.AsyncConnection[Any], **wish: Unpack[PoolTransferRequest]
     ) -> UUID:
         try:
             [row] = await _fetch(connection, "create", values_of(wish))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from tidegate.economy.places import address_of
+from tidegate.economy.address import address_of
 
 CHANNEL = "economy_events"
 FIRST_S, CAP_S, DOUBLINGS = 0.1, 5.0, 10

@@ -11,22 +11,22 @@ from uuid import UUID
 from psycopg_pool import AsyncConnectionPool
 
 from tidegate.app import open_gate
+from tidegate.core.kind import Transfer
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import GUILD, Request
-from tidegate.core.transfer import Transfer
-from tidegate.economy.entrance import Entrance
+from tidegate.economy.address import setup_of
+from tidegate.economy.batched_creation import BatchedCreation
 from tidegate.economy.errors import InvalidTransfer, TransferNotFound, TransferUnavailable, error_of
 from tidegate.economy.gateway import (
     STATEMENTS,
     PendingTransfer,
     PendingTransferGateway,
-    Wish,
+    PoolTransferRequest,
     words_of,
 )
-from tidegate.economy.places import setup_of
-from tidegate.engine.births import Receipt
-from tidegate.engine.forms import issue
 from tidegate.engine.gate import Gate
+from tidegate.engine.pending_request import Receipt
+from tidegate.engine.request_forms import issue
 from tidegate.engine.stopped import EngineStopped
 from tidegate.systems.guild import CHECKS, POINT, payment
 
@@ -63,7 +63,7 @@ class TransferService:
         self.pool = pool
         self.event_pool_enabled = event_pool_enabled
         self.gateway = PendingTransferGateway()
-        self._entrance = Entrance(pool, self.gateway)
+        self._entrance = BatchedCreation(pool, self.gateway)
         self._opening = asyncio.Lock()
         self._gate: Gate | None = None
         self._running = AsyncExitStack()
@@ -78,7 +78,7 @@ class TransferService:
         self._gate = None
         await self._running.aclose()
 
-    async def transfer_currency(self, **wish: Unpack[Wish]) -> UUID | TransferResult:
+    async def transfer_currency(self, **wish: Unpack[PoolTransferRequest]) -> UUID | TransferResult:
         """The transfer's id in the pool; or, at once, what came of it, or a TransferError."""
         _check(wish)
         if self.event_pool_enabled:
@@ -95,7 +95,7 @@ class TransferService:
         for name, value in (("guild_id", guild_id), ("member_id", member_id), ("amount", amount)):
             _whole(name, value)
         gate = await self._open()
-        said = await _asked(gate, issue(guild_id, member_id, amount, cid))
+        said = await _request_of(gate, issue(guild_id, member_id, amount, cid))
         if isinstance(said, Refusal):
             raise error_of(said)
         if said.transfer.state != "COMPLETED":
@@ -109,7 +109,7 @@ class TransferService:
             raise TransferNotFound("the pool has no such transfer", transfer_id)
         return found
 
-    async def _pay(self, wish: Wish) -> TransferResult:
+    async def _pay(self, wish: PoolTransferRequest) -> TransferResult:
         gate = await self._open()
         guild, initiator, target = wish["guild_id"], wish["initiator_id"], wish["target_id"]
         parties = {r: p for r, p in payment(guild, initiator, target).items() if r != CHECKS}
@@ -124,7 +124,7 @@ class TransferService:
             detail={"metadata": json.dumps(words, sort_keys=True)} if words else {},
             space=GUILD,
         )
-        said = await _asked(gate, request)
+        said = await _request_of(gate, request)
         if isinstance(said, Refusal):
             raise error_of(said)
         transfer = said.transfer
@@ -144,14 +144,14 @@ class TransferService:
             return self._gate
 
 
-async def _asked(gate: Gate, request: Request) -> Receipt | Refusal:
+async def _request_of(gate: Gate, request: Request) -> Receipt | Refusal:
     try:
         return await gate.engine.transfer(request)
     except EngineStopped as stopped:
         raise TransferUnavailable(f"{stopped}; ask again with its cid") from stopped
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: PoolTransferRequest) -> None:
     """What can be refused without asking anybody."""
     for name in ("guild_id", "initiator_id", "target_id", "amount"):
         _whole(name, wish[name])
@@ -164,7 +164,7 @@ def _whole(name: str, value: object) -> None:
         raise InvalidTransfer(f"{name} must be a whole number from 1 on, not {value!r}")
 
 
-async def _result(gate: Gate, transfer: Transfer, wish: Wish) -> TransferResult:
+async def _result(gate: Gate, transfer: Transfer, wish: PoolTransferRequest) -> TransferResult:
     rows = await gate.store.run(STATEMENTS["balances_after"], {"transfer_id": transfer.id})
     after = dict(rows)
     return TransferResult(

@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from tidegate.core.ports import Account
-from tidegate.engine.verdicts import Look
-from tidegate.store.auditing import Moment
+from tidegate.core.account import Account
+from tidegate.engine.audit_rules import AuditPass
+from tidegate.store.audit_reads import AuditSnapshot
 
 MAX_OWNERS = 2_000
 
 _T = TypeVar("_T")
 
 
-async def judge_accounts(then: Moment, look: Look) -> None:
+async def judge_accounts(then: AuditSnapshot, look: AuditPass) -> None:
     """Each account of the ledger follows from its operations."""
     suspects: list[int] | None = None
     if not look.full:

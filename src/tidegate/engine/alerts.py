@@ -11,7 +11,7 @@ from ulid import ULID
 from tidegate.core.answers import Alarm
 
 
-class Code(StrEnum):
+class AlertCode(StrEnum):
     """One stable name per cause. docs/operations.md says for each what to do."""
 
     TRANSFER_STUCK = "transfer_stuck"
@@ -43,7 +43,7 @@ class Code(StrEnum):
 
 class Alert(msgspec.Struct, frozen=True):
     alarm: Alarm
-    code: Code
+    code: AlertCode
     cause: str
     lane: str | None = None
     transfer_id: UUID | None = None  # Of several, the one that has waited longest.

@@ -13,44 +13,52 @@ from contextlib import aclosing
 from typing import NamedTuple
 from uuid import UUID
 
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.flow import Flow
-from tidegate.core.ports import Account, StoreFault
-from tidegate.core.wire import MAX_OPERATIONS, Event
+from tidegate.core.ports import StoreFault
+from tidegate.core.wire import MAX_OPERATIONS, CoreEvent
 from tidegate.engine.account_checks import MAX_OWNERS, judge_accounts, pieces, unfounded
-from tidegate.engine.alerts import Alert, Code
-from tidegate.engine.event_reader import MAX_VIOLATIONS, EventReader
-from tidegate.engine.slices import PAGE, Slice, slice_of
-from tidegate.engine.unknown_flows import effects, unknown, unrecorded
-from tidegate.engine.verdicts import (
-    Found,
-    Look,
-    Report,
-    Wanted,
+from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.engine.audit_rules import (
+    AuditPass,
+    AuditReport,
+    ExpectedRecord,
+    SystemRecord,
     broken_chain,
+    finding,
     gaps,
     judge,
     ledger_found,
     legs,
     report,
     resolved,
-    told,
     unreadable,
 )
-from tidegate.store import sweeping
-from tidegate.store.auditing import FIRST, Brake, Case, Moment, moment, pull_brake
+from tidegate.engine.audit_slices import PAGE, AuditSlice, slice_of
+from tidegate.engine.event_reader import MAX_VIOLATIONS, EventReader
+from tidegate.engine.unknown_flows import effects, unknown, unrecorded
+from tidegate.store import audit_progress
+from tidegate.store.audit_progress import LAST_ID as LAST
+from tidegate.store.audit_progress import LAST_OWNER, AuditProgress
+from tidegate.store.audit_reads import (
+    FIRST,
+    AuditCase,
+    AuditSnapshot,
+    HaltOutcome,
+    audit_snapshot,
+    halt_for_audit,
+)
 from tidegate.store.flow_checks import checksums
 from tidegate.store.postgres import PostgresStore
-from tidegate.store.sweeping import LAST_ID as LAST
-from tidegate.store.sweeping import LAST_OWNER, Sweep
-from tidegate.systems.trading import Totals, Trading
+from tidegate.systems.trading import CoreTotals, TradingCoreClient
 
 # A birth commits within this time after its transaction began, or the next full audit finds it.
 SLACK_US = 60 * 1_000_000
 MISSES = 10  # Audits in a row that could not be made, until somebody is called.
 
 
-class Scope(NamedTuple):
+class AuditScope(NamedTuple):
     """What the audit may take for granted of the set-up."""
 
     ledger: str = "ledger"
@@ -58,7 +66,7 @@ class Scope(NamedTuple):
     owners_alone: bool = True  # No transfer moves money from one owner to another.
 
 
-class Memory(NamedTuple):
+class AuditMemory(NamedTuple):
     """What an audit leaves to the next: what it need not read again."""
 
     since_us: int  # What was created before that was there to be judged.
@@ -74,23 +82,23 @@ class Audit:
     def __init__(
         self,
         store: PostgresStore,
-        core: Trading | None,
+        core: TradingCoreClient | None,
         flows: Mapping[str, Flow],
         alert: Callable[[Alert], None],
-        scope: Scope | None = None,
+        scope: AuditScope | None = None,
     ) -> None:
         self._store, self._core, self._flows, self._alert = store, core, flows, alert
         self._tables = checksums(flows.values())
-        self._scope = scope or Scope()
+        self._scope = scope or AuditScope()
         self._ear = None if core is None else EventReader(store, core)
-        self._memory: Memory | None = None
+        self._memory: AuditMemory | None = None
         self._told: frozenset[str] = frozenset()
         self._missed = 0  # In a row.
         self._turn = asyncio.Lock()
         self.read: Counter[str] = Counter()  # What the last look has read, so far.
-        self.last: Report | None = None
+        self.last: AuditReport | None = None
 
-    async def run(self, *, full: bool = True, sweep_s: float | None = None) -> Report:
+    async def run(self, *, full: bool = True, sweep_s: float | None = None) -> AuditReport:
         """Look; whatever is wrong stays wrong, so look again; then pull the brake.
 
         With `sweep_s`, a slice of what is old is judged too, so that all is within that time.
@@ -98,7 +106,7 @@ class Audit:
         async with self._turn:
             part = None
             if sweep_s is not None:
-                part = slice_of(await sweeping.current(self._store, sweep_s), sweep_s)
+                part = slice_of(await audit_progress.current(self._store, sweep_s), sweep_s)
             found = await self.look(full=full, part=part)
             if found.problems:
                 # Of unknown flows everything counts: what was counted before may be too little.
@@ -110,12 +118,16 @@ class Audit:
                 self._told = frozenset()
                 if part is not None:
                     reached = found.reached or part.begun
-                    for id_, *where in await sweeping.advance(self._store, part.begun, reached):
+                    for id_, *where in await audit_progress.advance(
+                        self._store, part.begun, reached
+                    ):
                         cause = "no list of held transfers named it; it is due now"
                         lane, state = where
-                        self._alert(Alert(Alarm.PAGE, Code.TRANSFER_STUCK, cause, lane, id_, state))
+                        self._alert(
+                            Alert(Alarm.PAGE, AlertCode.TRANSFER_STUCK, cause, lane, id_, state)
+                        )
                 if full:
-                    await sweeping.verified(self._store, found.at_us)
+                    await audit_progress.verified(self._store, found.at_us)
             assets = await self._store.assets()
             halted = await self._store.halted()
             self.last = report(found, assets.values(), halted=halted)
@@ -130,37 +142,37 @@ class Audit:
             self._missed += 1
             if self._missed == MISSES:
                 cause = f"{self._missed} audits in a row could not be made: {fault}"
-                self._alert(Alert(Alarm.PAGE, Code.AUDIT_MISSED, cause))
+                self._alert(Alert(Alarm.PAGE, AlertCode.AUDIT_MISSED, cause))
             raise
 
     async def close(self) -> None:
         if self._ear is not None:
             await self._ear.close()
 
-    async def _halt(self, found: Look) -> bool:
+    async def _halt(self, found: AuditPass) -> bool:
         """Not if somebody has resumed since: what was found may be what has been set right."""
         problems = found.problems
         reason = f"{problems[0]} ({len(problems)} found)"
-        brake = await pull_brake(self._store, reason, found.at_us)
-        if brake is Brake.RELEASED:
+        brake = await halt_for_audit(self._store, reason, found.at_us)
+        if brake is HaltOutcome.RELEASED:
             return False
-        if brake is Brake.PULLED or not self._told.issuperset(problems):
+        if brake is HaltOutcome.PULLED or not self._told.issuperset(problems):
             self._told = frozenset(problems)
             cause = f"the audit found {len(problems)} violations: {problems[0]}"
-            self._alert(Alert(Alarm.HALT, Code.BOOKS_DISAGREE, cause))
+            self._alert(Alert(Alarm.HALT, AlertCode.BOOKS_DISAGREE, cause))
         return True
 
-    async def look(self, *, full: bool, part: Slice | None = None) -> Look:
+    async def look(self, *, full: bool, part: AuditSlice | None = None) -> AuditPass:
         """Judge, and tell nobody. A slice of what is old may be judged besides."""
-        look = Look(full)
+        look = AuditPass(full)
         self.read = look.read
         before = await self._totals()
-        async with moment(self._store) as then:
+        async with audit_snapshot(self._store) as then:
             look.at_us = then.at_us
             await self._compare_flows(then, look)
             look.books = await then.books()
             look.position, look.core = await self._totals()
-            later: dict[UUID, list[Event]] = {}
+            later: dict[UUID, list[CoreEvent]] = {}
             async for event in self._events(look.position, before.position):
                 if event.position > before.position:
                     later.setdefault(event.transfer_id, []).append(event)
@@ -174,16 +186,16 @@ class Audit:
                 await self._judge_owners(then, look)
             if part is not None:
                 look.reached = await self._judge_slice(then, look, part)
-        look.problems += [*gaps(look), *(self._ear.strange() if self._ear else ())]
+        look.problems += [*gaps(look), *(self._ear.orphans() if self._ear else ())]
         if not look.problems:
             since_us = then.at_us - SLACK_US
             recent = frozenset(id_ for id_ in look.judged if look.created.get(id_, 0) >= since_us)
             judged = frozenset(look.open), recent
-            self._memory = Memory(since_us, *judged, look.unknown, look.taken)
+            self._memory = AuditMemory(since_us, *judged, look.unknown, look.taken)
         look.problems = look.problems[:MAX_VIOLATIONS]
         return look
 
-    async def _compare_flows(self, then: Moment, look: Look) -> None:
+    async def _compare_flows(self, then: AuditSnapshot, look: AuditPass) -> None:
         """Which flows others know and we do not. They are read in full once, then what is new."""
         look.unknown, memory = unknown(await then.flows(), self._tables), self._memory
         before = frozenset() if memory is None else memory.unknown
@@ -191,23 +203,25 @@ class Audit:
             look.full = True
             names = ", ".join(sorted(look.unknown))
             cause = f"transfers of flow {names} are not judged here: another version knows them"
-            self._alert(Alert(Alarm.NONE, Code.FLOW_UNKNOWN, cause))
+            self._alert(Alert(Alarm.NONE, AlertCode.FLOW_UNKNOWN, cause))
         elif memory is not None and not look.full:
             look.taken.update(memory.taken)
 
-    async def _totals(self) -> Totals:
-        return Totals(0, {}) if self._core is None else await self._core.totals()
+    async def _totals(self) -> CoreTotals:
+        return CoreTotals(0, {}) if self._core is None else await self._core.totals()
 
     def _readable(self) -> Sequence[str]:
         return [self._scope.ledger, *([] if self._core is None else [self._core.name])]
 
-    async def _events(self, upto: int, begin: int) -> AsyncIterator[Event]:
+    async def _events(self, upto: int, begin: int) -> AsyncIterator[CoreEvent]:
         if self._ear is not None:
             async with aclosing(self._ear.hear(upto, begin)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield event
 
-    async def _judge_open(self, then: Moment, look: Look, later: dict[UUID, list[Event]]) -> None:
+    async def _judge_open(
+        self, then: AuditSnapshot, look: AuditPass, later: dict[UUID, list[CoreEvent]]
+    ) -> None:
         """Count what is in flight: by what both systems did, and not by states."""
         after = FIRST
         while ids := await then.open_ids(after, PAGE):
@@ -227,9 +241,9 @@ class Audit:
                 look.owners.add(event.owner)
                 look.in_flight[event.owner, event.asset_id] -= event.delta
 
-    async def _judge_ended(self, then: Moment, look: Look) -> None:
+    async def _judge_ended(self, then: AuditSnapshot, look: AuditPass) -> None:
         since_us = then.at_us - SLACK_US
-        memory = self._memory or Memory(since_us, frozenset(), frozenset())
+        memory = self._memory or AuditMemory(since_us, frozenset(), frozenset())
         # If the clock was put back, what is new looks older than the last audit.
         fresh = await then.fresh(min(since_us, memory.since_us), then.at_us + SLACK_US)
         look.created = {id_: created_us for id_, _, created_us in fresh}
@@ -248,16 +262,18 @@ class Audit:
         await self._judge_range(then, look, (after, LAST))
 
     async def _judge_ends(
-        self, then: Moment, look: Look, ids: Sequence[UUID], *, old: bool = False
+        self, then: AuditSnapshot, look: AuditPass, ids: Sequence[UUID], *, old: bool = False
     ) -> None:
         look.judged.update(() if old else ids)
         for case, in_flight in await self._judge(then, look, ids, old=old):
             if in_flight:
-                look.problems.append(told(case, f"{in_flight} of it went missing"))
+                look.problems.append(finding(case, f"{in_flight} of it went missing"))
             if look.full or old:
                 look.problems += broken_chain(case)
 
-    async def _judge_slice(self, then: Moment, look: Look, part: Slice) -> Sweep:
+    async def _judge_slice(
+        self, then: AuditSnapshot, look: AuditPass, part: AuditSlice
+    ) -> AuditProgress:
         """Transfers by their ids, and owners with their accounts, as a full audit judges them."""
         reached = part.begun
         for _ in range(part.pages if reached.id != LAST else 0):
@@ -278,22 +294,24 @@ class Audit:
         upto_owner = owners[-1] if len(owners) == limit else LAST_OWNER
         return reached._replace(owner=upto_owner, owners=reached.owners + len(owners))
 
-    async def _judge_range(self, then: Moment, look: Look, span: tuple[UUID, UUID]) -> None:
+    async def _judge_range(
+        self, then: AuditSnapshot, look: AuditPass, span: tuple[UUID, UUID]
+    ) -> None:
         for id_ in await then.strays(*span):
             look.problems.append(f"transfer {id_} has answers or operations, and does not exist")
 
     async def _judge(
-        self, then: Moment, look: Look, ids: Sequence[UUID], *, old: bool = False
-    ) -> list[tuple[Case, int]]:
+        self, then: AuditSnapshot, look: AuditPass, ids: Sequence[UUID], *, old: bool = False
+    ) -> list[tuple[AuditCase, int]]:
         """Each transfer against its state; with it, what it has in flight."""
         cases, judged = [], []
-        strangers: list[Case] = []
+        strangers: list[AuditCase] = []
         for case in await then.cases(ids) if ids else ():
             look.touch(case, old=old)
             if case.row.flow in look.unknown:
                 strangers += [] if old else [case]  # What is old was counted when it was new.
             elif problem := unreadable(case, self._flows.get(case.row.flow)):
-                look.problems.append(told(case, problem))
+                look.problems.append(finding(case, problem))
             else:
                 cases.append(case)
         await self._count_unknown(strangers, look)
@@ -304,7 +322,7 @@ class Audit:
             judged.append((case, verdict.in_flight))
         return judged
 
-    async def _count_unknown(self, cases: Sequence[Case], look: Look) -> None:
+    async def _count_unknown(self, cases: Sequence[AuditCase], look: AuditPass) -> None:
         core = None if self._core is None else self._core.name
         for case in cases:
             look.not_judged[case.row.flow] += 1
@@ -321,11 +339,11 @@ class Audit:
                     look.in_flight.subtract(done)
 
     async def _found(
-        self, cases: Sequence[Case], look: Look
-    ) -> Mapping[UUID, dict[tuple[str, int], Found]]:
+        self, cases: Sequence[AuditCase], look: AuditPass
+    ) -> Mapping[UUID, dict[tuple[str, int], SystemRecord]]:
         """What each system holds under each key of the transfers."""
         found = {case.row.id: ledger_found(case, self._scope.ledger) for case in cases}
-        wanted: list[Wanted] = []
+        wanted: list[ExpectedRecord] = []
         for case in cases:
             for key in self._keys(case):
                 if self._core is not None and key.system == self._core.name:
@@ -345,21 +363,21 @@ class Audit:
                     found[key.row.id][key.system, key.version] = effect
         return found
 
-    def _keys(self, case: Case) -> Iterator[Wanted]:
+    def _keys(self, case: AuditCase) -> Iterator[ExpectedRecord]:
         """Every key under which a system may hold something of a transfer."""
         row, flow = case.row, self._flows[case.row.flow]
         for kept in case.history:
             if (ask := flow.asked(kept.entry.path)) is not None:
                 system = row.parties[ask.role].system
-                yield Wanted(row, system, kept.entry.version, ask.verb, kept.entry)
+                yield ExpectedRecord(row, system, kept.entry.version, ask.verb, kept.entry)
                 if self._core is not None and system != self._core.name and resolved(case):
-                    yield Wanted(row, self._core.name, kept.entry.version, ask.verb, None)
+                    yield ExpectedRecord(row, self._core.name, kept.entry.version, ask.verb, None)
         # Under the next version, only the system that the state asks may hold anything.
         ask = flow.asked([row.state])
         for system in {party.system for party in row.parties.values()}:
-            yield Wanted(row, system, row.version, None if ask is None else ask.verb, None)
+            yield ExpectedRecord(row, system, row.version, None if ask is None else ask.verb, None)
 
-    async def _judge_owners(self, then: Moment, look: Look) -> None:
+    async def _judge_owners(self, then: AuditSnapshot, look: AuditPass) -> None:
         """Each owner's books sum to nothing, together with what is in flight."""
         limit = min(MAX_OWNERS, MAX_OPERATIONS // max(len(look.core), 1))
         if not look.full:
@@ -375,7 +393,7 @@ class Audit:
 
     async def _judge_piece(
         self,
-        look: Look,
+        look: AuditPass,
         piece: tuple[Sequence[int], Mapping[tuple[int, int], int]],
     ) -> None:
         since = look.since

@@ -7,32 +7,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
 
-from tidegate.core.decide import Terms
+from tidegate.core.account import Account
+from tidegate.core.decide import DecisionContext
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import (
-    Account,
     Admission,
+    FlowChecksums,
     Listener,
     LocalSystem,
     Remembering,
     Store,
     StoreUnavailable,
     System,
-    Tables,
     Tx,
 )
-from tidegate.core.transfer import Transfer
 from tidegate.engine.alerts import Alert
-from tidegate.engine.origins import Origins
-from tidegate.engine.rings import Apart, Ring
-from tidegate.engine.rules import Rules
+from tidegate.engine.kind_rules import KindRules
+from tidegate.engine.request_kinds import RequestKinds
+from tidegate.engine.ring import BusyOwners, Ring
 
 MAX_DETACHED = 16
 MAX_HELD = 8  # Of them, those that wait for accounts which are known to be held.
 MAX_AT_ONCE = 4  # Of their transactions: sessions must be left for the loops.
 
 
-class Detached:
+class DetachedBatches:
     """Batches that take longer than others may wait for. They go on beside the loops."""
 
     def __init__(self, ended: Callable[[asyncio.Task[None]], None] = lambda _: None) -> None:
@@ -95,12 +95,12 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
-class Means(Generic[Tx]):
+class EngineContext(Generic[Tx]):
     """All that the engine needs. Nothing in it reads a clock or throws dice of its own."""
 
     store: Store[Tx]
     flows: Mapping[str, Flow]
-    tables: Tables  # Their checksums: rows of other tables are for other processes.
+    tables: FlowChecksums  # Their checksums: rows of other tables are for other processes.
     outside: Mapping[str, System]
     local: Mapping[str, LocalSystem[Tx]]
     remembering: Mapping[str, Remembering[Tx]]
@@ -110,19 +110,19 @@ class Means(Generic[Tx]):
     ended: Callable[[Sequence[Transfer]], None]
     woken: Callable[[Iterable[str]], None]
     rings: Mapping[str, Ring]
-    apart: Apart
+    busy_owners: BusyOwners
     irreversible: frozenset[str]
-    rules: Rules
+    rules: KindRules
     worker: str = "engine"  # Its name in the store, where several processes note something.
     admission: Admission[Tx] | None = None
     listeners: Mapping[str, Listener[Tx]] = field(default_factory=dict)
-    detached: Detached = field(default_factory=Detached)
+    detached: DetachedBatches = field(default_factory=DetachedBatches)
     slow: dict[Account, float] = field(default_factory=dict)  # Accounts that somebody holds.
-    origins: Origins = field(init=False)
+    origins: RequestKinds = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "origins", Origins(self.flows, self.outside, self.local))
+        object.__setattr__(self, "origins", RequestKinds(self.flows, self.outside, self.local))
 
-    def terms(self, actor: str = "") -> Terms:
+    def terms(self, actor: str = "") -> DecisionContext:
         """Of a whole batch: what must be asked again together stays together."""
-        return Terms(self.dice.random(), self.irreversible, actor)
+        return DecisionContext(self.dice.random(), self.irreversible, actor)

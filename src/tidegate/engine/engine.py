@@ -9,6 +9,7 @@ from uuid import UUID
 
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import (
     Admission,
     LocalSystem,
@@ -18,20 +19,20 @@ from tidegate.core.ports import (
     Tx,
 )
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request
-from tidegate.core.transfer import Transfer
-from tidegate.engine.alerts import Alert, Code
-from tidegate.engine.births import IN_FLIGHT, Births, Receipt, Said
-from tidegate.engine.clock import keep_clock
-from tidegate.engine.context import Detached, Means
-from tidegate.engine.gathering import MANY
-from tidegate.engine.inbox import NAME as INBOX
-from tidegate.engine.inbox import Form, InboxReader
-from tidegate.engine.lanes import MAX_BATCH, Lane
-from tidegate.engine.rings import RING_SIZE, Apart, Ring
-from tidegate.engine.rules import Rules, RulesOf
-from tidegate.engine.scan import Scan
-from tidegate.engine.waiting import Waiting
+from tidegate.core.request import CheckedRequest, Request
+from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.engine.batch_timer import MANY
+from tidegate.engine.clock_repair import keep_clock
+from tidegate.engine.context import DetachedBatches, EngineContext
+from tidegate.engine.due_scan import DueScan
+from tidegate.engine.end_waiters import EndWaiters
+from tidegate.engine.inbox_reader import NAME as INBOX
+from tidegate.engine.inbox_reader import Form, InboxReader
+from tidegate.engine.kind_rules import KindRules, RulesOf
+from tidegate.engine.lane import MAX_BATCH, Lane
+from tidegate.engine.pending_request import Receipt, RequestResult
+from tidegate.engine.request_queue import IN_FLIGHT, RequestQueue
+from tidegate.engine.ring import RING_SIZE, BusyOwners, Ring
 from tidegate.store.flow_checks import checksums
 
 POLL_S = 0.25
@@ -39,7 +40,7 @@ STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts(Generic[Tx]):
+class EngineParts(Generic[Tx]):
     """What an engine is put together from."""
 
     store: Store[Tx]
@@ -58,23 +59,23 @@ class Parts(Generic[Tx]):
     forms: Mapping[str, Form] = field(default_factory=dict)  # Of the flows taken from the inbox.
     # Is told of every end that is recorded.
     ended: Callable[[Sequence[Transfer]], None] = lambda _: None
-    rules_of: RulesOf = Rules
+    rules_of: RulesOf = KindRules
 
 
 class Engine(Generic[Tx]):
     """`async with Engine(parts) as engine`, then `await engine.transfer(request)`."""
 
-    def __init__(self, parts: Parts[Tx]) -> None:
+    def __init__(self, parts: EngineParts[Tx]) -> None:
         outside = {system.name: system for system in parts.outside}
         local = {system.name: system for system in parts.local}
         assert not outside.keys() & local.keys(), "two systems have the same name"
         self.parts = parts
-        self.waiting = Waiting()
+        self.waiting = EndWaiters()
         irreversible = frozenset(
             [s.name for s in outside.values() if not s.reversible]
             + [s.name for s in local.values() if not s.reversible]
         )
-        self.means = Means(
+        self.context = EngineContext(
             store=parts.store,
             flows=parts.flows,
             tables=checksums(parts.flows.values()),
@@ -87,24 +88,24 @@ class Engine(Generic[Tx]):
             ended=self._ended,
             woken=self._woken,
             rings={name: Ring(parts.ring_size) for name in (*outside, *local)},
-            apart=Apart(self._freed),
+            busy_owners=BusyOwners(self._freed),
             irreversible=irreversible,
             rules=parts.rules_of(parts.flows, irreversible),
             listeners=_able(local, "moved", "refused"),
             admission=parts.admission,
             worker=parts.worker,
-            detached=Detached(self._loop_ended),
+            detached=DetachedBatches(self._loop_ended),
         )
-        self.births = Births(self.means, parts.many, self.waiting.follow)
-        self.inbox = InboxReader(self.means, parts.forms, parts.scan_s)
-        self.lanes = {name: Lane(name, self.means) for name in self.means.rings}
-        self.scan = Scan(self.means, self.lanes, parts.scan_s)
+        self.request_queue = RequestQueue(self.context, parts.many, self.waiting.follow)
+        self.inbox = InboxReader(self.context, parts.forms, parts.scan_s)
+        self.lanes = {name: Lane(name, self.context) for name in self.context.rings}
+        self.scan = DueScan(self.context, self.lanes, parts.scan_s)
         self._tasks: list[asyncio.Task[None]] = []
         # Done when a loop of the engine has failed: whoever runs it should end the program.
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        loops = [self.births.run() for _ in range(IN_FLIGHT)]
+        loops = [self.request_queue.run() for _ in range(IN_FLIGHT)]
         for lane in self.lanes.values():
             loops += [lane.run() for _ in range(self.parts.loops_per_lane)]
         loops.append(self.scan.run())
@@ -112,7 +113,7 @@ class Engine(Generic[Tx]):
             loops.append(self.inbox.run())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._polling = asyncio.create_task(self._poll())
-        self._keeping = asyncio.create_task(keep_clock(self.means))
+        self._keeping = asyncio.create_task(keep_clock(self.context))
         for task in (*self._tasks, self._polling, self._keeping):
             task.add_done_callback(self._loop_ended)
         return self
@@ -125,7 +126,7 @@ class Engine(Generic[Tx]):
 
         What cannot be finished in time is dropped, which is as safe as a crash.
         """
-        self.births.stop()
+        self.request_queue.stop()
         self.inbox.stop()
         self.scan.stop()
         for lane in self.lanes.values():
@@ -135,8 +136,8 @@ class Engine(Generic[Tx]):
         for task in aside:
             task.cancel()
         await asyncio.gather(*aside, return_exceptions=True)
-        self.births.die("it was asked to")
-        await self.means.detached.stop(grace_s)
+        self.request_queue.die("it was asked to")
+        await self.context.detached.stop(grace_s)
         for lane in self.lanes.values():
             await lane.drain()
 
@@ -145,40 +146,42 @@ class Engine(Generic[Tx]):
         if not task.cancelled() and (fault := task.exception()):
             if not self.died.done():
                 self.died.set_result(fault)
-            self.births.die(repr(fault))
+            self.request_queue.die(repr(fault))
             self.waiting.release()
             cause = f"a loop of the engine died: {fault!r}"
-            self.parts.alert(Alert(Alarm.CRITICAL, Code.ENGINE_DIED, cause))
+            self.parts.alert(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, cause))
 
     async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
         """Make a transfer of a request, once. Answered as soon as it is durable.
 
         With a veto only a request that is known already is answered by its transfer.
         """
-        return await self.births.submit(request, veto)
+        return await self.request_queue.submit(request, veto)
 
     async def transfer(
         self, request: Request, wait_s: float = 0.5, veto: Refusal | None = None
     ) -> Receipt | Refusal:
         """Make a transfer and wait a while for its end; after that it goes on by itself."""
-        births = self.births
-        answer = births.ask(request, veto, wait_s)
+        request_queue = self.request_queue
+        answer = request_queue.ask(request, veto, wait_s)
         try:
             reply = await answer
         finally:
-            births.left()
+            request_queue.left()
         if isinstance(reply, Refusal) or reply.transfer.kind.lane is None:
             return reply
         return await self._latest(reply)
 
-    async def transfer_all(self, asked: Sequence[Checked], wait_s: float = 0.5) -> list[Said]:
+    async def transfer_all(
+        self, asked: Sequence[CheckedRequest], wait_s: float = 0.5
+    ) -> list[RequestResult]:
         """Many transfers, each as if it were made by itself, answered together in their order.
 
         What would be raised for one of them is the answer to that one.
         """
-        said = await self.births.submit_all(asked, wait_s)
+        said = await self.request_queue.submit_all(asked, wait_s)
         late = [r.transfer.id for r in said if isinstance(r, Receipt) and r.transfer.lane]
-        found = {t.id: t for t in await self._look(self.means.store.find, late)} if late else {}
+        found = {t.id: t for t in await self._look(self.context.store.find, late)} if late else {}
         return [
             Receipt(found[r.transfer.id], r.duplicate)
             if isinstance(r, Receipt) and r.transfer.id in found
@@ -198,7 +201,7 @@ class Engine(Generic[Tx]):
         """Who was not told of an end is told how far it is."""
         if receipt.transfer.lane is None:
             return receipt
-        found = await self._look(self.means.store.find, [receipt.transfer.id])
+        found = await self._look(self.context.store.find, [receipt.transfer.id])
         return Receipt(found[0], receipt.duplicate) if found else receipt
 
     async def _poll(self) -> None:
@@ -208,7 +211,7 @@ class Engine(Generic[Tx]):
             await asyncio.sleep(POLL_S)
             # What this process ends itself, it tells at once, and most often sooner than this.
             if ids := self.waiting.longest(MAX_BATCH, POLL_S):
-                self.waiting.ended(await self._look(self.means.store.ended, ids))
+                self.waiting.ended(await self._look(self.context.store.ended, ids))
 
     async def _look(
         self, find: Callable[[Sequence[UUID]], Awaitable[Sequence[Transfer]]], ids: Sequence[UUID]
@@ -225,7 +228,7 @@ class Engine(Generic[Tx]):
 
     def _freed(self) -> None:
         """Somebody was passed over, whose turn it may be now."""
-        self.births.wake()
+        self.request_queue.wake()
 
     def hint(self, lanes: Iterable[str]) -> None:
         """Somebody says that something is due: look now. Whoever says nothing is found later."""

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from uuid import UUID
 
 from tidegate.core.answers import Unreachable
-from tidegate.core.wire import Event
-from tidegate.engine.verdicts import core_fits
-from tidegate.store.auditing import seen
+from tidegate.core.wire import CoreEvent
+from tidegate.engine.audit_rules import core_fits
+from tidegate.store.audit_reads import transfer_facts
 from tidegate.store.postgres import PostgresStore
-from tidegate.systems.trading import Trading
+from tidegate.systems.trading import TradingCoreClient
 
 MAX_VIOLATIONS = 100
 EVENTS_S = 30.0
@@ -19,14 +19,14 @@ EVENTS_S = 30.0
 class EventReader:
     """Follows the operations of a core. Each belongs to a transfer that exists, or is strange."""
 
-    def __init__(self, store: PostgresStore, core: Trading) -> None:
+    def __init__(self, store: PostgresStore, core: TradingCoreClient) -> None:
         self._store, self._core = store, core
-        self._stream: AsyncGenerator[tuple[int, Sequence[Event]], None] | None = None
+        self._stream: AsyncGenerator[tuple[int, Sequence[CoreEvent]], None] | None = None
         self._reached = 0
-        self._ahead: Sequence[Event] = ()
+        self._ahead: Sequence[CoreEvent] = ()
         self._strange: dict[tuple[UUID, int], str] = {}
 
-    async def hear(self, upto: int, begin: int) -> AsyncIterator[Event]:
+    async def hear(self, upto: int, begin: int) -> AsyncIterator[CoreEvent]:
         """What was done up to a position, since the last time; the first time, since `begin`."""
         if self._stream is None:
             self._stream, self._reached, self._ahead = self._core.follow(begin), begin, ()
@@ -41,7 +41,7 @@ class EventReader:
             if self._ahead:
                 break
 
-    async def _next(self, begin: int) -> tuple[int, Sequence[Event]]:
+    async def _next(self, begin: int) -> tuple[int, Sequence[CoreEvent]]:
         """The next piece. A stream that was lost meanwhile is taken up again, once."""
         for _ in range(2):
             if self._stream is None:
@@ -53,8 +53,8 @@ class EventReader:
                 self._stream, why = None, lost
         raise Unreachable(f"the core's operations cannot be followed: {why}") from why
 
-    async def _compare(self, events: Sequence[Event]) -> None:
-        rows = await seen(self._store, list({event.transfer_id for event in events}))
+    async def _compare(self, events: Sequence[CoreEvent]) -> None:
+        rows = await transfer_facts(self._store, list({event.transfer_id for event in events}))
         for event in events:
             row = rows.get(event.transfer_id)
             if row is None or event.version > row.version:
@@ -62,7 +62,7 @@ class EventReader:
             elif not core_fits(event, self._core.name, row):
                 self._note(event, "is about something else than its transfer")
 
-    def _note(self, event: Event, what: str) -> None:
+    def _note(self, event: CoreEvent, what: str) -> None:
         if len(self._strange) < MAX_VIOLATIONS:
             self._strange[event.transfer_id, event.version] = (
                 f"the core's operation {event.position} ({event.verb.name.lower()} of "
@@ -70,7 +70,7 @@ class EventReader:
                 f"{event.transfer_id}, {event.version}) {what}"
             )
 
-    def strange(self) -> Iterator[str]:
+    def orphans(self) -> Iterator[str]:
         yield from self._strange.values()
 
     async def close(self) -> None:

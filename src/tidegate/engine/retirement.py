@@ -6,7 +6,7 @@ from uuid import UUID
 from tidegate.core.answers import Alarm
 from tidegate.core.ids import Horizon
 from tidegate.core.ports import Floors
-from tidegate.engine.alerts import Alert, Code
+from tidegate.engine.alerts import Alert, AlertCode
 
 
 class Retirement:
@@ -40,7 +40,7 @@ class Retirement:
             kept = await self._retire(floor)
             if kept < floor:
                 cause = f"the core refused the floor {floor}: its clock is behind ours"
-                self._alert(Alert(Alarm.PAGE, Code.FLOOR_REFUSED, cause))
+                self._alert(Alert(Alarm.PAGE, AlertCode.FLOOR_REFUSED, cause))
         # Only now: a round that failed is repeated soon, and this floor is not old enough then.
         self._stored = stored
         return kept

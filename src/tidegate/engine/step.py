@@ -3,30 +3,33 @@
 from collections.abc import Sequence
 
 from tidegate.core.answers import Alarm, Answer, Unknown, Unreachable
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import StoreFault, System, Tx
-from tidegate.core.transfer import Question, Transfer
-from tidegate.engine.alerts import Alert, Code
-from tidegate.engine.context import Means
-from tidegate.engine.write import Source, Work, write
+from tidegate.core.transfer import Question
+from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.engine.context import EngineContext
+from tidegate.engine.write_batch import BatchSource, WriteBatch, write
 
 MAX_SPLIT_CALLS = 64
 
 
-async def step(means: Means[Tx], lane: str, batch: Sequence[Transfer], *, split: bool) -> bool:
+async def step(
+    context: EngineContext[Tx], lane: str, batch: Sequence[Transfer], *, split: bool
+) -> bool:
     """Move a batch of one lane by one outside answer each, and on through local systems.
 
     False if the system raised something, so that the caller knows that it may be ill.
     """
-    if lane in means.local:
-        await conclude(means, Work(batch, lane=lane))
+    if lane in context.local:
+        await conclude(context, WriteBatch(batch, lane=lane))
         return True
-    questions = means.rules.questions(batch)
-    answers = await ask(means.outside[lane], questions)
+    questions = context.rules.questions(batch)
+    answers = await ask(context.outside[lane], questions)
     well = not isinstance(answers, Unknown)
     if isinstance(answers, Unknown):
         calls = MAX_SPLIT_CALLS if split else 0
-        answers, _ = await _split(means.outside[lane], questions, answers, calls)
-    await conclude(means, Work(batch, answers, lane))
+        answers, _ = await _split(context.outside[lane], questions, answers, calls)
+    await conclude(context, WriteBatch(batch, answers, lane))
     return well
 
 
@@ -61,23 +64,23 @@ async def _split(
     return answers, calls
 
 
-class _Lane(Source):
+class _LaneBatches(BatchSource):
     """A lane's batches: a row that cannot be written stays, and pages. Which of them have moved
     meanwhile is seen when they are locked.
     """
 
-    def __init__(self, means: Means[Tx]) -> None:
-        self._alert = means.alert
+    def __init__(self, context: EngineContext[Tx]) -> None:
+        self._alert = context.alert
 
-    async def failed(self, work: Work, fault: Exception) -> None:
+    async def failed(self, work: WriteBatch, fault: Exception) -> None:
         if isinstance(fault, StoreFault) and fault.retryable:
             raise fault  # The leases run out, and the rows are due again.
         for transfer in work.batch:
             cause, where = f"cannot be recorded: {fault}", (work.lane, transfer.id, transfer.state)
             about = (*where, transfer.retries, transfer.waited_s)
-            self._alert(Alert(Alarm.PAGE, Code.RECORD_REFUSED, cause, *about))
+            self._alert(Alert(Alarm.PAGE, AlertCode.RECORD_REFUSED, cause, *about))
 
 
-async def conclude(means: Means[Tx], work: Work) -> None:
+async def conclude(context: EngineContext[Tx], work: WriteBatch) -> None:
     """Write what was answered about existing transfers, and what follows from it."""
-    await write(means, _Lane(means), work)
+    await write(context, _LaneBatches(context), work)

@@ -10,20 +10,20 @@ from typing import TypeAlias
 
 from tidegate.core.answers import Answer, Done
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Tables
-from tidegate.core.transfer import Party
-from tidegate.engine.verdicts import UNITS
-from tidegate.store.auditing import Case
+from tidegate.core.kind import Party
+from tidegate.core.ports import FlowChecksums
+from tidegate.engine.audit_rules import UNITS
+from tidegate.store.audit_reads import AuditCase
 
 Effects: TypeAlias = Counter[tuple[int, int]]  # By owner and asset.
 
 
-def unknown(installed: Tables, ours: Tables) -> frozenset[str]:
+def unknown(installed: FlowChecksums, ours: FlowChecksums) -> frozenset[str]:
     """The installed flows whose table is not one of ours."""
     return frozenset(name for name, known in installed.items() if ours.get(name) != known)
 
 
-def effects(case: Case, core: str | None) -> Effects:
+def effects(case: AuditCase, core: str | None) -> Effects:
     """What a transfer has done to the ledger, and to the core as its history has it."""
     found: Effects = Counter()
     kept = {operation.version for operation in case.operations}
@@ -40,7 +40,7 @@ def effects(case: Case, core: str | None) -> Effects:
     return found
 
 
-def unrecorded(case: Case, answer: Answer | None, core: str, position: int) -> Effects:
+def unrecorded(case: AuditCase, answer: Answer | None, core: str, position: int) -> Effects:
     """What the core has done under the open question, as far as it was read.
 
     The core knows three verbs. Where nothing has left the source, it was a debit; else money came
@@ -66,7 +66,7 @@ def _moved(evidence: Mapping[str, str]) -> bool:
     return evidence.get("delta") != "0"
 
 
-def _asked(case: Case, *, undo: bool, core: str | None) -> Party | None:
+def _asked(case: AuditCase, *, undo: bool, core: str | None) -> Party | None:
     """Who was asked, if it was the core: the source, but for a credit."""
     for role, party in sorted(case.row.parties.items(), key=lambda item: item[0] != "target"):
         if (role == "source") == undo and party.system == core:

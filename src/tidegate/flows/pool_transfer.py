@@ -7,11 +7,11 @@ moves the money, under the initiator's lock; where it says no, the next round of
 
 from enum import StrEnum
 
-from tidegate.core.flow import URGENT, Ask, End, Flow, Pass, Patience, Place, Verb
+from tidegate.core.flow import URGENT, Ask, End, Flow, Pass, Place, RetryPolicy, Verb
 
 EXPIRES_S = 24 * 3600.0
 # 1 s, 2 s, 4 s … 300 s, ten times. A time that is known, such as midnight, is no pause of these.
-POOLED = Patience(
+POOLED = RetryPolicy(
     first_s=1.0, cap_s=300.0, page_attempts=None, page_after_s=None, chance=0.0, most=10
 )
 

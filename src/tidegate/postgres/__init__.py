@@ -7,14 +7,14 @@ from tidegate.postgres.binaries import (
     installed_binaries,
 )
 from tidegate.postgres.child import dying_with_us
-from tidegate.postgres.places import private_directory
-from tidegate.postgres.server import Bounds, Server, database_url
+from tidegate.postgres.directories import private_directory
+from tidegate.postgres.server import Server, ServerTimeouts, database_url
 
 __all__ = [
     "Binaries",
-    "Bounds",
     "PostgresError",
     "Server",
+    "ServerTimeouts",
     "database_url",
     "dying_with_us",
     "find_binaries",

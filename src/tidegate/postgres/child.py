@@ -19,27 +19,27 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class UnixAccount:
     """The user a program runs as when we are root, which PostgreSQL refuses to be."""
 
     uid: int
     gid: int
 
 
-def choose_account(cluster: Path) -> Account | None:
+def choose_account(cluster: Path) -> UnixAccount | None:
     """None for an ordinary user, who runs everything as himself; no user is ever created."""
     if os.geteuid() != 0:
         return None
     if cluster.exists():
         owner = cluster.stat()
         if owner.st_uid != 0:
-            return Account(owner.st_uid, owner.st_gid)
+            return UnixAccount(owner.st_uid, owner.st_gid)
     for name in ("postgres", "nobody"):
         try:
             user = pwd.getpwnam(name)
         except KeyError:
             continue
-        return Account(user.pw_uid, user.pw_gid)
+        return UnixAccount(user.pw_uid, user.pw_gid)
     raise PostgresError(
         "PostgreSQL refuses to run as root and there is no user postgres or nobody:"
         " run as an ordinary user, or set DATABASE_URL"
@@ -62,7 +62,7 @@ def dying_with_us(ending: signal.Signals) -> Callable[[], None]:
 
 def spawn(
     command: Sequence[str],
-    account: Account | None,
+    account: UnixAccount | None,
     output: int = subprocess.DEVNULL,
     inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
@@ -90,7 +90,7 @@ def spawn(
     )
 
 
-def working_directory(pid: int, account: Account | None) -> tuple[int, int] | None:
+def working_directory(pid: int, account: UnixAccount | None) -> tuple[int, int] | None:
     """Device and inode of where a program of `account` works; None if there is no such program.
 
     Asked as that user, since in a container root may not look at the programs of others.

@@ -16,8 +16,8 @@ from typing import Self
 from urllib.parse import quote
 
 from tidegate.postgres.binaries import Binaries, PostgresError, find_binaries
-from tidegate.postgres.child import Account, choose_account, spawn, working_directory
-from tidegate.postgres.places import (
+from tidegate.postgres.child import UnixAccount, choose_account, spawn, working_directory
+from tidegate.postgres.directories import (
     SOCKET,
     locked,
     runnable,
@@ -39,7 +39,7 @@ OURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ServerTimeouts:
     """How long to wait; a start is generous, because recovery after a crash may take minutes."""
 
     start_s: float = 600.0
@@ -54,7 +54,7 @@ class Server:
         directory: Path,
         binaries: Binaries | None = None,
         settings: Mapping[str, str] = NO_SETTINGS,
-        bounds: Bounds = Bounds(),  # noqa: B008  It is frozen.
+        bounds: ServerTimeouts = ServerTimeouts(),  # noqa: B008  It is frozen.
     ) -> None:
         if refused := sorted(OURS.keys() & settings.keys()):
             raise PostgresError(f"the embedded PostgreSQL sets {', '.join(refused)} itself")
@@ -151,7 +151,7 @@ class Server:
             os.fchown(log, owner.st_uid, owner.st_gid)
         return log
 
-    def _make_cluster(self, binaries: Binaries, account: Account | None, log: int) -> None:
+    def _make_cluster(self, binaries: Binaries, account: UnixAccount | None, log: int) -> None:
         """Under another name first: a cluster that has its name is whole and on disk."""
         for leftover in self._home.glob("initdb-*"):
             with locked(leftover, self._bounds.start_s):
@@ -261,7 +261,7 @@ def _lock_file(cluster: Path) -> list[bytes]:
         return []
 
 
-def _remove_stale_lock_files(cluster: Path, account: Account | None) -> None:
+def _remove_stale_lock_files(cluster: Path, account: UnixAccount | None) -> None:
     """After a kill -9 the lock files stay, and their number may by now be another program's.
 
     PostgreSQL then refuses to start, and in a container, where numbers are few, it does so often.

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from tidegate.service.body import Malformed, decode
-from tidegate.service.keys import Key, Keys
+from tidegate.service.json_body import MalformedBody, decode
+from tidegate.service.keys import KeySource, PublicKey
 
 ROLES = frozenset({"user", "operator", "approver", "auditor"})
 TYPES = frozenset({"JWT", "at+jwt"})
@@ -40,7 +40,7 @@ class Identity(msgspec.Struct, frozen=True):
     roles: frozenset[str]
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What a token must say to be taken."""
 
     issuer: str
@@ -69,7 +69,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Read(NamedTuple):
+class ParsedToken(NamedTuple):
     """A token taken apart. Nothing in it is to be believed before its signature is checked."""
 
     kid: str
@@ -79,10 +79,10 @@ class Read(NamedTuple):
     claims: dict[str, Any]
 
 
-class Verified(NamedTuple):
+class VerifiedToken(NamedTuple):
     identity: Identity
     expires_at: int
-    key: Key
+    key: PublicKey
     marks: tuple[str, ...]  # By which this token alone may be denied.
 
 
@@ -114,11 +114,11 @@ class DenyList:
 
 
 class Verifier:
-    def __init__(self, keys: Keys, terms: Terms, clock: Callable[[], float]) -> None:
+    def __init__(self, keys: KeySource, terms: TokenPolicy, clock: Callable[[], float]) -> None:
         self._keys = keys
         self._terms = terms
         self._clock = clock  # Seconds since 1970.
-        self._remembered: OrderedDict[str, Verified] = OrderedDict()
+        self._remembered: OrderedDict[str, VerifiedToken] = OrderedDict()
         self._denied = DenyList()
         self._denied_subjects = DenyList()
 
@@ -149,7 +149,7 @@ class Verifier:
     async def refresh_for(self, token: str) -> bool:
         """Fetch keys for the token's sake; true if it is worth verifying once more."""
         now = self._clock()
-        read = take_apart(token)
+        read = parse_token(token)
         if read is None or self._keys.find(read.kid, now) is not None:
             return False
         return await self._keys.fetch_for(read.kid, now)
@@ -166,7 +166,7 @@ class Verifier:
         """How many tokens are remembered."""
         return len(self._remembered)
 
-    def _stands(self, verified: Verified, now: float) -> bool:
+    def _stands(self, verified: VerifiedToken, now: float) -> bool:
         """What may change while a token lives: its key is removed, or it is denied."""
         key = verified.key
         if self._keys.find(key.kid, now) is not key:
@@ -176,8 +176,8 @@ class Verifier:
         subject = verified.identity.subject
         return not (self._denied_subjects and self._denied_subjects.has(subject, now))
 
-    def _examine(self, token: str, now: float) -> Verified | None:
-        read = take_apart(token)
+    def _examine(self, token: str, now: float) -> VerifiedToken | None:
+        read = parse_token(token)
         if read is None:
             return None
         key = self._keys.find(read.kid, now)
@@ -192,7 +192,7 @@ class Verifier:
             return None
         jti = read.claims.get("jti")
         marks = (fingerprint(token),) if jti is None else (jti, fingerprint(token))
-        return Verified(identity, read.claims["exp"], key, marks)
+        return VerifiedToken(identity, read.claims["exp"], key, marks)
 
 
 def fingerprint(token: str) -> str:
@@ -200,24 +200,24 @@ def fingerprint(token: str) -> str:
     return hashlib.sha256(token.rpartition(".")[0].encode()).hexdigest()
 
 
-def take_apart(token: str) -> Read | None:
+def parse_token(token: str) -> ParsedToken | None:
     if len(token) > MAX_TOKEN_CHARS or (found := COMPACT.fullmatch(token)) is None:
         return None
     try:
-        header, payload, signature = map(unarmoured, found.groups())
+        header, payload, signature = map(base64_decoded, found.groups())
         head = decode(header, dict, max_bytes=MAX_TOKEN_CHARS)
         claims = decode(payload, dict, max_bytes=MAX_TOKEN_CHARS)
-    except (Malformed, binascii.Error):
+    except (MalformedBody, binascii.Error):
         return None
     kid, kind = head.get("kid"), head.get("typ", "JWT")
     if not isinstance(kid, str) or not isinstance(kind, str) or kind not in TYPES:
         return None
     if not REFUSED_HEADERS.isdisjoint(head):
         return None
-    return Read(kid, head.get("alg"), token.rpartition(".")[0].encode(), signature, claims)
+    return ParsedToken(kid, head.get("alg"), token.rpartition(".")[0].encode(), signature, claims)
 
 
-def unarmoured(part: str) -> bytes:
+def base64_decoded(part: str) -> bytes:
     """Undo base64url, of which one text only is right: spare bits would be names for one token."""
     raw = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
     if base64.urlsafe_b64encode(raw).rstrip(b"=") != part.encode():
@@ -225,7 +225,7 @@ def unarmoured(part: str) -> bytes:
     return raw
 
 
-def accepts(terms: Terms, claims: dict[str, Any], now: float) -> bool:
+def accepts(terms: TokenPolicy, claims: dict[str, Any], now: float) -> bool:
     if claims.get("iss") != terms.issuer or not is_for(terms.audience, claims.get("aud")):
         return False
     latest = now + terms.leeway_s

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tidegate.core.refusals import Refusal
-from tidegate.service.http import CLOSE, Gone, Reply, Request
+from tidegate.service.http import CLOSE, ClientGone, HttpReply, HttpRequest
 from tidegate.service.problem import problem
 
 MAX_CONNECTIONS = 2_000  # There are only so many, and they are for everybody.
@@ -34,17 +34,17 @@ STATUS_LINES = {
 log = logging.getLogger("tidegate.http")
 
 
-class Answering(Protocol):
+class RequestServer(Protocol):
     """What stands behind the connections."""
 
-    async def __call__(self, request: Request, /) -> Reply: ...
+    async def __call__(self, request: HttpRequest, /) -> HttpReply: ...
 
-    def turned_away(self) -> Reply: ...
+    def turned_away(self) -> HttpReply: ...
 
-    def failed(self) -> Reply: ...
+    def failed(self) -> HttpReply: ...
 
 
-def server_of(api: Answering, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Server:
+def server_of(api: RequestServer, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Server:
     """It listens, tells the date and ends in order. What is said on a connection is ours."""
     config = uvicorn.Config(
         api,
@@ -61,7 +61,7 @@ def server_of(api: Answering, host: str = "127.0.0.1", port: int = 0) -> uvicorn
     return uvicorn.Server(config)
 
 
-class BesideServer(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """It runs beside another, which takes the signals for both."""
 
     @contextmanager
@@ -69,10 +69,10 @@ class BesideServer(uvicorn.Server):
         yield
 
 
-def health_server_of(api: Answering, host: str) -> uvicorn.Server:
+def health_server_of(api: RequestServer, host: str) -> uvicorn.Server:
     config = server_of(api, host).config
     config.timeout_graceful_shutdown = HEALTH_SHUTDOWN_S
-    return BesideServer(config)
+    return HttpServer(config)
 
 
 class Connection(asyncio.Protocol):
@@ -82,21 +82,21 @@ class Connection(asyncio.Protocol):
     _due_s = 0.0  # When we give up waiting. It moves with every request; the timer does not.
     _expecting = False  # A request, and not only whether there will be one more.
     _heading = 0  # Bytes that came before the end of the headers; nothing is read twice.
-    _arriving: Request | None = None
-    _serving: Request | None = None
+    _arriving: HttpRequest | None = None
+    _serving: HttpRequest | None = None
     _drained: asyncio.Future[None] | None = None  # While the client does not take what we write.
     _writing: asyncio.TimerHandle | None = None  # Cuts off a client that does not read.
     _paused = _crowded = _leaving = False
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, **_: object) -> None:
-        self._api: Answering = config.loaded_app
+        self._api: RequestServer = config.loaded_app
         self._server = server_state
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         # What follows a request that is to be the last is nobody's, and no reason to refuse it.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         # Requests that came while another is served: no more than are read at once.
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[HttpRequest] = deque()
 
     # What the transport tells.
 
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         self._heading = 0
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
-        request = Request(
+        request = HttpRequest(
             self._parser.get_method().decode("ascii"),
             unquote(path) if "%" in path else path,
             url.query or b"",
@@ -196,13 +196,13 @@ class Connection(asyncio.Protocol):
 
     # What we make of it.
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: HttpRequest) -> None:
         self._serving = request
         task = self._loop.create_task(self._answer(request))
         self._server.tasks.add(task)
         task.add_done_callback(self._ended)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: HttpRequest) -> None:
         try:
             said = self._api.turned_away() if self._crowded else await self._api(request)
         except Exception:
@@ -215,12 +215,12 @@ class Connection(asyncio.Protocol):
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._server.tasks.discard(task)
         fault = None if task.cancelled() else task.exception()
-        if fault is not None and not isinstance(fault, Gone):
+        if fault is not None and not isinstance(fault, ClientGone):
             log.error("a request could not be answered", exc_info=fault)
         if fault is not None or task.cancelled():
             self._close()
 
-    def _send(self, request: Request, said: Reply) -> None:
+    def _send(self, request: HttpRequest, said: HttpReply) -> None:
         if self._transport.is_closing():
             return
         headers = said.headers
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
         else:
             self._close()
 
-    def _go_on(self, answered: Request) -> None:
+    def _go_on(self, answered: HttpRequest) -> None:
         self._serving = None
         if self._arriving is answered:
             self._arriving = None  # Whatever comes of its body is thrown away.
@@ -311,7 +311,9 @@ class Connection(asyncio.Protocol):
             self._close()
 
 
-def head_of(said: Reply, headers: Mapping[str, str], more: Iterable[tuple[bytes, bytes]]) -> bytes:
+def head_of(
+    said: HttpReply, headers: Mapping[str, str], more: Iterable[tuple[bytes, bytes]]
+) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
     text = "".join([*lines, f"Content-Length: {len(said.body)}\r\n\r\n"])
     # One more, and somebody else than we would have written a part of it.

@@ -11,7 +11,7 @@ from tidegate.core.money import MAX_AMOUNT_CHARS
 from tidegate.core.refusals import Reason, Refusal
 from tidegate.core.request import MAX_CID_CHARS, MAX_OWNER
 from tidegate.service.problem import DEFAULT_STATUS, DETAILS, STATUS
-from tidegate.service.shapes import DEFAULT_LIMIT, MAX_LIMIT
+from tidegate.service.request_types import DEFAULT_LIMIT, MAX_LIMIT
 
 ACCOUNTS = ("FUNDING", "SPOT", "FUTURE", "MARGIN")
 

@@ -13,24 +13,24 @@ CLOSE: Mapping[str, str] = {"Connection": "close"}
 _encoder = msgspec.json.Encoder()
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str]
 
 
-def reply(
+def json_reply(
     body: object, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = JSON
-) -> Reply:
+) -> HttpReply:
     said = {"Content-Type": kind} if headers is None else {"Content-Type": kind, **headers}
-    return Reply(status, _encoder.encode(body), said)
+    return HttpReply(status, _encoder.encode(body), said)
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client left before all of its request was here."""
 
 
-class Request:
+class HttpRequest:
     """One request. It is served as soon as its headers are here: the body may be on its way."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Request:
         self._wanted()
         while not self._whole and len(self._body) <= limit:
             if self._gone:
-                raise Gone
+                raise ClientGone
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from jwt.algorithms import Algorithm, ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from tidegate.service import body
+from tidegate.service import json_body
 
 MIN_RSA_BITS, MAX_RSA_BITS = 2_048, 8_192
 MAX_KID_CHARS = 200
@@ -37,7 +37,7 @@ JWK_PARSERS: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "RSA": RSAAlgorithm.from_jwk,
 }
 
-PublicKey: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
+KeyMaterial: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
 Fetch: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
@@ -45,18 +45,18 @@ class UnusableKey(ValueError):
     """A key that is not taken, and why, in one line."""
 
 
-class Key(NamedTuple):
+class PublicKey(NamedTuple):
     kid: str
     algorithm: str
-    public: PublicKey
+    public: KeyMaterial
     material: bytes  # By which two readings of the same key are known to be the same.
 
     def signed(self, message: bytes, signature: bytes) -> bool:
         return ALGORITHMS[self.algorithm].verify(message, self.public, signature)
 
 
-class Keys(Protocol):
-    def find(self, kid: str, now: float) -> Key | None:
+class KeySource(Protocol):
+    def find(self, kid: str, now: float) -> PublicKey | None:
         """Return the key of this name if it is to be believed now."""
 
     async def fetch_for(self, kid: str, now: float) -> bool:
@@ -66,17 +66,17 @@ class Keys(Protocol):
 class FixedKeys:
     """Keys from the configuration. To rotate one, list the old and the new for a while."""
 
-    def __init__(self, keys: Iterable[Key]) -> None:
+    def __init__(self, keys: Iterable[PublicKey]) -> None:
         self._keys = by_kid(keys)
 
-    def find(self, kid: str, now: float) -> Key | None:  # noqa: ARG002
+    def find(self, kid: str, now: float) -> PublicKey | None:  # noqa: ARG002
         return self._keys.get(kid)
 
     async def fetch_for(self, kid: str, now: float) -> bool:  # noqa: ARG002
         return False
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class KeyRefresh(msgspec.Struct, frozen=True, kw_only=True):
     """How long fetched keys are believed, and how often they are asked for."""
 
     refresh_s: float = 300  # After this they are fetched again: so long may a removed key live.
@@ -92,17 +92,17 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 class FetchedKeys:
     """Keys from a JWKS document. `fetch` raises OSError when it cannot get one."""
 
-    def __init__(self, fetch: Fetch, clock: Callable[[], float], patience: Patience) -> None:
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], patience: KeyRefresh) -> None:
         self._fetch = fetch
         self._clock = clock
         self._patience = patience
-        self._keys: Mapping[str, Key] = {}
+        self._keys: Mapping[str, PublicKey] = {}
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
         self.trouble: str | None = None  # Why the last fetch failed: for the log and readiness.
 
-    def find(self, kid: str, now: float) -> Key | None:
+    def find(self, kid: str, now: float) -> PublicKey | None:
         return self._keys.get(kid) if now - self._fetched_at < self._patience.ttl_s else None
 
     async def fetch_for(self, kid: str, now: float) -> bool:
@@ -141,7 +141,9 @@ class FetchedKeys:
                 document = await self._fetch()
             fresh = by_kid(keys_of(document))
         except (OSError, ValueError) as error:
-            self.trouble = body.quoted(f"{type(error).__name__}: {error}", body.DETAIL_CHARS)
+            self.trouble = json_body.quoted(
+                f"{type(error).__name__}: {error}", json_body.DETAIL_CHARS
+            )
             return
         # A key that is still there stays the same object, and what it verified stays verified.
         self._keys = {kid: same(self._keys.get(kid), key) for kid, key in fresh.items()}
@@ -149,53 +151,53 @@ class FetchedKeys:
         self.trouble = None
 
 
-def same(old: Key | None, new: Key) -> Key:
+def same(old: PublicKey | None, new: PublicKey) -> PublicKey:
     return old if old is not None and old.material == new.material else new
 
 
-def by_kid(keys: Iterable[Key]) -> dict[str, Key]:
-    found: dict[str, Key] = {}
+def by_kid(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
+    found: dict[str, PublicKey] = {}
     for key in keys:
         if key.kid in found:
-            raise UnusableKey(f"two keys are named {body.quoted(key.kid)}: rename one")
+            raise UnusableKey(f"two keys are named {json_body.quoted(key.kid)}: rename one")
         found[key.kid] = key
     return found
 
 
-def key_of_pem(kid: str, pem: bytes) -> Key:
+def key_of_pem(kid: str, pem: bytes) -> PublicKey:
     try:
         public = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
-        raise UnusableKey(f"the key {body.quoted(kid)} is not a public key in PEM") from None
+        raise UnusableKey(f"the key {json_body.quoted(kid)} is not a public key in PEM") from None
     return key_of(kid, public)
 
 
-def key_of_jwk(jwk: Mapping[str, Any]) -> Key:
+def key_of_jwk(jwk: Mapping[str, Any]) -> PublicKey:
     kid, kind = jwk.get("kid"), jwk.get("kty")
     if not isinstance(kid, str):
         raise UnusableKey("a key has no kid: give it one")
     parser = JWK_PARSERS.get(kind) if isinstance(kind, str) else None
     if parser is None or "d" in jwk or jwk.get("use", "sig") != "sig":
-        raise UnusableKey(f"the key {body.quoted(kid)} is not a public key for signatures")
+        raise UnusableKey(f"the key {json_body.quoted(kid)} is not a public key for signatures")
     operations = jwk.get("key_ops", ["verify"])
     if not isinstance(operations, list) or "verify" not in operations:
-        raise UnusableKey(f"the key {body.quoted(kid)} is not for verifying")
+        raise UnusableKey(f"the key {json_body.quoted(kid)} is not for verifying")
     numbers = {name: jwk[name] for name in ("crv", "x", "y", "n", "e") if name in jwk}
     if not all(isinstance(number, str) for number in numbers.values()):
-        raise UnusableKey(f"the key {body.quoted(kid)} is not a JWK")
+        raise UnusableKey(f"the key {json_body.quoted(kid)} is not a JWK")
     try:
         public = parser({"kty": kind, **numbers})
     except (jwt.PyJWTError, ValueError, KeyError):
-        raise UnusableKey(f"the key {body.quoted(kid)} is not a JWK that we know") from None
+        raise UnusableKey(f"the key {json_body.quoted(kid)} is not a JWK that we know") from None
     key = key_of(kid, public)
     if jwk.get("alg", key.algorithm) != key.algorithm:
-        raise UnusableKey(f"the key {body.quoted(kid)} names another algorithm than its own")
+        raise UnusableKey(f"the key {json_body.quoted(kid)} names another algorithm than its own")
     return key
 
 
-def keys_of(document: bytes) -> list[Key]:
+def keys_of(document: bytes) -> list[PublicKey]:
     """The keys of a JWKS document that we can use. It may list others, for others."""
-    listed = body.decode(document, dict, max_bytes=MAX_DOCUMENT_BYTES).get("keys")
+    listed = json_body.decode(document, dict, max_bytes=MAX_DOCUMENT_BYTES).get("keys")
     if not isinstance(listed, list):
         raise UnusableKey("the JWKS document has no list of keys")
     found = []
@@ -207,7 +209,7 @@ def keys_of(document: bytes) -> list[Key]:
     return found
 
 
-def key_of(kid: str, public: object) -> Key:
+def key_of(kid: str, public: object) -> PublicKey:
     if not 0 < len(kid) <= MAX_KID_CHARS or not kid.isascii() or not kid.isprintable():
         raise UnusableKey(f"a kid is 1 to {MAX_KID_CHARS} printable ASCII characters")
     match public:
@@ -219,12 +221,12 @@ def key_of(kid: str, public: object) -> Key:
             algorithm = "RS256"
         case _:
             raise UnusableKey(
-                f"the key {body.quoted(kid)} must be Ed25519, P-256 or RSA of 2048 bits or more"
+                f"key {json_body.quoted(kid)} must be Ed25519, P-256 or RSA of 2048 bits or more"
             )
     material = public.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return Key(kid, algorithm, public, material)
+    return PublicKey(kid, algorithm, public, material)
 
 
 def new_keypair() -> tuple[bytes, bytes]:
@@ -246,6 +248,6 @@ def issue(private_pem: bytes, kid: str, claims: Mapping[str, Any]) -> str:
     """Sign a token. A service never does: this is for development and for tests."""
     private = serialization.load_pem_private_key(private_pem, password=None)
     if not isinstance(private, Ed25519PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey):
-        raise UnusableKey(f"the key {body.quoted(kid)} does not sign tokens")
+        raise UnusableKey(f"the key {json_body.quoted(kid)} does not sign tokens")
     algorithm = key_of(kid, private.public_key()).algorithm
     return jwt.encode(dict(claims), private, algorithm=algorithm, headers={"kid": kid})

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidegate.engine.verdicts import Report
-from tidegate.service import pool, replies, shapes
+from tidegate.engine.audit_rules import AuditReport
+from tidegate.service import pool_routes, reply_types, request_types
 from tidegate.service.docs_page import (
     FIELDS,
     HEADERS,
@@ -19,9 +19,9 @@ from tidegate.service.docs_page import (
     codes_of,
     page,
 )
-from tidegate.service.front import Rule
-from tidegate.service.http import JSON, Reply
+from tidegate.service.http import JSON, HttpReply
 from tidegate.service.problem import MEDIA_TYPE, TRY_AGAIN
+from tidegate.service.routing import Route
 
 REF = "#/components/schemas/{name}"
 HTML, TEXT = "text/html", "text/plain"
@@ -41,59 +41,79 @@ BRAKES = (422, 503)  # A system's own «no», and «not now».
 
 V1 = "/api/v1"
 DESK = f"{V1}/operator"
-_CREATED = {201: shapes.TransferShape, 200: shapes.TransferShape, 202: shapes.TransferShape}
-_CROSSED = {201: replies.Crossed, 200: replies.Crossed, 202: replies.Crossed}
+_CREATED = {
+    201: request_types.TransferShape,
+    200: request_types.TransferShape,
+    202: request_types.TransferShape,
+}
+_CROSSED = {
+    201: reply_types.ExternalTransferMade,
+    200: reply_types.ExternalTransferMade,
+    202: reply_types.ExternalTransferMade,
+}
 
 # Every rule has its line here: the document cannot be made without it.
-ROUTES: Mapping[tuple[str, str], Words] = {
-    ("POST", f"{V1}/internal_transfer"): Words(_CREATED, shapes.TransferBody, BRAKES, MAKES),
-    ("GET", f"{V1}/internal_transfer"): Words({200: replies.Page}),
-    ("GET", f"{V1}/internal_transfer/{{id}}"): Words({200: shapes.TransferShape}),
+WORDS: Mapping[tuple[str, str], Words] = {
+    ("POST", f"{V1}/internal_transfer"): Words(_CREATED, request_types.TransferBody, BRAKES, MAKES),
+    ("GET", f"{V1}/internal_transfer"): Words({200: reply_types.TransferPage}),
+    ("GET", f"{V1}/internal_transfer/{{id}}"): Words({200: request_types.TransferShape}),
     ("POST", f"{V1}/internal_transfers"): Words(
-        {200: replies.Results}, shapes.BatchBody, (), ("Prefer",)
+        {200: reply_types.BatchItems}, request_types.BatchBody, (), ("Prefer",)
     ),
     ("POST", f"{V1}/transfer"): Words(
-        {200: replies.FirstMade, 202: replies.FirstMade}, shapes.FirstBody, BRAKES, MAKES
+        {200: reply_types.LegacyCreated, 202: reply_types.LegacyCreated},
+        request_types.LegacyTransferBody,
+        BRAKES,
+        MAKES,
     ),
-    ("GET", f"{V1}/transfer/{{id}}"): Words({200: replies.FirstShown}),
+    ("GET", f"{V1}/transfer/{{id}}"): Words({200: reply_types.LegacyTransfer}),
     ("POST", f"{V1}/pool_transfers"): Words(
-        {200: pool.PoolTransfer, 202: pool.PoolTransfer}, pool.PoolBody, (422,), MAKES[:1]
+        {200: pool_routes.PoolTransfer, 202: pool_routes.PoolTransfer},
+        pool_routes.PoolBody,
+        (422,),
+        MAKES[:1],
     ),
-    ("GET", f"{V1}/pool_transfers"): Words({200: pool.PoolPage}),
-    ("GET", f"{V1}/pool_transfers/{{id}}"): Words({200: pool.PoolTransfer}),
-    ("GET", f"{V1}/balances"): Words({200: replies.Balances}),
-    ("GET", f"{V1}/assets"): Words({200: replies.Assets}),
-    ("POST", f"{DESK}/deposit"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
-    ("POST", f"{DESK}/external_withdrawal"): Words(_CROSSED, shapes.CrossingBody, BRAKES),
-    ("POST", f"{DESK}/account_status"): Words({200: replies.StatusSet}, shapes.StatusBody, (404,)),
-    ("PATCH", f"{DESK}/assets/{{code}}"): Words({200: replies.AssetShape}, shapes.AssetBody),
-    ("GET", f"{DESK}/transfers"): Words({200: replies.DeskPage}),
-    ("GET", f"{DESK}/transfers/{{id}}"): Words({200: replies.Story}),
-    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: replies.DeskTransfer}),
+    ("GET", f"{V1}/pool_transfers"): Words({200: pool_routes.PoolPage}),
+    ("GET", f"{V1}/pool_transfers/{{id}}"): Words({200: pool_routes.PoolTransfer}),
+    ("GET", f"{V1}/balances"): Words({200: reply_types.AccountBalances}),
+    ("GET", f"{V1}/assets"): Words({200: reply_types.Assets}),
+    ("POST", f"{DESK}/deposit"): Words(_CROSSED, request_types.ExternalTransferBody, BRAKES),
+    ("POST", f"{DESK}/external_withdrawal"): Words(
+        _CROSSED, request_types.ExternalTransferBody, BRAKES
+    ),
+    ("POST", f"{DESK}/account_status"): Words(
+        {200: reply_types.AccountStatusSet}, request_types.StatusBody, (404,)
+    ),
+    ("PATCH", f"{DESK}/assets/{{code}}"): Words(
+        {200: reply_types.AssetShape}, request_types.AssetBody
+    ),
+    ("GET", f"{DESK}/transfers"): Words({200: reply_types.OperatorPage}),
+    ("GET", f"{DESK}/transfers/{{id}}"): Words({200: reply_types.TransferHistory}),
+    ("POST", f"{DESK}/transfers/{{id}}/retry"): Words({202: reply_types.OperatorTransfer}),
     ("POST", f"{DESK}/transfers/{{id}}/resolve"): Words(
-        {201: replies.Proposed}, shapes.ResolveBody
+        {201: reply_types.ResolutionProposed}, request_types.ResolveBody
     ),
-    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: replies.Confirmed}),
-    ("POST", f"{DESK}/halt"): Words({200: replies.Halted}, shapes.ReasonBody),
-    ("POST", f"{DESK}/resume"): Words({200: replies.Resumed}, shapes.ResumeBody),
-    ("GET", f"{DESK}/halts"): Words({200: replies.Halts}),
-    ("GET", f"{DESK}/audit"): Words({200: Report}, None, (404,)),
-    ("GET", f"{DESK}/audit/progress"): Words({200: replies.Progress}, None, (404,)),
-    ("GET", "/healthz"): Words({200: replies.Alive}),
-    ("GET", "/readyz"): Words({200: replies.Ready, 503: replies.Ready}),
+    ("POST", f"{DESK}/resolutions/{{id}}/confirm"): Words({200: reply_types.ResolutionConfirmed}),
+    ("POST", f"{DESK}/halt"): Words({200: reply_types.HaltAdded}, request_types.ReasonBody),
+    ("POST", f"{DESK}/resume"): Words({200: reply_types.HaltsEnded}, request_types.ResumeBody),
+    ("GET", f"{DESK}/halts"): Words({200: reply_types.HaltList}),
+    ("GET", f"{DESK}/audit"): Words({200: AuditReport}, None, (404,)),
+    ("GET", f"{DESK}/audit/progress"): Words({200: reply_types.AuditProgressShown}, None, (404,)),
+    ("GET", "/healthz"): Words({200: reply_types.Liveness}),
+    ("GET", "/readyz"): Words({200: reply_types.Readiness, 503: reply_types.Readiness}),
     ("GET", "/metrics"): Words({200: TEXT}, None, (404, 500)),
-    ("GET", "/openapi.json"): Words({200: replies.Document}),
+    ("GET", "/openapi.json"): Words({200: reply_types.OpenApiDocument}),
     ("GET", "/docs"): Words({200: HTML}),
     ("GET", "/"): Words({307: HTML}),
 }
 
 
-def document(rules: Sequence[Rule]) -> Json:
+def document(rules: Sequence[Route]) -> Json:
     """The whole document. A rule that is not in ROUTES is a KeyError, and a test."""
     components = _components(rules)
     paths: dict[str, Json] = {}
     for rule in rules:
-        operation = _operation(rule, ROUTES[rule.method, rule.path])
+        operation = _operation(rule, WORDS[rule.method, rule.path])
         paths.setdefault(rule.path, {})[rule.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -118,10 +138,10 @@ def document(rules: Sequence[Rule]) -> Json:
     }
 
 
-def _components(rules: Sequence[Rule]) -> Json:
-    words = [ROUTES[rule.method, rule.path] for rule in rules]
+def _components(rules: Sequence[Route]) -> Json:
+    words = [WORDS[rule.method, rule.path] for rule in rules]
     types = {t for w in words for t in (w.takes, *w.gives.values()) if isinstance(t, type)}
-    ordered = sorted({*types, replies.Problem}, key=lambda type_: type_.__name__)
+    ordered = sorted({*types, reply_types.Problem}, key=lambda type_: type_.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=REF)
     for name, schema in components.items():
         if name.endswith("Body"):
@@ -131,7 +151,7 @@ def _components(rules: Sequence[Rule]) -> Json:
     return components
 
 
-def _operation(rule: Rule, words: Words) -> Json:
+def _operation(rule: Route, words: Words) -> Json:
     given = {str(status): _gives(status, type_) for status, type_ in words.gives.items()}
     statuses = sorted(refusals(rule, words) - set(words.gives))
     refused = {str(status): _refusal(status, words) for status in statuses}
@@ -150,7 +170,7 @@ def _operation(rule: Rule, words: Words) -> Json:
     return operation
 
 
-def refusals(rule: Rule, words: Words) -> set[int]:
+def refusals(rule: Route, words: Words) -> set[int]:
     """The statuses with which a route may refuse."""
     found = {400, 413, *words.refuses}
     if rule.roles:
@@ -162,7 +182,7 @@ def refusals(rule: Rule, words: Words) -> set[int]:
     return found
 
 
-def tag_of(rule: Rule) -> str:
+def tag_of(rule: Route) -> str:
     if not rule.roles:
         return "Service"
     return "Owners" if "user" in rule.roles else "Operators"
@@ -184,14 +204,18 @@ def _gives(status: int, type_: Any) -> Json:
 
 
 def _refusal(status: int, words: Words) -> Json:
-    plain = status == 400 and words.takes in (None, shapes.ReasonBody, shapes.ResolveBody)
+    plain = status == 400 and words.takes in (
+        None,
+        request_types.ReasonBody,
+        request_types.ResolveBody,
+    )
     headers = ["X-Request-Id"]
     headers += ["WWW-Authenticate"] if status == 401 else []
     headers += ["Retry-After"] if status in TRY_AGAIN else []
     return {
         "description": "INVALID_REQUEST" if plain else ", ".join(codes_of(status)),
         "headers": {name: {"schema": {"type": "string"}} for name in headers},
-        "content": {MEDIA_TYPE: {"schema": _named(replies.Problem)}},
+        "content": {MEDIA_TYPE: {"schema": _named(reply_types.Problem)}},
     }
 
 
@@ -214,24 +238,26 @@ def _path_parameters(path: str) -> list[Json]:
 
 
 @cache
-def _encoded(rules: tuple[Rule, ...]) -> bytes:
+def _encoded(rules: tuple[Route, ...]) -> bytes:
     return msgspec.json.encode(document(rules))
 
 
-def serve(rules: Sequence[Rule]) -> Reply:
+def serve(rules: Sequence[Route]) -> HttpReply:
     headers = {"Content-Type": JSON, "Cache-Control": "no-cache"}
-    return Reply(200, _encoded(tuple(rules)), headers)
+    return HttpReply(200, _encoded(tuple(rules)), headers)
 
 
-def serve_page(rules: Sequence[Rule]) -> Reply:
-    return Reply(200, _page(tuple(rules)), {"Content-Type": f"{HTML}; charset=utf-8", **HEADERS})
+def serve_page(rules: Sequence[Route]) -> HttpReply:
+    return HttpReply(
+        200, _page(tuple(rules)), {"Content-Type": f"{HTML}; charset=utf-8", **HEADERS}
+    )
 
 
-def lead_to(path: str) -> Reply:
+def lead_to(path: str) -> HttpReply:
     link = f'<a href="{path}">{path}</a>'.encode()
-    return Reply(307, link, {"Content-Type": f"{HTML}; charset=utf-8", "Location": path})
+    return HttpReply(307, link, {"Content-Type": f"{HTML}; charset=utf-8", "Location": path})
 
 
 @cache
-def _page(rules: tuple[Rule, ...]) -> bytes:
+def _page(rules: tuple[Route, ...]) -> bytes:
     return page(document(rules)).encode()

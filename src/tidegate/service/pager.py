@@ -20,7 +20,7 @@ Post: TypeAlias = Callable[[bytes], Awaitable[bool]]  # True: it was taken.
 Mark: TypeAlias = Callable[[Sequence[UUID]], Awaitable[None]]
 
 
-class Undelivered(Exception):
+class AlertDropped(Exception):
     """An alert was not taken, and is dropped: the log has it."""
 
 
@@ -54,7 +54,7 @@ class Pager:
 
     async def flush(self, within_s: float) -> None:
         """Before the end: post what waits, if that can be done in this time."""
-        with suppress(TimeoutError, Undelivered):
+        with suppress(TimeoutError, AlertDropped):
             async with asyncio.timeout(within_s):
                 while self._posting is not None or not self._waiting.empty():
                     await self.deliver()
@@ -68,7 +68,7 @@ class Pager:
                 return
             await asyncio.sleep(PAUSE_S * self._attempts)
         self._posting, self._attempts = None, 0
-        raise Undelivered(f"the webhook has not taken an alert in {TRIES} tries")
+        raise AlertDropped(f"the webhook has not taken an alert in {TRIES} tries")
 
     async def _mark(self, alert: Alert) -> None:
         """So that nobody is told a second time. If it is not marked, whoever watches tells it."""

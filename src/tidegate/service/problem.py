@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from tidegate.core.refusals import Reason, Refusal
-from tidegate.service.http import Reply, reply
+from tidegate.service.http import HttpReply, json_reply
 
 SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
 PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
@@ -98,7 +98,7 @@ def problem(
     detail: str = "",
     more: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Reply:
+) -> HttpReply:
     status = STATUS.get(code, DEFAULT_STATUS)
     body = {
         "type": f"https://tidegate.invalid/problems/{code.lower()}",
@@ -116,4 +116,4 @@ def problem(
         said["WWW-Authenticate"] = "Bearer"
     if status in TRY_AGAIN:
         said.setdefault("Retry-After", "1")
-    return reply(body, status, said, MEDIA_TYPE)
+    return json_reply(body, status, said, MEDIA_TYPE)

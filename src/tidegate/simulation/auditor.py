@@ -15,13 +15,15 @@ import msgspec
 
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Edge, Flow
-from tidegate.core.transfer import GENESIS, Entry, Transfer
-from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, Book, Verb
+from tidegate.core.kind import GENESIS, Transfer
+from tidegate.core.transfer import HistoryEntry
+from tidegate.core.wire import ACCOUNT, ANSWER, KEY, OPERATION, RECORD, STAMP, CoreBook, CoreVerb
 from tidegate.engine.alerts import Alert
-from tidegate.simulation.disk import Inode
-from tidegate.simulation.effects import FEE, Effects, expected, laws_of, same
-from tidegate.simulation.pool import PoolAuditor
-from tidegate.store.memory import HISTORY, TRANSFERS
+from tidegate.simulation.disk import SimInode
+from tidegate.simulation.effects import FEE, Effects, expected, flow_effects_of, same
+from tidegate.simulation.pool_auditor import PoolAuditor
+from tidegate.store.memory_store import HISTORY
+from tidegate.store.memory_tables import TRANSFERS
 from tidegate.systems.ledger import OUTSIDE
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 from tidegate.trading_core import wal
@@ -32,8 +34,8 @@ EXPECTED = frozenset({"lane_unreachable", "clock_set_back", "floor_refused"})
 FINAL, BUSY, RETIRED = 32, 32, 34  # Below FINAL it is for ever. What has ended may be RETIRED.
 # A worker judges by what it was given: others may have taken the transfer up meanwhile.
 SLACK_S, SLACK_TRIES, HOUR_S = 10.0, 2, 3600.0
-VERBS = {int(verb): verb.name.lower() for verb in Verb}
-BOOKS = {int(book): book.name for book in Book}
+VERBS = {int(verb): verb.name.lower() for verb in CoreVerb}
+BOOKS = {int(book): book.name for book in CoreBook}
 
 Account: TypeAlias = tuple[str, int, str, int]  # System, owner, book, asset.
 
@@ -43,7 +45,7 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class Life:
+class AuditedTransfer:
     """One transfer as the auditor has seen it."""
 
     transfer: Transfer
@@ -61,7 +63,7 @@ class Life:
     owing: list[object] = field(default_factory=list)  # Who has written down that it is stuck.
 
 
-class Eyes(NamedTuple):
+class AuditorView(NamedTuple):
     """What the auditor may ask of the world: the true time, and who is alive."""
 
     clock: Callable[[], float]
@@ -70,13 +72,13 @@ class Eyes(NamedTuple):
 
 
 class Auditor:
-    def __init__(self, flows: Mapping[str, Flow], eyes: Eyes) -> None:
+    def __init__(self, flows: Mapping[str, Flow], eyes: AuditorView) -> None:
         self.flows, self.eyes = flows, eyes
-        self.laws = {name: laws_of(flow) for name, flow in flows.items()}
+        self.laws = {name: flow_effects_of(flow) for name, flow in flows.items()}
         self.books: Counter[Account] = Counter()
         self.endowed: Counter[tuple[int, int]] = Counter()  # By owner and asset: the world's own.
         self.pool = PoolAuditor(self.blame, self.books)
-        self.lives: dict[UUID, Life] = {}
+        self.lives: dict[UUID, AuditedTransfer] = {}
         self.open: set[UUID] = set()
         self.edges: Counter[tuple[str, Edge]] = Counter()
         self.violations: list[str] = []
@@ -105,7 +107,7 @@ class Auditor:
     def committed(
         self, written: Mapping[tuple[str, Any], Any], leased: frozenset[UUID], by: object
     ) -> None:
-        touched: list[Life] = []
+        touched: list[AuditedTransfer] = []
         operated: list[Any] = []
         accounts: list[Any] = []
         for (table, key), row in written.items():
@@ -128,10 +130,10 @@ class Auditor:
 
     def _stored(
         self, after: Transfer, history: tuple[Any, ...] | None, lease: bool, by: object
-    ) -> Life:
+    ) -> AuditedTransfer:
         life = self.lives.get(after.id)
         if life is None:
-            life = self.lives[after.id] = Life(after, since_s=self.eyes.clock())
+            life = self.lives[after.id] = AuditedTransfer(after, since_s=self.eyes.clock())
             self.open.add(after.id)
             self._fresh(life, after, history or (), by)
         else:
@@ -160,7 +162,9 @@ class Auditor:
             self.open.discard(after.id)
         return life
 
-    def _fresh(self, life: Life, after: Transfer, answers: Sequence[Any], by: object) -> None:
+    def _fresh(
+        self, life: AuditedTransfer, after: Transfer, answers: Sequence[Any], by: object
+    ) -> None:
         flow, edges = self.flows[name := after.kind.flow], self.laws[name].edges
         state = life.transfer.state if life.history else str(flow.first)
         if not answers:
@@ -191,13 +195,13 @@ class Auditor:
         walked = " ".join([">".join(each[0].path) for each in answers]) or f"born in {after.state}"
         self.eyes.note(short(after.id), walked)
 
-    def _stayed(self, life: Life, after: Transfer, by: object) -> None:
+    def _stayed(self, life: AuditedTransfer, after: Transfer, by: object) -> None:
         """No answer. Whoever marks it as paged, or writes when it is stuck, must tell of it."""
         if not life.told and (self._stuck(life) or after.kind.paged > life.transfer.kind.paged):
             life.owing.append(by)
             life.overdue = life.overdue or self._stuck(life, SLACK_S, SLACK_TRIES)
 
-    def _left(self, life: Life) -> None:
+    def _left(self, life: AuditedTransfer) -> None:
         """It goes on. Was it stuck, and nobody has said so although nobody died over it?"""
         if life.overdue and not life.told:
             self.untold += 1
@@ -206,7 +210,7 @@ class Auditor:
                 self.blame(f"{id_} was stuck in {state}, and nobody was told")
         life.told, life.overdue, life.owing = False, False, []
 
-    def _stuck(self, life: Life, slack_s: float = 0.0, slack: int = 0) -> bool:
+    def _stuck(self, life: AuditedTransfer, slack_s: float = 0.0, slack: int = 0) -> bool:
         ask = self.flows[life.transfer.kind.flow].ask(life.transfer.kind.state)
         if ask is None:
             return False
@@ -233,7 +237,7 @@ class Auditor:
 
     # What the core does.
 
-    def synced(self, inode: Inode) -> None:
+    def synced(self, inode: SimInode) -> None:
         """Another part of the core's log is durable: read what it says was done."""
         if not inode.name.startswith(wal.PREFIX):
             return
@@ -265,7 +269,7 @@ class Auditor:
         while at < len(payload):
             kind, _, length = wal.SECTION.unpack_from(payload, at)
             at += wal.SECTION.size
-            if kind == wal.Section.OPERATIONS:
+            if kind == wal.RecordKind.OPERATIONS:
                 for row in RECORD.iter_unpack(payload[at : at + length]):
                     self._record(row)
             at += length
@@ -286,7 +290,7 @@ class Auditor:
             self._judge(life)
         self.moved(place, VERBS[verb])
 
-    def opened(self, inode: Inode, position: int, balances: Mapping[Account, int]) -> None:
+    def opened(self, inode: SimInode, position: int, balances: Mapping[Account, int]) -> None:
         """The core has started: it must know everything that it ever had made durable."""
         inode.audited = 0
         self.synced(inode)
@@ -333,7 +337,7 @@ class Auditor:
             life.effects = tuple(sorted((*life.effects, effect))) if life.effects else (effect,)
         self.eyes.note(system, f"{verb} {delta:+d} at {owner} {book} for {short(id_)}")
 
-    def _judge(self, life: Life) -> None:
+    def _judge(self, life: AuditedTransfer) -> None:
         transfer, kind = life.transfer, life.transfer.kind
         if life.effects not in self.laws[kind.flow].effects[kind.state]:
             effects = ", ".join(life.effects) or "nothing"
@@ -392,7 +396,7 @@ def short(id_: UUID) -> str:
     return f"{id_.int >> 16 & 0xFFFFFFFF:08x}"
 
 
-def chain(head: bytes, transfer: Transfer, entry: Entry, at_us: int) -> bytes:
+def chain(head: bytes, transfer: Transfer, entry: HistoryEntry, at_us: int) -> bytes:
     """What an answer's hash must be, worked out once more."""
     told = (entry.version, entry.path, entry.verb, entry.answer, entry.reason)
     evidence = sorted(entry.evidence.items()) if entry.evidence else []

@@ -2,16 +2,16 @@
 
 from uuid import UUID
 
+from tidegate.core.kind import Transfer
 from tidegate.core.ports import StoreFault
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Checked, Request
-from tidegate.core.transfer import Transfer
-from tidegate.engine.births import Receipt
+from tidegate.core.request import CheckedRequest, Request
 from tidegate.engine.engine import Engine
+from tidegate.engine.pending_request import Receipt
 from tidegate.simulation.inbox import FLOWS, Programs, in_words
 from tidegate.simulation.loop import done_within, sleep
-from tidegate.simulation.store import SimTwin
-from tidegate.simulation.world import Node, World
+from tidegate.simulation.store import SimTransaction
+from tidegate.simulation.world import SimWorker, World
 from tidegate.store.inbox import INBOX
 
 CLIENT_S = 5.0
@@ -75,7 +75,9 @@ class Clients:
         if first != id_:
             self.world.auditor.blame(f"{wish.cid} became {first} and {id_}")
 
-    async def _attempt(self, node: Node, wish: Request, waits: bool) -> Receipt | Refusal | None:
+    async def _attempt(
+        self, node: SimWorker, wish: Request, waits: bool
+    ) -> Receipt | Refusal | None:
         """The client's patience is its own: a process that dies says nothing any more."""
         engine = node.engine
         assert engine is not None
@@ -101,9 +103,9 @@ class Clients:
         if transfer.id not in self.world.auditor.lives and transfer.id not in tables.rows[INBOX]:
             self.world.auditor.blame(f"{transfer.id} was accepted, and it is not there")
 
-    async def _twice(self, engine: Engine[SimTwin], wish: Request) -> Receipt | Refusal:
+    async def _twice(self, engine: Engine[SimTransaction], wish: Request) -> Receipt | Refusal:
         """In one batch, as a client may that repeats itself: both are told the same."""
-        said, again = await engine.transfer_all([Checked(wish), Checked(wish)])
+        said, again = await engine.transfer_all([CheckedRequest(wish), CheckedRequest(wish)])
         for each in (said, again):
             if isinstance(each, StoreFault):
                 raise each

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.ports import Outage
 from tidegate.simulation.auditor import CORE
-from tidegate.store.memory import OUTAGES
+from tidegate.store.memory_store import OUTAGES
 
 if TYPE_CHECKING:
     from tidegate.simulation.scenario import Scenario

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 from tidegate.core.answers import Answer, Unknown, Unreachable
 from tidegate.core.transfer import Question
 from tidegate.simulation.auditor import CORE
-from tidegate.simulation.fate import Fault
-from tidegate.systems.trading import Caller, Trading
+from tidegate.simulation.faults import Fault
+from tidegate.systems.trading import CoreCaller, TradingCoreClient
 
 if TYPE_CHECKING:
-    from tidegate.simulation.world import Node
+    from tidegate.simulation.world import SimWorker
 
 CALL_S = 2.0  # How long a worker waits for the core.
 
 
-class SimTrading(Trading):
+class SimTrading(TradingCoreClient):
     """The client of the core in one worker, which dies or raises around it."""
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: "SimWorker") -> None:
         self.node = node
-        caller = Caller(node.name, CALL_S)
+        caller = CoreCaller(node.name, CALL_S)
         super().__init__(CORE, node.connect, caller, node.recalled, node.refused)
         self.on_floor = node.raise_floor
         self.reversible = node.world.terms.reversible

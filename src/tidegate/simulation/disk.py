@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tidegate.simulation.fate import CRASH, Fault
+from tidegate.simulation.faults import CRASH, Fault
 from tidegate.simulation.loop import sleep
 
 STALL_S = (2.5, 6.0)
@@ -14,7 +14,7 @@ SYNC_S = 0.002
 ERRORS = {Fault.EIO: errno.EIO, Fault.ENOSPC: errno.ENOSPC}
 
 
-class Inode:
+class SimInode:
     """A file's content, of which only a prefix has reached the platter."""
 
     def __init__(self, name: str) -> None:
@@ -27,22 +27,22 @@ class Inode:
         )
 
 
-class Change(NamedTuple):
+class DirectoryChange(NamedTuple):
     """What a create, rename or unlink did to the directory."""
 
     removed: str | None
-    added: tuple[str, Inode] | None
+    added: tuple[str, SimInode] | None
 
 
-class Platter:
+class DiskContent:
     """The hardware: one directory, which outlives every process that uses it."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Inode] = {}
-        self.durable: dict[str, Inode] = {}
-        self.unsynced: list[Change] = []
+        self.entries: dict[str, SimInode] = {}
+        self.durable: dict[str, SimInode] = {}
+        self.unsynced: list[DirectoryChange] = []
 
-    def change(self, change: Change) -> None:
+    def change(self, change: DirectoryChange) -> None:
         _carry_out(self.entries, change)
         self.unsynced.append(change)
 
@@ -67,7 +67,7 @@ class Platter:
         self.entries = dict(self.durable)
 
 
-def _carry_out(entries: dict[str, Inode], change: Change) -> None:
+def _carry_out(entries: dict[str, SimInode], change: DirectoryChange) -> None:
     if change.removed is not None:
         entries.pop(change.removed, None)
     if change.added is not None:
@@ -76,7 +76,7 @@ def _carry_out(entries: dict[str, Inode], change: Change) -> None:
         inode.name = name
 
 
-def _tear(inode: Inode, dice: random.Random) -> None:
+def _tear(inode: SimInode, dice: random.Random) -> None:
     tail = len(inode.content) - inode.synced
     if tail:
         kept = dice.randint(0, tail)
@@ -87,19 +87,19 @@ def _tear(inode: Inode, dice: random.Random) -> None:
     inode.synced, inode.spoilt = len(inode.content), False
 
 
-class Hands(NamedTuple):
+class DiskSurroundings(NamedTuple):
     """What a disk needs of the world around it."""
 
     fate: Callable[[str], Fault | None]
     dice: random.Random
-    synced: Callable[[Inode], None]  # The auditor is told what has become durable.
+    synced: Callable[[SimInode], None]  # The auditor is told what has become durable.
     crash: Callable[[Fault], None]  # Ends the process that called.
 
 
 class SimDisk:
     """One process's door to the platter. Once it is shut, calls do nothing, and never return."""
 
-    def __init__(self, platter: Platter, hands: Hands) -> None:
+    def __init__(self, platter: DiskContent, hands: DiskSurroundings) -> None:
         self.platter = platter
         self.fate, self.dice, self.synced, self.crash = hands
         self.shut = False
@@ -133,19 +133,19 @@ class SimDisk:
 
     def create(self, name: str) -> "SimFile":
         assert self.shut or name not in self.platter.entries, f"{name} exists"
-        inode = Inode(name)
-        self.strike("create", lambda: self.platter.change(Change(None, (name, inode))))
+        inode = SimInode(name)
+        self.strike("create", lambda: self.platter.change(DirectoryChange(None, (name, inode))))
         return SimFile(self, inode)
 
     def rename(self, name: str, new_name: str) -> None:
         if not self.shut:
-            change = Change(name, (new_name, self.platter.entries[name]))
+            change = DirectoryChange(name, (new_name, self.platter.entries[name]))
             self.strike("rename", lambda: self.platter.change(change))
 
     def unlink(self, name: str) -> None:
         if not self.shut:
             assert name in self.platter.entries, f"{name} does not exist"
-            self.strike("unlink", lambda: self.platter.change(Change(name, None)))
+            self.strike("unlink", lambda: self.platter.change(DirectoryChange(name, None)))
 
     async def fsync_dir(self) -> None:
         await self.work(self.dice.random() * SYNC_S)
@@ -161,7 +161,7 @@ class SimDisk:
 
 
 class SimFile:
-    def __init__(self, disk: SimDisk, inode: Inode) -> None:
+    def __init__(self, disk: SimDisk, inode: SimInode) -> None:
         self._disk, self._inode = disk, inode
 
     def append(self, chunk: bytes | memoryview) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from tidegate.core.flow import ACTIONS, UNDOES, Ask, Edge, Flow, Pass
-from tidegate.core.transfer import Transfer
+from tidegate.core.kind import Transfer
 
 # The effects that a transfer has had, sorted, each named as the table names it: "source.debit".
 Effects: TypeAlias = tuple[str, ...]
@@ -25,7 +25,7 @@ def expected(transfer: Transfer, account: tuple[str, int, str, int], verb: str) 
     """The effect that a verb at an account is, and what it must add to it; 0 at a stranger's."""
     owned, kind = account[:3], transfer.kind
     role = ""
-    for seat, system, book, other in kind.seats:
+    for seat, system, book, other in kind.party_templates:
         if (system, transfer.owner if other is None else other, book) == owned:
             role = seat
             break
@@ -43,7 +43,7 @@ def same(before: Transfer, after: Transfer) -> bool:
     if (one.flow, one.asset_id) != (other.flow, other.asset_id):
         return False
     # The same seats of the same owner are the same parties. Others may be so, too.
-    return one.seats == other.seats or before.parties == after.parties
+    return one.party_templates == other.party_templates or before.parties == after.parties
 
 
 def allowed(flow: Flow) -> Mapping[str, frozenset[Effects]]:
@@ -116,7 +116,7 @@ def plain(edge: Edge) -> Edge:
     return Edge(edge.first, tuple(map(str, edge.path)), str(edge.verb), edge.answer)
 
 
-class Laws(NamedTuple):
+class FlowEffects(NamedTuple):
     """What a flow allows."""
 
     flow: Flow
@@ -124,11 +124,11 @@ class Laws(NamedTuple):
     edges: frozenset[Edge]
 
 
-_LAWS: dict[int, Laws] = {}  # By the identity of the flow, which its laws keep alive.
+_LAWS: dict[int, FlowEffects] = {}  # By the identity of the flow, which its laws keep alive.
 
 
-def laws_of(flow: Flow) -> Laws:
+def flow_effects_of(flow: Flow) -> FlowEffects:
     """Worked out once, and not for every seed."""
     if id(flow) not in _LAWS:
-        _LAWS[id(flow)] = Laws(flow, allowed(flow), frozenset(map(plain, flow.answers())))
+        _LAWS[id(flow)] = FlowEffects(flow, allowed(flow), frozenset(map(plain, flow.answers())))
     return _LAWS[id(flow)]

@@ -8,10 +8,10 @@ from tidegate.core.ids import Horizon
 from tidegate.core.ports import StoreFault
 from tidegate.engine.retirement import Retirement
 from tidegate.simulation.loop import sleep
-from tidegate.systems.trading import Trading
+from tidegate.systems.trading import TradingCoreClient
 
 if TYPE_CHECKING:
-    from tidegate.simulation.world import Node
+    from tidegate.simulation.world import SimWorker
 
 HORIZON = Horizon(20.0, 5.0)
 ROUND_S = 20.0  # Longer than any transaction lives here, as ten minutes are in earnest.
@@ -19,7 +19,7 @@ RETIRING_S = 75.0  # How long a seed lasts in which there are some rounds.
 RETIRED = "retired"
 
 
-async def retire_for_ever(node: "Node", core: Trading) -> None:
+async def retire_for_ever(node: "SimWorker", core: TradingCoreClient) -> None:
     world = node.world
     retirement = Retirement(node.store, core.retire, node.clock, node.alert, HORIZON)
     while True:

@@ -7,15 +7,17 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from tidegate.core.ids import id_time_us
-from tidegate.core.ports import Behind, InboxRequest, LockTimeout, Tables, nothing
-from tidegate.core.request import Account, Asset, Request
-from tidegate.engine.forms import forms_of
-from tidegate.engine.inbox import NAME, Form
+from tidegate.core.ports import Behind, FlowChecksums, InboxRequest, LockTimeout, nothing
+from tidegate.core.request import AccountType, Asset, Request
+from tidegate.engine.inbox_reader import NAME, Form
+from tidegate.engine.request_forms import forms_of
 from tidegate.simulation.auditor import CORE, LEDGER
 from tidegate.simulation.loop import sleep
-from tidegate.simulation.people import ASSET, SPOT
-from tidegate.store.inbox import INBOX, Asked, MemoryInbox
-from tidegate.store.memory import CIDS, TRANSFERS, Twin
+from tidegate.simulation.workload import ASSET, SPOT
+from tidegate.store.inbox import INBOX, MemoryInbox, MemoryInboxRow
+from tidegate.store.memory_store import CIDS
+from tidegate.store.memory_tables import TRANSFERS
+from tidegate.store.memory_transaction import TwinTransaction
 from tidegate.systems.ledger import FUNDING
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from tidegate.simulation.world import World
 
 FORMS = forms_of(
-    {FUNDING: Account(LEDGER, FUNDING), SPOT: Account(CORE, SPOT)}, {"A": Asset(ASSET, "A", 0)}
+    {FUNDING: AccountType(LEDGER, FUNDING), SPOT: AccountType(CORE, SPOT)},
+    {"A": Asset(ASSET, "A", 0)},
 )
 FLOWS = ("internal_transfer", "deposit", "external_withdrawal")
 LOOK_S = 0.25
@@ -52,17 +55,19 @@ class NodeInbox(MemoryInbox):
         super().__init__(store)
         self._reached = store
 
-    async def claim(self, flows: Tables, limit: int) -> Sequence[InboxRequest]:
+    async def claim(self, flows: FlowChecksums, limit: int) -> Sequence[InboxRequest]:
         fault = await self._reached.reach("inbox claim")
         claimed = await super().claim(flows, limit)
         await self._reached.returned(fault)
         return claimed
 
-    async def take(self, tx: Twin, ids: Sequence[UUID], behind: Behind = nothing) -> Sequence[UUID]:
+    async def take(
+        self, tx: TwinTransaction, ids: Sequence[UUID], behind: Behind = nothing
+    ) -> Sequence[UUID]:
         await self._reached.reach("take")
         return await super().take(tx, ids, behind)
 
-    async def decide(self, tx: Twin, outcomes: Mapping[UUID, str | None]) -> None:
+    async def decide(self, tx: TwinTransaction, outcomes: Mapping[UUID, str | None]) -> None:
         await self._reached.reach("decide")
         await super().decide(tx, outcomes)
 
@@ -150,7 +155,7 @@ class Programs:
         """As request_transfer does. It may be rolled back at first, with all that it did."""
         world, dice = self.world, self.world.dice
         now_us = round(world.database_time() * 1_000_000)
-        tx = Twin(world.tables, now_us, 2.0)
+        tx = TwinTransaction(world.tables, now_us, 2.0)
         at_ms = id_time_us(now_us, world.tables.floor) // 1000
         id_ = UUID(int=at_ms << 80 | dice.getrandbits(80))
         try:
@@ -164,7 +169,7 @@ class Programs:
                 expired=False,
                 attempts=0,
             )
-            tx.put(INBOX, id_, Asked(asked, now_us))
+            tx.put(INBOX, id_, MemoryInboxRow(asked, now_us))
             await sleep(dice.random() * 0.5)
             if dice.random() < 0.1:
                 raise LockTimeout("rolled back")

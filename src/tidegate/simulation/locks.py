@@ -4,10 +4,12 @@ from collections.abc import Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tidegate.core.ports import Account, LockTimeout
+from tidegate.core.account import Account
+from tidegate.core.ports import LockTimeout
 from tidegate.simulation.loop import sleep
-from tidegate.simulation.people import ASSET, MEMBERS
-from tidegate.store.memory import TRANSFERS, Twin
+from tidegate.simulation.workload import ASSET, MEMBERS
+from tidegate.store.memory_tables import TRANSFERS
+from tidegate.store.memory_transaction import TwinTransaction
 from tidegate.systems.ledger import FUNDING
 from tidegate.systems.ledger.memory import ACCOUNTS
 
@@ -39,7 +41,7 @@ async def hold(world: "World", table: str, key: Hashable, seconds: float) -> Non
     """As soon as nobody else has it, and until people end the session when all heals."""
     world.meddling["held by a stranger"] += 1
     world.note("stranger", f"holds {key} of {table} for {seconds:.1f} s")
-    stranger = Twin(world.tables, round(world.database_time() * 1_000_000), seconds)
+    stranger = TwinTransaction(world.tables, round(world.database_time() * 1_000_000), seconds)
     until_s = world.loop.now_s + seconds
     with suppress(LockTimeout):  # Another stranger holds it for long.
         await stranger.lock(table, [key])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from tidegate.store.twin import turn
+from tidegate.store.memory_transaction import yield_once
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ RESOLUTION_S = 1e-6
 MAX_ROUNDS = 10
 
 
-class Due(msgspec.Struct, eq=False):
+class SimHandle(msgspec.Struct, eq=False):
     """One callback, now or later. Cancelling leaves it where it is, with nothing to do.
 
     A struct and no `asyncio.Handle`, which takes three times as long to make: a seed makes
@@ -55,14 +55,14 @@ class SimLoop(asyncio.BaseEventLoop):
         self.now_s = START_S
         self.steps = 0
         self._throw = random.Random(seed).random  # noqa: S311  To be thrown again.
-        self._soon: list[Due] = []
-        self._later: list[tuple[float, int, Due]] = []
+        self._soon: list[SimHandle] = []
+        self._later: list[tuple[float, int, SimHandle]] = []
         self._number = 0
         self.own = self._current = Context()  # Of the world itself, which never dies.
         self._dead: set[int] = set()
         # A collected coroutine would run its `finally`, and of contexts the ids must stay theirs.
         self._kept: list[tuple[asyncio.Task[Any] | None, Context]] = []
-        self._dropped: list[Due] = []
+        self._dropped: list[SimHandle] = []
         self.unhandled: list[BaseException] = []  # What tasks died of, and nobody noticed.
         # In place of a method: a future is made at every other step.
         self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
@@ -79,24 +79,24 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Due:
-        due = Due(callback, args, self._current if context is None else context)
+    ) -> SimHandle:
+        due = SimHandle(callback, args, self._current if context is None else context)
         self._soon.append(due)
         return due
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> Due:
-        due = Due(callback, args, self._current if context is None else context)
+    ) -> SimHandle:
+        due = SimHandle(callback, args, self._current if context is None else context)
         self._number += 1
         heappush(self._later, (when, self._number, due))
         return due
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> Due:
+    ) -> SimHandle:
         # Not by way of `call_at`: half of all that happens in a seed is that somebody sleeps.
-        due = Due(callback, args, self._current if context is None else context)
+        due = SimHandle(callback, args, self._current if context is None else context)
         self._number = number = self._number + 1
         heappush(self._later, (self.now_s + delay, number, due))
         return due
@@ -191,7 +191,7 @@ class SimLoop(asyncio.BaseEventLoop):
 async def sleep(seconds: float) -> None:
     """As `asyncio.sleep` does, with as many turns; here it is most of what is simulated."""
     if seconds <= 0:
-        await turn()
+        await yield_once()
         return
     # Not `get_running_loop`, which asks the kernel each time which process this is.
     [loop] = _RUNNING

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import NamedTuple, Protocol
 
-from tidegate.core.wire import HEAD, Kind, Streams
-from tidegate.simulation.fate import CRASH, Fault
-from tidegate.simulation.loop import Due, SimLoop
+from tidegate.core.wire import HEAD, FrameKind, Streams
+from tidegate.simulation.faults import CRASH, Fault
+from tidegate.simulation.loop import SimHandle, SimLoop
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.session import converse
 
 LATE_S = (2.5, 20.0)  # Longer than a client waits.
 OVERTAKEN_S = (0.05, 1.2)
 KIND_AT = 8  # Of the byte in a frame's head that says what the frame is.
-ASK, ANSWERS = int(Kind.ASK), int(Kind.ANSWERS)
+ASK, ANSWERS = int(FrameKind.ASK), int(FrameKind.ANSWERS)
 
 
-class Host(Protocol):
+class NetworkHost(Protocol):
     """The machine at the other end: the core that runs there, if one does."""
 
     core: Core | None
@@ -28,7 +28,7 @@ class Host(Protocol):
     def crash(self, fault: Fault) -> None: ...
 
 
-class Wires(NamedTuple):
+class NetworkSurroundings(NamedTuple):
     """What the network needs of the world around it."""
 
     fate: Callable[[str], Fault | None]
@@ -36,7 +36,7 @@ class Wires(NamedTuple):
     answered: Callable[[bytes, bytes], None]  # The auditor hears each question with its answer.
 
 
-class Inbox:
+class ReceiveBuffer:
     """One end of a connection, to be read."""
 
     def __init__(self, loop: SimLoop) -> None:
@@ -70,10 +70,10 @@ class Inbox:
         return chunk
 
 
-class Way:
+class OneWay:
     """One direction of a connection: what is sent arrives in order, late, or not at all."""
 
-    def __init__(self, network: "Network", line: "Line", inbox: Inbox) -> None:
+    def __init__(self, network: "Network", line: "SimConnection", inbox: ReceiveBuffer) -> None:
         self.network, self.line, self.inbox = network, line, inbox
         self.silent = False  # Nothing gets through any more, not even the end.
         self.free_s = 0.0  # When what was delayed has arrived.
@@ -87,16 +87,16 @@ class Way:
             deliver()
 
 
-class Line:
+class SimConnection:
     """A connection: two ways, and what was asked on it."""
 
-    def __init__(self, network: "Network", host: Host, client: object = None) -> None:
+    def __init__(self, network: "Network", host: NetworkHost, client: object = None) -> None:
         self.network, self.host, self.client = network, host, client
         self.open = True
         self.hello = b""
         self.asked: dict[int, bytes] = {}
-        self.ours, self.theirs = Inbox(network.loop), Inbox(network.loop)
-        self.out, self.back = Way(network, self, self.theirs), Way(network, self, self.ours)
+        self.ours, self.theirs = ReceiveBuffer(network.loop), ReceiveBuffer(network.loop)
+        self.out, self.back = OneWay(network, self, self.theirs), OneWay(network, self, self.ours)
 
     def close(self) -> None:
         """Either end hangs up. What is on its way still arrives, and then the end."""
@@ -111,10 +111,10 @@ class Line:
         self.out.silent = self.back.silent = True
 
 
-class Writer:
+class ClientWriter:
     """The client's end: questions suffer their fate here."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SimConnection) -> None:
         self.line = line
         self.dead = False
 
@@ -155,7 +155,7 @@ class Writer:
     async def wait_closed(self) -> None: ...
 
 
-class BackWriter(Writer):
+class CoreWriter(ClientWriter):
     """The core's end: answers suffer theirs."""
 
     def write(self, chunk: bytes, /) -> None:
@@ -184,7 +184,7 @@ class BackWriter(Writer):
         line.back.send(lambda: line.ours.feed(chunk), delay_s)
 
 
-class Ghost(Writer):
+class RepeatWriter(ClientWriter):
     """The core's end of a connection on which an old question comes once more."""
 
     def write(self, chunk: bytes, /) -> None:
@@ -196,10 +196,10 @@ class Ghost(Writer):
 
 
 class Network:
-    def __init__(self, loop: SimLoop, host: Host, wires: Wires) -> None:
+    def __init__(self, loop: SimLoop, host: NetworkHost, wires: NetworkSurroundings) -> None:
         self.loop, self.host, self.wires = loop, host, wires
-        self.lines: dict[Line, None] = {}
-        self.pending: dict[Due, Callable[[], None]] = {}  # What is still on its way.
+        self.lines: dict[SimConnection, None] = {}
+        self.pending: dict[SimHandle, Callable[[], None]] = {}  # What is still on its way.
 
     async def connect(self, client: object) -> Streams:
         fault = self.wires.fate("connect")
@@ -207,18 +207,18 @@ class Network:
             await self.loop.create_future()  # Until the caller's patience is over.
         if fault is Fault.CUT or self.host.core is None:
             raise ConnectionRefusedError("nobody listens there")
-        line = Line(self, self.host, client)
+        line = SimConnection(self, self.host, client)
         self.lines[line] = None
-        self._serve(line, BackWriter(line))
-        return line.ours, Writer(line)
+        self._serve(line, CoreWriter(line))
+        return line.ours, ClientWriter(line)
 
-    def _serve(self, line: Line, writer: Writer) -> None:
+    def _serve(self, line: SimConnection, writer: ClientWriter) -> None:
         core = self.host.core
         assert core is not None
         session = converse(core, line.theirs, writer)
         self.loop.create_task(session, context=self.host.context)
 
-    def heard(self, line: Line, chunk: bytes) -> None:
+    def heard(self, line: SimConnection, chunk: bytes) -> None:
         request = HEAD.unpack_from(chunk)[3]
         self.wires.answered(line.asked.pop(request), chunk[HEAD.size :])
 
@@ -237,9 +237,9 @@ class Network:
     def _repeat(self, hello: bytes, chunk: bytes) -> None:
         """An old question on a fresh connection, behind a greeting that the core accepts."""
         if self.host.core is not None:
-            line = Line(self, self.host)
+            line = SimConnection(self, self.host)
             line.asked[HEAD.unpack_from(chunk)[3]] = chunk[HEAD.size :]
-            self._serve(line, Ghost(line))
+            self._serve(line, RepeatWriter(line))
             line.theirs.feed(hello + chunk)
 
     def flush(self) -> None:

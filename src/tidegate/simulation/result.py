@@ -8,13 +8,13 @@ from typing import TypeAlias
 import msgspec
 
 from tidegate.core.flow import Edge
-from tidegate.simulation.fate import Fault
+from tidegate.simulation.faults import Fault
 
 Meddling: TypeAlias = Counter[str]
 
 
 @dataclass
-class Result:
+class SeedResult:
     """What one seed came to. Counters add up over seeds."""
 
     seed: int

@@ -10,12 +10,12 @@ from multiprocessing import get_context
 
 from tidegate.app import collect_seldom
 from tidegate.core.flow import Edge, Flow
-from tidegate.engine.rules import Rules, RulesOf
+from tidegate.engine.kind_rules import KindRules, RulesOf
 from tidegate.flows import FLOWS
 from tidegate.simulation.effects import plain, reachable
-from tidegate.simulation.fate import KINDS, Fault
+from tidegate.simulation.faults import KINDS, Fault
 from tidegate.simulation.loop import START_S
-from tidegate.simulation.result import Result
+from tidegate.simulation.result import SeedResult
 from tidegate.simulation.scenario import PLEDGED, run
 
 CHUNK = 25
@@ -39,7 +39,7 @@ class Tally:
     cpu_s: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)  # Seed, and what was wrong.
 
-    def take(self, result: Result) -> None:
+    def take(self, result: SeedResult) -> None:
         self.seeds += 1
         self.transfers += result.transfers
         self.refused += result.refused
@@ -107,12 +107,12 @@ def shared_rules() -> RulesOf:
     """What holds for all transfers of a kind holds in every seed: each worker that starts in one
     would work it out anew, where a real one works for days.
     """
-    kept: dict[tuple[frozenset[str], frozenset[str]], Rules] = {}
+    kept: dict[tuple[frozenset[str], frozenset[str]], KindRules] = {}
 
-    def rules_of(flows: Mapping[str, Flow], irreversible: frozenset[str]) -> Rules:
+    def rules_of(flows: Mapping[str, Flow], irreversible: frozenset[str]) -> KindRules:
         version = frozenset(flows), irreversible
         if version not in kept:
-            kept[version] = Rules(flows, irreversible)
+            kept[version] = KindRules(flows, irreversible)
         return kept[version]
 
     return rules_of
@@ -162,6 +162,6 @@ def run_seeds(
     return total
 
 
-def told(result: Result) -> list[str]:
+def told(result: SeedResult) -> list[str]:
     """The trace of a seed, to be read."""
     return [f"{at - START_S:11.6f}  {who:<10} {what}" for at, who, what in result.trace]

@@ -11,23 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 
 from tidegate.core import wire
-from tidegate.core.account import account_at
+from tidegate.core.account import Account, account_at
 from tidegate.core.flow import Flow
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.ports import Account
 from tidegate.core.request import Request
-from tidegate.core.wire import Verb
-from tidegate.engine.rules import Rules, RulesOf
+from tidegate.core.wire import CoreVerb
+from tidegate.engine.kind_rules import KindRules, RulesOf
 from tidegate.flows import FLOWS
-from tidegate.simulation.auditor import CORE, LEDGER, Life, Violation
+from tidegate.simulation.auditor import CORE, LEDGER, AuditedTransfer, Violation
 from tidegate.simulation.clients import Clients
 from tidegate.simulation.clocks import judge_notes, meddle_with_clocks
 from tidegate.simulation.disk import STALL_S
-from tidegate.simulation.fate import Fate, Fault, Swarm
+from tidegate.simulation.faults import Fault, FaultSource, RandomFaults
 from tidegate.simulation.floors import RETIRED, RETIRING_S
 from tidegate.simulation.locks import meddle_with_locks
 from tidegate.simulation.loop import SimLoop, simulate, sleep, uncollected
-from tidegate.simulation.people import (
+from tidegate.simulation.result import Meddling, SeedResult
+from tidegate.simulation.store import MARKS
+from tidegate.simulation.variants import SeedVariant
+from tidegate.simulation.workload import (
     ASSET,
     BOOKS,
     MEMBERS,
@@ -36,17 +38,14 @@ from tidegate.simulation.people import (
     SPOT,
     START,
     TRANSFERS,
-    Mood,
-    Siege,
-    wishes,
+    Behaviour,
+    CoreTrouble,
+    requests,
 )
-from tidegate.simulation.result import Meddling, Result
-from tidegate.simulation.store import MARKS
-from tidegate.simulation.terms import Terms
 from tidegate.simulation.world import World, until
 from tidegate.systems.guild.memory import SETTINGS, GuildRules
-from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, Status
-from tidegate.systems.ledger.judge import Balance, balance_of
+from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
+from tidegate.systems.ledger.judge import LedgerBalance, balance_of
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 SAFETY_S = 8.0
@@ -59,8 +58,8 @@ GUILDS = {3: GuildRules(limit=0), 4: GuildRules(limit=0, cooldown_s=2, every_tra
 
 # What people and machines do besides, which every long run must contain often enough.
 PLEDGED = (
-    *(f"{book} {status}" for book in BOOKS for status in Status),
-    *(str(siege) for siege in Siege if siege),
+    *(f"{book} {status}" for book in BOOKS for status in LedgerStatus),
+    *(str(siege) for siege in CoreTrouble if siege),
     *("clock", "database clock", "flood", "killed anywhere", "late after the end"),
     *("mismatch", "older version", "over the daily limit", RETIRED),
     *("held by a stranger", "inbox", "inbox expiry"),
@@ -70,13 +69,13 @@ PLEDGED = (
 class Scenario:
     """What happens in one seed, told from outside the processes."""
 
-    def __init__(self, world: World, mood: Mood) -> None:
+    def __init__(self, world: World, mood: Behaviour) -> None:
         self.world, self.mood = world, mood
         self.nodes = 2
         self.look_s = 0.5  # So often somebody looks whether all has ended.
         self.owners: Sequence[int] = OWNERS  # Who has anything.
         self.spread_s = SAFETY_S * 0.7  # Within which the wishes are made.
-        self.plan: Fate | None = None  # Takes effect when the world has begun.
+        self.plan: FaultSource | None = None  # Takes effect when the world has begun.
         self.clients = Clients(world)
         self.meddling: Meddling = world.meddling
         self.liveness_s = 0.0
@@ -86,16 +85,16 @@ class Scenario:
         self.mood.retiring, self.spread_s = True, RETIRING_S * 0.9
         self.world.terms = self.world.terms._replace(retires=True)
 
-    def feel(self, mood: Mood) -> None:
+    def feel(self, mood: Behaviour) -> None:
         """Let people behave in this way instead, and wish accordingly."""
         self.mood, self.spread_s = mood, SAFETY_S * 0.7
         self.world.terms = self.world.terms._replace(retires=False)
-        self.wishes = wishes(self.world.dice, mood)
+        self.wishes = requests(self.world.dice, mood)
 
     @cached_property
-    def wishes(self) -> list[Request]:
+    def requests(self) -> list[Request]:
         """By the dice, unless somebody says what they are."""
-        return wishes(self.world.dice, self.mood)
+        return requests(self.world.dice, self.mood)
 
     async def play(self) -> None:
         world = self.world
@@ -131,7 +130,7 @@ class Scenario:
             members = [(book, START) for book in MEMBERS]
             outside = -START * (2 + len(members))
             for book, amount in ((FUNDING, START), (OUTSIDE, outside), (SUSPENSE, 0), *members):
-                rows[Account(owner, book, ASSET)] = Balance(amount, 0, Status.ACTIVE)
+                rows[Account(owner, book, ASSET)] = LedgerBalance(amount, 0, LedgerStatus.ACTIVE)
                 world.auditor.endow((LEDGER, owner, book, ASSET), amount)
         while (
             any(world.auditor.endowed[owner, ASSET] < 0 for owner in self.owners)
@@ -140,7 +139,7 @@ class Scenario:
             # Each owner's books sum to zero once the core has its part.
             for owner in self.owners:
                 if world.auditor.endowed[owner, ASSET] < 0:
-                    world.core_move(Verb.CREDIT, owner, ASSET, START)
+                    world.core_move(CoreVerb.CREDIT, owner, ASSET, START)
             await sleep(0.3)
         world.auditor.moved = self._moved
         for number in range(self.nodes):
@@ -156,7 +155,9 @@ class Scenario:
         while True:
             await sleep(pause_s * dice.random())
             if dice.random() < mood.meddling:
-                status = dice.choice(mood.worse) if dice.random() < mood.harsh else Status.ACTIVE
+                status = (
+                    dice.choice(mood.worse) if dice.random() < mood.harsh else LedgerStatus.ACTIVE
+                )
                 self._set_status(dice.choice(self.owners), dice.choice(mood.books), status)
             meddle_with_clocks(self)
             meddle_with_locks(self)
@@ -167,24 +168,24 @@ class Scenario:
     async def _besiege(self) -> None:
         world, siege = self.world, self.mood.siege
         # A core that nobody has ever heard from cannot be told from another.
-        await until(lambda: siege is not Siege.STRANGER or world.tables.rows[MARKS], 0.2)
+        await until(lambda: siege is not CoreTrouble.STRANGER or world.tables.rows[MARKS], 0.2)
         self.meddling[siege] += 1
         world.besieged = True
         world.note("world", f"siege: {siege}")
-        if siege is Siege.BUSY:
+        if siege is CoreTrouble.BUSY:
             world.host.be_busy(busy=True)
-        elif siege is Siege.STRANGER:
+        elif siege is CoreTrouble.STRANGER:
             world.auditor.estranged = True
             world.later(world.host.be_strange(world.dice.uniform(1.0, 6.0)))
         else:
             world.host.held_back = True
             world.host.crash(world.dice.choice((Fault.CORE_KILLED, Fault.POWER_LOST)))
 
-    def _set_status(self, owner: int, book: str, status: Status) -> None:
+    def _set_status(self, owner: int, book: str, status: LedgerStatus) -> None:
         world, rows = self.world, self.world.tables.rows[ACCOUNTS]
         self.meddling[f"{book} {status}"] += 1
         if book == SPOT:
-            world.core_status(owner, ASSET, wire.Status[status])
+            world.core_status(owner, ASSET, wire.AccountStatus[status])
             return
         key = account_at((owner, book, ASSET))
         if self._free(key):
@@ -210,7 +211,7 @@ class Scenario:
             waits = any(self._waits(world.auditor.lives[id_]) for id_ in world.auditor.open)
             if waits and not world.auditor.pages:
                 world.auditor.blame(f"{self.mood.siege} for over a minute, and nobody was told")
-            if self.mood.siege is Siege.OUTAGE:
+            if self.mood.siege is CoreTrouble.OUTAGE:
                 judge_notes(world)
         world.host.be_busy(busy=False)
         world.host.skew_s = 0.0
@@ -218,7 +219,7 @@ class Scenario:
             node.skew_s = 0.0
         world.later(self._thaw())
 
-    def _waits(self, life: Life) -> bool:
+    def _waits(self, life: AuditedTransfer) -> bool:
         ask = self.world.flows[life.transfer.flow].ask(life.transfer.state)
         if ask is None or ask.patience.page_after_s is None or life.transfer.lane != CORE:
             return False
@@ -236,22 +237,26 @@ class Scenario:
                 await until(partial(self._free, key), 0.01)
                 rows = world.tables.rows[ACCOUNTS]
                 available, held, _ = rows[key]
-                rows[key] = balance_of((available, held, Status.ACTIVE))
+                rows[key] = balance_of((available, held, LedgerStatus.ACTIVE))
         # What was submitted to a disk that stalls may still arrive.
         quiet_s = world.loop.now_s + (STALL_S[1] + 2.0 if self.mood.flooded else 0.0)
         while not all(map(self._thawed, self.owners)) or world.loop.now_s < quiet_s:
             for owner in self.owners:
-                world.core_status(owner, ASSET, wire.Status.ACTIVE)
+                world.core_status(owner, ASSET, wire.AccountStatus.ACTIVE)
                 held = world.auditor.books[CORE, owner, SPOT, ASSET]
                 if held > BRIMFUL:
                     excess = world.auditor.endowed[owner, ASSET]
-                    world.core_move(Verb.DEBIT, owner, ASSET, min(excess, held))
+                    world.core_move(CoreVerb.DEBIT, owner, ASSET, min(excess, held))
             await sleep(0.3)
 
     def _thawed(self, owner: int) -> bool:
-        core, spot = self.world.host.core, wire.account(wire.Book.SPOT, ASSET, owner)
+        core, spot = self.world.host.core, wire.account(wire.CoreBook.SPOT, ASSET, owner)
         held = self.world.auditor.books[CORE, owner, SPOT, ASSET]
-        return core is not None and core.book.status(spot) == wire.Status.ACTIVE and held < BRIMFUL
+        return (
+            core is not None
+            and core.book.status(spot) == wire.AccountStatus.ACTIVE
+            and held < BRIMFUL
+        )
 
     async def _ended(self, asking: "Sequence[asyncio.Future[None]]", healed_s: float) -> None:
         world = self.world
@@ -286,11 +291,11 @@ class Scenario:
 
 def run(
     seed: int,
-    fate: Fate | None = None,
+    fate: FaultSource | None = None,
     alter: Callable[[Scenario], None] | None = None,
     flows: Mapping[str, Flow] = FLOWS,
-    rules_of: RulesOf = Rules,
-) -> Result:
+    rules_of: RulesOf = KindRules,
+) -> SeedResult:
     """One seed from beginning to end, by the dice of the seed or by a plan.
 
     `alter` may change the scenario before it begins: its wishes, its mood, the world's terms.
@@ -301,11 +306,11 @@ def run(
 
 def _run(
     seed: int,
-    fate: Fate | None,
+    fate: FaultSource | None,
     alter: Callable[[Scenario], None] | None,
     flows: Mapping[str, Flow],
     rules_of: RulesOf,
-) -> Result:
+) -> SeedResult:
     dice = random.Random(seed)  # noqa: S311  To be thrown again.
     scenes: list[Scenario] = []
 
@@ -326,7 +331,7 @@ def _run(
     task = simulate(seed, main)
     [scene] = scenes
     world = scene.world
-    return Result(
+    return SeedResult(
         seed,
         task.exception() or next(iter(world.loop.unhandled), None),
         world.trace,
@@ -343,10 +348,16 @@ def _run(
 def by_dice(world: World) -> Scenario:
     """Everything is thrown: what fails, how people behave, and how the workers are set up."""
     dice = world.dice
-    world.fates, world.terms, mood = Swarm(dice), Terms.thrown(dice), Mood.thrown(dice)
+    world.fates, world.terms, mood = (
+        RandomFaults(dice),
+        SeedVariant.thrown(dice),
+        Behaviour.thrown(dice),
+    )
     scene = Scenario(world, mood)
     count = TRANSFERS + (MORE if world.terms.daily else 0)
-    scene.wishes = wishes(dice, mood, count)  # Now: what is thrown below shall not depend on when.
+    scene.wishes = requests(
+        dice, mood, count
+    )  # Now: what is thrown below shall not depend on when.
     scene.nodes = dice.choice((1, 2, 2, 3))
     if mood.siege.lasts:
         world.terms = world.terms._replace(scan_s=SIEGE_SCAN_S)
@@ -355,9 +366,9 @@ def by_dice(world: World) -> Scenario:
     return scene
 
 
-def by_plan(world: World, plan: Fate) -> Scenario:
+def by_plan(world: World, plan: FaultSource) -> Scenario:
     """Nothing fails but what is planned, nobody meddles, and all wishes are made at once."""
-    scene = Scenario(world, Mood())
+    scene = Scenario(world, Behaviour())
     scene.plan, scene.spread_s = plan, 0.0
     scene.clients.programs.expiring = 0.0
     return scene

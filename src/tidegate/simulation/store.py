@@ -5,26 +5,27 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     Behind,
     CommitUnknown,
-    Key,
-    Look,
+    FlowChecksums,
+    KeyLookup,
+    RequestKey,
     StoreUnavailable,
-    Tables,
     nothing,
 )
-from tidegate.core.transfer import Transfer
-from tidegate.core.wire import Mark
-from tidegate.simulation.fate import Fault
+from tidegate.core.wire import HistoryMark
+from tidegate.simulation.faults import Fault
 from tidegate.simulation.inbox import NodeInbox
 from tidegate.simulation.loop import sleep
-from tidegate.store.memory import MemoryStore, Twin
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.memory_transaction import TwinTransaction
 from tidegate.systems.trading import client as trading
 
 if TYPE_CHECKING:
-    from tidegate.simulation.world import Node
+    from tidegate.simulation.world import SimWorker
 
 MARKS = "core_positions"
 INTRODUCTION = ("store", "here", [3])  # The store, its database, and the assets that exist.
@@ -32,10 +33,10 @@ LANDING_S = 4.0  # Within which a COMMIT lands that nobody waits for any more.
 KILLED = frozenset({Fault.KILLED_BEFORE, Fault.KILLED_AFTER, Fault.KILLED_LATE})
 
 
-class SimTwin(Twin):
+class SimTransaction(TwinTransaction):
     """A transaction of a worker. The auditor sees what it really did when it commits."""
 
-    def __init__(self, node: "Node", at_us: int, lock_s: float) -> None:
+    def __init__(self, node: "SimWorker", at_us: int, lock_s: float) -> None:
         super().__init__(node.world.tables, at_us, lock_s)
         self.node = node
         self.leased: frozenset[UUID] = frozenset()
@@ -63,14 +64,14 @@ class SimTwin(Twin):
         assert statement == trading.STATEMENTS["remember"], f"unknown here: {statement}"
         key = values["core"], values["process"]
         await self.lock(MARKS, [key])
-        mark = tuple(values[name] for name in Mark.__struct_fields__)
+        mark = tuple(values[name] for name in HistoryMark.__struct_fields__)
         uuid, position, _, epoch = mark
         known = self.get(MARKS, key)
         if known is None or (known[0] == uuid and (known[1], known[3]) < (position, epoch)):
             self.put(MARKS, key, mark)
 
 
-class Session:
+class SimSession:
     """The way of one transaction: begun, and then committed by fate, or ended."""
 
     # Not a generator, which takes twice as long: every transaction of every worker has one.
@@ -79,10 +80,10 @@ class Session:
     def __init__(self, store: "NodeStore") -> None:
         self._store = store
 
-    async def __aenter__(self) -> SimTwin:
+    async def __aenter__(self) -> SimTransaction:
         store = self._store
         await store.reach("begin")
-        self._tx = tx = SimTwin(store.node, store.now_us(), store.lock_s)
+        self._tx = tx = SimTransaction(store.node, store.now_us(), store.lock_s)
         store.node.open[tx] = None
         return tx
 
@@ -104,7 +105,7 @@ class Session:
 class NodeStore(MemoryStore):
     """Every call asks its fate: it is lost before or after it is done, or the worker dies."""
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: "SimWorker") -> None:
         super().__init__(node.world.database_time, node.world.tables)
         self.node = node
         self.inbox = NodeInbox(self)
@@ -130,10 +131,10 @@ class NodeStore(MemoryStore):
         if fault is Fault.REPLY_LOST:
             raise StoreUnavailable("the reply was lost")
 
-    def transaction(self) -> "Session":  # type: ignore[override]
-        return Session(self)
+    def transaction(self) -> "SimSession":  # type: ignore[override]
+        return SimSession(self)
 
-    async def commit_by_fate(self, tx: SimTwin) -> None:
+    async def commit_by_fate(self, tx: SimTransaction) -> None:
         node = self.node
         try:
             fault = await self.reach("commit")
@@ -153,17 +154,17 @@ class NodeStore(MemoryStore):
         if fault is not None:
             await self.returned(fault)
 
-    async def _land(self, tx: Twin) -> None:
+    async def _land(self, tx: TwinTransaction) -> None:
         """The session of a client that has gone: it still holds its locks, and then commits."""
         await sleep(self.node.world.dice.random() * LANDING_S)
         tx.commit()
         tx.end()
 
-    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+    async def due(self, lanes: Sequence[str], flows: FlowChecksums) -> Sequence[str]:
         await self.reach("due")
         return await super().due(lanes, flows)
 
-    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+    async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         fault = await self.reach("claim")
         claimed = await super().claim(lane, limit, flows)
         self.node.world.auditor.claimed(claimed)
@@ -172,22 +173,24 @@ class NodeStore(MemoryStore):
         return claimed
 
     async def lock(
-        self, tx: Twin, transfers: Sequence[Transfer], behind: Behind = nothing
+        self, tx: TwinTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
     ) -> Sequence[Transfer]:
         await self.reach("lock")
         return await super().lock(tx, transfers, behind)
 
-    async def reserve(self, tx: Twin, keys: Sequence[Key]) -> None:
+    async def reserve(self, tx: TwinTransaction, keys: Sequence[RequestKey]) -> None:
         await self.reach("reserve")
         await super().reserve(tx, keys)
 
-    async def write(self, tx: Twin, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
+    async def write(
+        self, tx: TwinTransaction, moves: Moves, leased: Sequence[bool]
+    ) -> Sequence[Transfer]:
         await self.reach("write")
-        assert isinstance(tx, SimTwin)
+        assert isinstance(tx, SimTransaction)
         tx.leased = frozenset([t.id for t in compress(moves.transfers, leased)])
         return await super().write(tx, moves, leased)
 
-    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
+    async def look(self, keys: Sequence[tuple[int, str]]) -> KeyLookup:
         await self.reach("look")
         return await super().look(keys)
 
@@ -203,7 +206,7 @@ class NodeStore(MemoryStore):
         await self.reach("release")
         await super().release(transfers)
 
-    def _begin(self) -> Twin:
+    def _begin(self) -> TwinTransaction:
         """A statement of its own: if the worker dies in it, the server lets go of its rows."""
         for ended in [tx for tx in self.node.open if tx.ended]:
             del self.node.open[ended]
@@ -219,7 +222,9 @@ class NodeStore(MemoryStore):
         await self.reach("outage")
         await super().end_outage(lane, worker)
 
-    async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
+    async def askable(
+        self, transfers: Sequence[Transfer], flows: FlowChecksums
+    ) -> Sequence[Transfer]:
         await self.reach("askable")
         return await super().askable(transfers, flows)
 

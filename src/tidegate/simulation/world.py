@@ -16,40 +16,40 @@ from tidegate.core.wire import (
     KEY,
     OPERATION,
     STATUS,
-    Book,
-    Kind,
-    Status,
-    Verb,
+    AccountStatus,
+    CoreBook,
+    CoreVerb,
+    FrameKind,
     account,
     pack_assets,
 )
-from tidegate.engine.alerts import Alert, Code
-from tidegate.engine.engine import Engine, Parts
-from tidegate.engine.rules import Rules, RulesOf
-from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, Eyes
+from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.engine.engine import Engine, EngineParts
+from tidegate.engine.kind_rules import KindRules, RulesOf
+from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, AuditorView
 from tidegate.simulation.core_client import SimTrading
-from tidegate.simulation.disk import Hands, Platter, SimDisk
-from tidegate.simulation.fate import Fate, Fault, Plan
+from tidegate.simulation.disk import DiskContent, DiskSurroundings, SimDisk
+from tidegate.simulation.faults import Fault, FaultPlan, FaultSource
 from tidegate.simulation.floors import HORIZON, retire_for_ever
 from tidegate.simulation.inbox import InboxAuditor, forms
-from tidegate.simulation.limits import LimitsAuditor, SimLimits
+from tidegate.simulation.limits_auditor import LimitsAuditor, SimLimits
 from tidegate.simulation.loop import SimLoop, sleep
-from tidegate.simulation.network import Network, Wires
-from tidegate.simulation.store import NodeStore, SimTwin
-from tidegate.simulation.terms import Terms
-from tidegate.store.memory import Tables
+from tidegate.simulation.network import Network, NetworkSurroundings
+from tidegate.simulation.store import NodeStore, SimTransaction
+from tidegate.simulation.variants import SeedVariant
+from tidegate.store.memory_tables import MemoryTables
 from tidegate.systems.guild import MemoryAllowance, MemoryChecks
 from tidegate.systems.ledger import MemoryLedger
 from tidegate.systems.ledger.memory import ACCOUNTS
-from tidegate.systems.trading import Recollection, recall
-from tidegate.trading_core.core import Busy, Core, Limits, Stopped
-from tidegate.trading_core.wal import Damaged
+from tidegate.systems.trading import KnownCore, load_known_core
+from tidegate.trading_core.core import Core, CoreBusy, CoreLimits, CoreStopped
+from tidegate.trading_core.wal import LogDamaged
 
 REST_S = 2.0  # Within which whoever died is started again.
 UUID, STRANGE = bytes(range(16)), bytes(range(1, 17))
 
 
-class Node:
+class SimWorker:
     """One worker. Once dead it does nothing more, and runs none of its `finally`."""
 
     def __init__(self, world: "World", name: str) -> None:
@@ -63,7 +63,7 @@ class Node:
         self.unreached_s: list[float] = []  # When it asked the core in vain.
         self.store = NodeStore(self)
         self.flows = self._flows()
-        self.engine: Engine[SimTwin] | None = None
+        self.engine: Engine[SimTransaction] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -85,7 +85,7 @@ class Node:
         world.limits.daily = daily
         local = MemoryLedger(LEDGER), MemoryAllowance(), MemoryChecks()
         self.engine = Engine(
-            Parts(
+            EngineParts(
                 store=self.store,
                 flows=self.flows,
                 outside=[SimTrading(self)] if CORE in served else [],
@@ -115,7 +115,7 @@ class Node:
             self.world.auditor.alerted(alert, self)
 
     def refused(self, reason: str) -> None:
-        self.alert(Alert(Alarm.CRITICAL, Code.CORE_REFUSED, reason, CORE))
+        self.alert(Alert(Alarm.CRITICAL, AlertCode.CORE_REFUSED, reason, CORE))
 
     async def connect(self) -> Any:
         return await self.world.network.connect(self)
@@ -126,10 +126,10 @@ class Node:
         except StoreUnavailable as fault:
             raise Unreachable(f"we cannot keep the floor of the core: {fault}") from fault
 
-    async def recalled(self) -> Recollection:
+    async def recalled(self) -> KnownCore:
         try:
             async with self.store.transaction() as tx:
-                return await recall(tx, CORE)
+                return await load_known_core(tx, CORE)
         except StoreUnavailable as fault:
             raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
 
@@ -139,12 +139,12 @@ class Node:
         await self.world.loop.create_future()
 
 
-class Host:
+class CoreHost:
     """The machine of the core, with a supervisor that starts it again whenever it has ended."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.platter = Platter()
+        self.platter = DiskContent()
         self.context = Context()
         self.core: Core | None = None
         self.running = False
@@ -157,17 +157,17 @@ class Host:
     def start(self) -> None:
         world = self.world
         self.context = Context()
-        hands = Hands(world.fate, world.dice, world.auditor.synced, self.crash)
+        hands = DiskSurroundings(world.fate, world.dice, world.auditor.synced, self.crash)
         platter = self.platter
         if self.stranger:
-            platter, hands = Platter(), hands._replace(synced=lambda _: None)
+            platter, hands = DiskContent(), hands._replace(synced=lambda _: None)
         self.disk = SimDisk(platter, hands)
         self.running = True
         world.loop.create_task(self._live(self.disk), context=self.context)
 
     async def _live(self, disk: SimDisk) -> None:
         """The core's process. An error of its disk ends it, as it ends the real one."""
-        limits = Limits(
+        limits = CoreLimits(
             snapshot_records=self.world.terms.snapshot_records, marks=10_000, horizon=HORIZON
         )
         try:
@@ -184,7 +184,7 @@ class Host:
             await core.run()
         except OSError as fault:
             self.world.note("core", f"stops: {fault}")
-        except Damaged as fault:
+        except LogDamaged as fault:
             if not disk.shut:
                 self.world.auditor.blame(f"the core does not read its own disk: {fault}")
         if not disk.shut:  # Else it has been killed, and this is only its shadow.
@@ -196,7 +196,7 @@ class Host:
     def be_busy(self, *, busy: bool) -> None:
         self.busy = busy
         if self.core is not None:
-            queue = 0 if busy else Limits().queue_requests
+            queue = 0 if busy else CoreLimits().queue_requests
             self.core.limits = self.core.limits._replace(queue_requests=queue)
 
     def _ended(self, *, silently: bool) -> None:
@@ -237,7 +237,9 @@ class Host:
         book, found = self.core.book, {}
         for raw, index in book.accounts.items():
             owner = int.from_bytes(raw[5:])
-            found[CORE, owner, Book(raw[0]).name, int.from_bytes(raw[1:5])] = book.balances[index]
+            found[CORE, owner, CoreBook(raw[0]).name, int.from_bytes(raw[1:5])] = book.balances[
+                index
+            ]
         return found
 
 
@@ -252,21 +254,21 @@ class World:
 
     def __init__(self, loop: SimLoop, dice: random.Random, flows: Mapping[str, Flow]) -> None:
         self.loop, self.dice, self.flows = loop, dice, flows
-        self.rules_of: RulesOf = Rules
-        self.terms = Terms()
-        self.fates: Fate = Plan()
+        self.rules_of: RulesOf = KindRules
+        self.terms = SeedVariant()
+        self.fates: FaultSource = FaultPlan()
         self.faults: Counter[tuple[str, Fault]] = Counter()
         self.meddling: Counter[str] = Counter()  # What people and machines do besides.
         self.trace: list[tuple[float, str, str]] = []
         self.healed = False
-        self.auditor = Auditor(flows, Eyes(loop.time, self.living_one, self.note))
+        self.auditor = Auditor(flows, AuditorView(loop.time, self.living_one, self.note))
         self.auditor.trouble = self.troubled
         self.limits = LimitsAuditor(self.auditor.blame, self.meddling)
         self.inbox = InboxAuditor(self.auditor.blame)
-        self.tables = Tables()
-        self.host = Host(self)
-        self.network = Network(loop, self.host, Wires(self.fate, dice, self.answered))
-        self.nodes: list[Node] = []
+        self.tables = MemoryTables()
+        self.host = CoreHost(self)
+        self.network = Network(loop, self.host, NetworkSurroundings(self.fate, dice, self.answered))
+        self.nodes: list[SimWorker] = []
         self.background: set[asyncio.Task[None]] = set()
         self.deaths = 0
         self.besieged = False
@@ -303,7 +305,7 @@ class World:
         self.background.add(task)
         task.add_done_callback(self.background.discard)
 
-    def kill(self, node: Node) -> None:
+    def kill(self, node: SimWorker) -> None:
         """The server notices: what was not committed is rolled back, or is just landing."""
         if not node.alive:
             return
@@ -322,43 +324,45 @@ class World:
         await self.raise_node(name)
 
     async def raise_node(self, name: str) -> None:
-        node = Node(self, name)
+        node = SimWorker(self, name)
         self.nodes = [*self.living(), node]
         await self.loop.create_task(node.start(), context=node.context)
 
-    def living(self) -> list[Node]:
+    def living(self) -> list[SimWorker]:
         return [node for node in self.nodes if node.alive]
 
     def living_one(self, node: object) -> bool:
-        return isinstance(node, Node) and node.alive
+        return isinstance(node, SimWorker) and node.alive
 
     # What people do to accounts, beside the transfers.
 
-    def core_status(self, owner: int, asset_id: int, status: Status) -> None:
-        self._submit(Kind.SET_STATUS, STATUS.pack(account(Book.SPOT, asset_id, owner), status))
+    def core_status(self, owner: int, asset_id: int, status: AccountStatus) -> None:
+        self._submit(
+            FrameKind.SET_STATUS, STATUS.pack(account(CoreBook.SPOT, asset_id, owner), status)
+        )
 
-    def core_move(self, verb: Verb, owner: int, asset_id: int, amount: int) -> None:
+    def core_move(self, verb: CoreVerb, owner: int, asset_id: int, amount: int) -> None:
         """Money that comes and goes by itself, under a key of the world's own."""
-        self._submit(Kind.ASSETS, pack_assets([asset_id]))
+        self._submit(FrameKind.ASSETS, pack_assets([asset_id]))
         self._own += 1
         key = KEY.pack(self._own.to_bytes(16), 0)
-        spot = account(Book.SPOT, asset_id, owner)
-        self._submit(Kind.ASK, OPERATION.pack(key, verb, 0, 0, spot, amount.to_bytes(16)))
+        spot = account(CoreBook.SPOT, asset_id, owner)
+        self._submit(FrameKind.ASK, OPERATION.pack(key, verb, 0, 0, spot, amount.to_bytes(16)))
 
-    def _submit(self, kind: Kind, body: bytes) -> None:
+    def _submit(self, kind: FrameKind, body: bytes) -> None:
         """Somebody at the core's own machine. If it is down just now, nothing comes of it."""
         if self.host.core is not None:
             try:
                 self.host.core.submit(kind, body)
-            except (Busy, Stopped):
+            except (CoreBusy, CoreStopped):
                 self.note("core", "takes nothing")
 
     def flood(self, owner: int, asset_id: int) -> None:
         """Fill an account to the brim, so that not even a refund fits."""
         if self.host.core is not None:
-            held = self.auditor.books[CORE, owner, Book.SPOT.name, asset_id]
+            held = self.auditor.books[CORE, owner, CoreBook.SPOT.name, asset_id]
             if held < MAX_AMOUNT:
-                self.core_move(Verb.CREDIT, owner, asset_id, MAX_AMOUNT - held)
+                self.core_move(CoreVerb.CREDIT, owner, asset_id, MAX_AMOUNT - held)
 
     def ledger_balances(self) -> Mapping[Account, int]:
         rows: dict[Any, Any] = self.tables.rows[ACCOUNTS]

@@ -8,7 +8,7 @@ import psycopg
 
 from tidegate.core.sql import load
 from tidegate.store.migrate import MIGRATOR_ROLE
-from tidegate.store.sessions import Bounds, session_options
+from tidegate.store.sessions import StoreLimits, session_options
 
 STATEMENTS = load("tidegate.store", "archive.sql")
 FIRST = UUID(int=0)
@@ -19,14 +19,14 @@ class ArchiveRefused(Exception):
     """A transfer is not whole. It and the others of its batch stay where they are."""
 
 
-class Ages(NamedTuple):
+class ArchiveAges(NamedTuple):
     """How long after its end a transfer is moved, and how long its caller's key is known."""
 
     older_s: float
     keep_cids_s: float
 
 
-class Batch(NamedTuple):
+class ArchivedBatch(NamedTuple):
     """What one transaction has moved, or forgotten."""
 
     transfers: int = 0
@@ -36,18 +36,18 @@ class Batch(NamedTuple):
 
 
 def archive(
-    conninfo: str, schema: str, ages: Ages, limit: int = BATCH
-) -> Generator[Batch, None, None]:
+    conninfo: str, schema: str, ages: ArchiveAges, limit: int = BATCH
+) -> Generator[ArchivedBatch, None, None]:
     """Move batch by batch, each in one short transaction; tell of each when it is durable.
 
     To stop anywhere is safe: the next run goes on with what is left.
     """
-    options = session_options(schema, Bounds(), MIGRATOR_ROLE)
+    options = session_options(schema, StoreLimits(), MIGRATOR_ROLE)
     with psycopg.connect(conninfo, autocommit=True, options=options) as session:
         for row in _batches(session, "move", ages.older_s, limit):
-            yield Batch(transfers=row[1], answers=row[3], attempts=row[4])
+            yield ArchivedBatch(transfers=row[1], answers=row[3], attempts=row[4])
         for row in _batches(session, "forget", ages.keep_cids_s, limit):
-            yield Batch(cids=row[1])
+            yield ArchivedBatch(cids=row[1])
 
 
 def _batches(

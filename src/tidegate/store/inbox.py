@@ -7,13 +7,15 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.answers import bounded
-from tidegate.core.ports import Behind, InboxRequest, Tables, nothing
+from tidegate.core.ports import Behind, FlowChecksums, InboxRequest, nothing
 from tidegate.core.sql import load, texts, uuids
 from tidegate.store.rows import table_columns
 
 if TYPE_CHECKING:
-    from tidegate.store.memory import MemoryStore, Twin
-    from tidegate.store.postgres import PostgresStore, PostgresTransaction
+    from tidegate.store.memory_store import MemoryStore
+    from tidegate.store.memory_transaction import TwinTransaction
+    from tidegate.store.postgres import PostgresStore
+    from tidegate.store.transaction import PostgresTransaction
 
 STATEMENTS = load("tidegate.store", "inbox.sql")
 INBOX = "inbox"
@@ -25,7 +27,7 @@ class PostgresInbox:
     def __init__(self, store: "PostgresStore") -> None:
         self._store = store
 
-    async def claim(self, flows: Tables, limit: int) -> Sequence[InboxRequest]:
+    async def claim(self, flows: FlowChecksums, limit: int) -> Sequence[InboxRequest]:
         values = {"limit": limit, "lease_s": self._store.lease_s, **table_columns(flows)}
         rows = await self._run("claim", **values)
         return [InboxRequest(*row)._replace(terms=_TERMS.decode(row[5])) for row in rows]
@@ -52,7 +54,7 @@ class PostgresInbox:
         return await self._store.run(STATEMENTS[name], values)
 
 
-class Asked(NamedTuple):
+class MemoryInboxRow(NamedTuple):
     """A row of the twin: a request, with the columns that only the store needs."""
 
     request: InboxRequest
@@ -67,7 +69,7 @@ class MemoryInbox:
     def __init__(self, store: "MemoryStore") -> None:
         self._store = store
 
-    async def claim(self, flows: Tables, limit: int) -> Sequence[InboxRequest]:
+    async def claim(self, flows: FlowChecksums, limit: int) -> Sequence[InboxRequest]:
         await self._store.pause()
         known = self._store.ours(flows)
         tables, now_us = self._store.tables, self._store.now_us()
@@ -90,13 +92,13 @@ class MemoryInbox:
         return claimed
 
     async def take(
-        self, tx: "Twin", ids: Sequence[UUID], behind: Behind = nothing
+        self, tx: "TwinTransaction", ids: Sequence[UUID], behind: Behind = nothing
     ) -> Sequence[UUID]:
         await tx.lock(INBOX, sorted(ids))
         await behind()
         return [id_ for id_ in ids if tx.get(INBOX, id_).outcome is None]
 
-    async def decide(self, tx: "Twin", outcomes: Mapping[UUID, str | None]) -> None:
+    async def decide(self, tx: "TwinTransaction", outcomes: Mapping[UUID, str | None]) -> None:
         await tx.pause()
         for id_, refusal in outcomes.items():
             outcome = "created" if refusal is None else "refused"

@@ -10,30 +10,30 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from tidegate.core.answers import bounded
 from tidegate.core.flow import Flow
+from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     MAX_HALTS,
     Behind,
     BelowFloor,
+    FlowChecksums,
     Halt,
-    Key,
-    Known,
-    Look,
+    KeyLookup,
+    KnownRequest,
     NoSession,
     NotWritable,
     Outage,
+    RequestKey,
     StoreFault,
     StoreUnavailable,
-    Tables,
     nothing,
 )
 from tidegate.core.request import Asset
 from tidegate.core.sql import bigints, numbers, strings, texts, uuids
-from tidegate.core.transfer import Transfer
 from tidegate.store.flow_checks import differing
 from tidegate.store.inbox import PostgresInbox
 from tidegate.store.migrate import migrations
-from tidegate.store.pipe import Pipe
+from tidegate.store.pipeline import Pipeline
 from tidegate.store.rows import (
     PROBES_KEPT,
     as_counted,
@@ -47,12 +47,15 @@ from tidegate.store.rows import (
     table_columns,
     transfer_from,
 )
-from tidegate.store.sessions import Bounds, Session, WholeNumber, lost_after, session_options
+from tidegate.store.sessions import (
+    PostgresSession,
+    StoreLimits,
+    WholeNumber,
+    lost_after,
+    session_options,
+)
 from tidegate.store.transaction import STATEMENTS, PostgresTransaction
-from tidegate.store.writing import written
-
-__all__ = ["STATEMENTS", "Bounds", "PostgresStore", "PostgresTransaction"]
-
+from tidegate.store.written_rows import written
 
 MAX_LISTS = 5_000  # That one look goes through: more than are written in a second.
 
@@ -60,22 +63,22 @@ MAX_LISTS = 5_000  # That one look goes through: more than are written in a seco
 class PostgresStore:
     """Open it before use: `async with PostgresStore(...) as store`."""
 
-    pipe: type[Pipe] = Pipe  # What every session speaks through.
+    pipe: type[Pipeline] = Pipeline  # What every session speaks through.
 
-    def __init__(self, conninfo: str, schema: str, bounds: Bounds | None = None) -> None:
+    def __init__(self, conninfo: str, schema: str, bounds: StoreLimits | None = None) -> None:
         self.schema = schema
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds or StoreLimits()
         self.lease_s = self.bounds.lease_s
         self.inbox = PostgresInbox(self)
         # The pool makes sessions, and makes new ones of those that are lost. Who is done with one
         # leaves it here for the next: the pool's own door costs more than a statement.
-        self._idle: list[Session] = []
+        self._idle: list[PostgresSession] = []
         self._waiting = 0  # For the pool.
         self.trouble: str | None = None  # Why it took no writes when it was last tried.
         self._seen_us = 0  # The latest time at which this process leased anything.
         self._pool = AsyncConnectionPool(
             conninfo,
-            connection_class=Session,
+            connection_class=PostgresSession,
             min_size=1,
             max_size=self.bounds.connections,
             timeout=self.bounds.pool_wait_s,
@@ -115,11 +118,11 @@ class PostgresStore:
                 await pipe.roll_back()
                 raise
 
-    async def due(self, lanes: Sequence[str], flows: Tables) -> Sequence[str]:
+    async def due(self, lanes: Sequence[str], flows: FlowChecksums) -> Sequence[str]:
         values = {"lanes": texts(lanes), **table_columns(flows)}
         return [lane for (lane,) in await self._fetch_due("due", values)]
 
-    async def claim(self, lane: str, limit: int, flows: Tables) -> Sequence[Transfer]:
+    async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s, **table_columns(flows)}
         claimed = [transfer_from(row) for row in await self._fetch_due("claim", values)]
         self._saw(*(t.updated_us + round(t.waited_s * 1_000_000) for t in claimed[:1]))
@@ -137,7 +140,7 @@ class PostgresStore:
         fresh = [as_counted(t, *counted[t.id]) if t.id in counted else t for t in transfers]
         return [t for t in fresh if t is not None]
 
-    async def reserve(self, tx: PostgresTransaction, keys: Sequence[Key]) -> None:
+    async def reserve(self, tx: PostgresTransaction, keys: Sequence[RequestKey]) -> None:
         await tx.post(STATEMENTS["reserve"], key_columns(keys))
 
     async def write(
@@ -169,16 +172,16 @@ class PostgresStore:
             return False  # Of a transaction that this server has never had, nothing is known.
         return bool(aborted)
 
-    async def look(self, keys: Sequence[tuple[int, str]]) -> Look:
+    async def look(self, keys: Sequence[tuple[int, str]]) -> KeyLookup:
         owners, cids = zip(*keys, strict=True) if keys else ((), ())
         values = {"owners": bigints(owners), "cids": strings(cids)}
         rows = await self._fetch("look", values)
-        known: list[Known | None] = [None] * len(keys)
+        known: list[KnownRequest | None] = [None] * len(keys)
         for _, place, fingerprint, id_, refusal, *row in rows:
             if place is not None:
                 transfer = None if row[0] is None else transfer_from(row)
-                known[place - 1] = Known(fingerprint, id_, transfer, refusal)
-        return Look(rows[0][0], known)
+                known[place - 1] = KnownRequest(fingerprint, id_, transfer, refusal)
+        return KeyLookup(rows[0][0], known)
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         return [transfer_from(row) for row in await self._fetch("find", {"ids": uuids(ids)})]
@@ -203,7 +206,9 @@ class PostgresStore:
     async def outages(self) -> Sequence[Outage]:
         return [Outage(*row) for row in await self._fetch("outages", {})]
 
-    async def askable(self, transfers: Sequence[Transfer], flows: Tables) -> Sequence[Transfer]:
+    async def askable(
+        self, transfers: Sequence[Transfer], flows: FlowChecksums
+    ) -> Sequence[Transfer]:
         installed = await self._fetch("askable", {})
         ours = {flow for flow, checksum in installed if flows.get(flow) == checksum}
         return [t for t in transfers if t.kind.flow in ours]
@@ -277,12 +282,12 @@ class PostgresStore:
             statements.send(STATEMENTS["lapse"], {"lease_s": self.lease_s, "lists": MAX_LISTS})
             return await statements.fetch(STATEMENTS[name], values)
 
-    async def _configure(self, session: Session) -> None:
+    async def _configure(self, session: PostgresSession) -> None:
         session.adapters.register_loader("numeric", WholeNumber)
         session.pipe = self.pipe(session)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Pipe]:
+    async def session(self) -> AsyncIterator[Pipeline]:
         while self._idle and not self._idle[-1].pipe.at_rest:
             await self._give_back(self._idle.pop())  # The server has left it meanwhile.
         session = self._idle.pop() if self._idle else await self._new()
@@ -301,7 +306,7 @@ class PostgresStore:
             else:
                 await self._give_back(session)
 
-    async def _new(self) -> Session:
+    async def _new(self) -> PostgresSession:
         """From the pool, or from who is done first, if there are as many as there may be."""
         self._waiting += 1
         try:
@@ -313,7 +318,7 @@ class PostgresStore:
         finally:
             self._waiting -= 1
 
-    async def _give_back(self, session: Session) -> None:
+    async def _give_back(self, session: PostgresSession) -> None:
         if not session.pipe.at_rest:
             await session.close()  # The pool will make a new one.
         await self._pool.putconn(session)

@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidegate.core.answers import Evidence
+from tidegate.core.kind import (
+    Party,
+    PartyTemplate,
+    Transfer,
+    details_of,
+    kind_of,
+    party_templates_of,
+)
 from tidegate.core.moves import Moves
-from tidegate.core.ports import Key, Tables
+from tidegate.core.ports import FlowChecksums, RequestKey
 from tidegate.core.sql import (
     Columns,
     amounts,
@@ -29,17 +37,8 @@ from tidegate.core.sql import (
     texts,
     uuids,
 )
-from tidegate.core.transfer import (
-    Expiry,
-    Line,
-    Party,
-    Seat,
-    Transfer,
-    details_of,
-    kind_of,
-    seats_of,
-)
-from tidegate.store.writing import WrittenRows, in_order
+from tidegate.core.transfer import AnswerForm, Expiry
+from tidegate.store.written_rows import WrittenRows, in_order
 
 ATTEMPTS_KEPT = 20
 PROBES_KEPT = 100  # Of an unreachable lane: the times of the newest.
@@ -64,10 +63,22 @@ def transfer_from(row: Sequence[Any]) -> Transfer:
     id_, owner, flow, state, lane, parties, asset_id, amount, fee = row[:9]
     version, attempts, retries, paged, undoes, parent, detail, cid, space = row[9:18]
     head, error, trace, created_us, updated_us, waited_s, expired = row[18:]
-    seats = seats_of(_PARTIES.decode(parties), owner)
+    party_templates = party_templates_of(_PARTIES.decode(parties), owner)
     details = () if detail is None else details_of(_DETAIL.decode(detail))
     kind = kind_of(
-        *(flow, state, lane, seats, asset_id, fee, version, attempts, retries, paged, undoes),
+        *(
+            flow,
+            state,
+            lane,
+            party_templates,
+            asset_id,
+            fee,
+            version,
+            attempts,
+            retries,
+            paged,
+            undoes,
+        ),
         *(details, space, error, expired),
     )
     own = (owner, amount, parent, cid, head, trace, created_us, updated_us, waited_s)
@@ -128,7 +139,7 @@ def _as_texts(evidences: Sequence[Evidence]) -> list[bytes | None]:
     return [_encode(kept) if kept else None for kept in evidences]
 
 
-def _line_columns(lines: Sequence[tuple[str, Line]]) -> Columns:
+def _line_columns(lines: Sequence[tuple[str, AnswerForm]]) -> Columns:
     columns = {
         "history_flows": names(flow for flow, _ in lines),
         "history_versions": numbers(line.version for _, line in lines),
@@ -200,33 +211,35 @@ def party_columns(moves: Moves) -> Columns:
     """Parties change rarely; where they do not, nothing is written."""
     parties: list[str | None] = [None] * len(moves)
     for step, places, _ in moves.groups:
-        if step.before is not None and step.before.seats != step.after.seats:
+        if step.before is not None and step.before.party_templates != step.after.party_templates:
             for place in places:
-                parties[place] = _party_text(step.after.seats, moves.transfers[place].owner)
+                parties[place] = _party_text(
+                    step.after.party_templates, moves.transfers[place].owner
+                )
     return {"parties": strings(parties)}
 
 
 def _party_texts(transfers: Sequence[Transfer]) -> list[str]:
-    pieces = {kind: _party_pieces(kind.seats) for kind in {t.kind for t in transfers}}
+    pieces = {kind: _party_pieces(kind.party_templates) for kind in {t.kind for t in transfers}}
     return [str(t.owner).join(pieces[t.kind]) for t in transfers]
 
 
-def _party_text(seats: tuple[Seat, ...], owner: int) -> str:
-    return str(owner).join(_party_pieces(seats))
+def _party_text(party_templates: tuple[PartyTemplate, ...], owner: int) -> str:
+    return str(owner).join(_party_pieces(party_templates))
 
 
 @lru_cache(4096)
-def _party_pieces(seats: tuple[Seat, ...]) -> tuple[str, ...]:
+def _party_pieces(party_templates: tuple[PartyTemplate, ...]) -> tuple[str, ...]:
     """The parties as JSON, in pieces between which the transfer's own owner stands."""
     pieces, text = [], "{"
-    for number, seat in enumerate(seats):
-        role, system, book = (_encode(word).decode() for word in seat[:3])
+    for number, template in enumerate(party_templates):
+        role, system, book = (_encode(word).decode() for word in template[:3])
         text += f"{',' if number else ''}{role}:[{system},{book},"
-        if seat.owner is None:
+        if template.owner is None:
             pieces.append(text)
             text = "]"
         else:
-            text += f"{seat.owner}]"
+            text += f"{template.owner}]"
     return (*pieces, text + "}")
 
 
@@ -284,7 +297,7 @@ def as_counted(
     return transfer.but(attempts=attempts, retries=retries, paged=paged)
 
 
-def key_columns(keys: Sequence[Key]) -> Columns:
+def key_columns(keys: Sequence[RequestKey]) -> Columns:
     return {
         "owners": bigints([key.owner for key in keys]),
         "keys": strings([key.text for key in keys]),
@@ -293,5 +306,5 @@ def key_columns(keys: Sequence[Key]) -> Columns:
     }
 
 
-def table_columns(flows: Tables) -> Columns:
+def table_columns(flows: FlowChecksums) -> Columns:
     return {"flows": texts(flows), "checksums": texts(flows.values())}

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.adapt import Buffer, Loader
 
-from tidegate.store.pipe import Pipe
+from tidegate.store.pipeline import Pipeline
 
 SHARED_SCHEMA = "tidegate"
 ENGINE_ROLE = "tidegate_engine"
 
 
-class Bounds(NamedTuple):
+class StoreLimits(NamedTuple):
     """How long a session may take for anything, how many there are, and how they plan."""
 
     lease_s: float = 10.0
@@ -26,10 +26,10 @@ class Bounds(NamedTuple):
     plans: str = "force_generic_plan"  # `auto` for a PostgreSQL that is spread over many nodes.
 
 
-class Session(psycopg.AsyncConnection[Any]):
+class PostgresSession(psycopg.AsyncConnection[Any]):
     """A connection of the pool, and the pipe through which all of its statements go."""
 
-    pipe: Pipe
+    pipe: Pipeline
 
     async def close(self) -> None:
         if hasattr(self, "pipe"):
@@ -55,7 +55,7 @@ def lost_after(seconds: float) -> dict[str, int]:
     }
 
 
-def session_options(schema: str, bounds: Bounds, role: str = ENGINE_ROLE) -> str:
+def session_options(schema: str, bounds: StoreLimits, role: str = ENGINE_ROLE) -> str:
     """What a session is from its first moment: never by SET, which a pooler may give to others."""
     named = schema.replace('"', '""')
     settings = {

@@ -5,15 +5,15 @@ from typing import Any
 
 import psycopg
 
-from tidegate.core.ports import BRIEF_S, Begun, StoreFault
+from tidegate.core.ports import BRIEF_S, StoreFault, TransactionStart
 from tidegate.core.sql import load
 from tidegate.store.faults import as_fault, commit_fault
-from tidegate.store.pipe import Pipe, Reply
+from tidegate.store.pipeline import Pipeline, StatementReply
 from tidegate.store.rows import TRANSFER_COLUMNS
 
 STATEMENTS = {
     name: statement.replace("{transfer}", TRANSFER_COLUMNS)
-    for name, statement in load("tidegate.store", "queries.sql").items()
+    for name, statement in load("tidegate.store", "transfers.sql").items()
 }
 
 
@@ -25,34 +25,34 @@ class PostgresTransaction:
     whatever follows it, so that nothing of all this has happened.
     """
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
         self.locked: dict[Any, Any] = {}
-        self.locking: list[tuple[Sequence[Any], Reply]] = []
-        self.looking: tuple[Sequence[Any], Reply] | None = None
-        self._begun: Begun | Reply | None = None
+        self.locking: list[tuple[Sequence[Any], StatementReply]] = []
+        self.looking: tuple[Sequence[Any], StatementReply] | None = None
+        self._begun: TransactionStart | StatementReply | None = None
 
     def begin(self, plans: str) -> None:
         self._command(b"BEGIN")
         self._begun = self.send(STATEMENTS["begin"], {"plans": plans})
 
-    async def begun(self) -> Begun:
-        if isinstance(self._begun, Reply):
+    async def begun(self) -> TransactionStart:
+        if isinstance(self._begun, StatementReply):
             [row] = await self.rows(self._begun)
-            self._begun = Begun(*row[:4])
+            self._begun = TransactionStart(*row[:4])
         assert self._begun is not None, "this transaction was not begun here"
         return self._begun
 
     async def wait_briefly(self) -> None:
         self.send(STATEMENTS["brief"], {"lock_ms": str(int(BRIEF_S * 1000))})
 
-    def send(self, statement: str, values: Mapping[str, object]) -> Reply:
+    def send(self, statement: str, values: Mapping[str, object]) -> StatementReply:
         try:
             return self._pipe.send(statement, values)
         except psycopg.Error as fault:
             raise as_fault(fault) from fault
 
-    async def rows(self, reply: Reply) -> list[Any]:
+    async def rows(self, reply: StatementReply) -> list[Any]:
         if reply.result is None:
             await self._sync()
         return self._pipe.rows(reply)
@@ -76,14 +76,14 @@ class PostgresTransaction:
         try:
             await self._pipe.sync()
         except psycopg.Error as fault:
-            xid = self._begun.xid if isinstance(self._begun, Begun) else None
+            xid = self._begun.xid if isinstance(self._begun, TransactionStart) else None
             raise commit_fault(fault, xid) from fault
         assert committed.result is not None
         status = committed.result.command_status
         if status != b"COMMIT":
             raise StoreFault(f"COMMIT was answered by {status!r}")
 
-    def _command(self, sql: bytes) -> Reply:
+    def _command(self, sql: bytes) -> StatementReply:
         try:
             return self._pipe.command(sql)
         except psycopg.Error as fault:

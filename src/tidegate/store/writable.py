@@ -2,7 +2,8 @@
 
 from tidegate.core.ports import NotWritable, StoreFault, StoreUnavailable
 from tidegate.core.sql import load
-from tidegate.store.postgres import PostgresStore, PostgresTransaction
+from tidegate.store.postgres import PostgresStore
+from tidegate.store.transaction import PostgresTransaction
 
 STATEMENTS = load("tidegate.store", "writable.sql")
 

@@ -19,11 +19,11 @@ STOP_S = 30.0  # Longer than the API's own bounds: for its requests, then for it
 FIRST_S, LONGEST_S, HEALTHY_S = 0.1, 5.0, 10.0  # Between two starts; and what forgets failures.
 
 
-class Refused(Exception):
+class CannotRun(Exception):
     """It cannot run; one line says why, and what to do."""
 
 
-class Ended(BaseException):
+class EndRequested(BaseException):
     """A signal asks for the end. Whatever is under way must not take it for a failure of its own,
     as it may every Exception.
     """
@@ -38,7 +38,7 @@ class Program(Protocol):
     def stop(self) -> None: ...
 
 
-class Part:
+class ChildProgram:
     """One of our own commands as a child, which ends when we do, whatever ends us."""
 
     def __init__(
@@ -158,10 +158,12 @@ class Child:
         self.due_s = time.monotonic() + LONGEST_S
 
 
-def tend(children: Sequence[Child], restart: Callable[[Child], None], wait_s: float | None) -> None:
+def keep_running(
+    children: Sequence[Child], restart: Callable[[Child], None], wait_s: float | None
+) -> None:
     """Wait until a child dies or is due, and start again what can be."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        raise Ended  # It was raised before, where nobody could be told: in a finaliser, say.
+        raise EndRequested  # It was raised before, where nobody could be told: in a finaliser, say.
     now = time.monotonic()
     dues = [max(child.due_s - now, 0.0) for child in children if child.due_s is not None]
     timeout = min([*dues, *([wait_s] if wait_s is not None else [])], default=None)
@@ -188,7 +190,7 @@ def end_on_signals() -> None:
 def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # The end has begun, and is not to be interrupted.
-    raise Ended
+    raise EndRequested
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:

@@ -15,9 +15,9 @@ from operator import itemgetter
 
 import msgspec
 
-from tidegate.core.wire import ACCOUNT, Status
+from tidegate.core.wire import ACCOUNT, AccountStatus
 
-ABSENT = int(Status.ABSENT)
+ABSENT = int(AccountStatus.ABSENT)
 GROUP, OWNER = 5, 8  # Bytes of an account: its book and asset, and then its owner.
 PARTS = struct.Struct(f">{GROUP}sQ")
 assert ACCOUNT.size == PARTS.size == GROUP + OWNER
@@ -47,7 +47,7 @@ class AccountState(msgspec.Struct, gc=False, eq=False):
 NOBODY = AccountState(-1, GroupTotal(b""))  # Stands where no account is, and is never changed.
 
 
-class Group:
+class AccountGroup:
     """The accounts of one book and asset, by their owners."""
 
     __slots__ = ("_apart", "_listed", "_look_at", "total")
@@ -102,7 +102,7 @@ class Accounts:
     """Every account that there is, in the order of their numbers."""
 
     def __init__(self) -> None:
-        self.groups: dict[bytes, Group] = {}
+        self.groups: dict[bytes, AccountGroup] = {}
         self._states: list[AccountState] = []
         self._owners = array("Q")
 
@@ -158,11 +158,11 @@ class Accounts:
     def _add(self, name: bytes, owner: int, state: AccountState) -> None:
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = Group(name)
+            group = self.groups[name] = AccountGroup(name)
         state.group = group.total
         group.add(owner, state)
         self._states.append(state)
         self._owners.append(owner)
 
 
-NO_GROUP = Group(b"")
+NO_GROUP = AccountGroup(b"")

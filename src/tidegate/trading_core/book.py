@@ -1,6 +1,6 @@
 """Balances and the memory of every operation: pure, and the same on replay as when it happened.
 
-A batch is judged into a `Draft`, which nobody sees. Once the draft's records are durable it is
+A batch is judged into a `BookDraft`, which nobody sees. Once the draft's records are durable it is
 applied. Replay writes the records of the log into the book itself, by the same `Pages.note`, and
 judges nothing: the log holds decisions.
 """
@@ -9,19 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from tidegate.core.wire import KEY, OPERATION, RECORD, Binding, Outcome
+from tidegate.core.wire import KEY, OPERATION, RECORD, Binding, CoreOutcome
 from tidegate.trading_core.accounts import ABSENT, Accounts, AccountState, GroupTotal
-from tidegate.trading_core.columns import (
+from tidegate.trading_core.move_columns import (
     ACTIVE,
     CREDIT,
     DEBIT,
     DONE,
     REFUND,
     TOMBSTONE,
-    Moves,
+    MoveColumns,
     read_records,
 )
-from tidegate.trading_core.memory import (
+from tidegate.trading_core.operation_memory import (
     NEXT,
     UNDONE_BIT,
     VERB,
@@ -36,14 +36,14 @@ from tidegate.trading_core.memory import (
 
 DONE_IF_NOT = bytes([DONE, *range(1, 256)])  # What is no refusal here is done.
 
-Asked: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
+AskedOperation: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
 
 
-class Inconsistent(Exception):
+class LogInconsistent(Exception):
     """A record does not follow from the state before it: the log is not of this history."""
 
 
-class Pages(ABC):
+class BookWriter(ABC):
     """Where a decided operation is written: into a draft, or on replay into the book itself."""
 
     position: int
@@ -95,7 +95,9 @@ class Pages(ABC):
         state = self.state(account)
         return (ABSENT, 0) if state is None else (self.status_of(state), self.balance_of(state))
 
-    def note(self, key: bytes, asked: Asked, outcome: int, delta: int, balance: int) -> None:
+    def note(
+        self, key: bytes, asked: AskedOperation, outcome: int, delta: int, balance: int
+    ) -> None:
         """Take in one decided operation."""
         verb, undoes, account, amount = asked
         state = self.open(account)
@@ -107,18 +109,18 @@ class Pages(ABC):
             if outcome == DONE:
                 found = self.find(original)
                 if found is None:
-                    raise Inconsistent(f"record {position} undoes what was never done")
+                    raise LogInconsistent(f"record {position} undoes what was never done")
                 self.memory[original] = found | UNDONE_BIT
             else:
                 what = fingerprint(state, 0, amount) + position * NEXT
-                self.memory[original] = what | DEBIT << VERB | Outcome.UNDONE
+                self.memory[original] = what | DEBIT << VERB | CoreOutcome.UNDONE
         if delta:
             self.set_balance(state, balance)
             if verb == CREDIT and self.status_of(state) == ABSENT:
                 self.set_status(state, ACTIVE)
 
 
-class Book(Pages):
+class Book(BookWriter):
     """What is durable. It changes only by `apply`, and by `replay` before anybody is served."""
 
     def __init__(self) -> None:
@@ -180,7 +182,7 @@ class Book(Pages):
     def set_status(self, state: AccountState, status: int) -> None:
         state.status = status
 
-    def apply(self, draft: "Draft") -> None:
+    def apply(self, draft: "BookDraft") -> None:
         self.position = draft.position
         for account, state in draft.opened.items():
             self.states.add(account, state)
@@ -222,7 +224,7 @@ class Book(Pages):
         self._remember(moves, states, first, last)
 
     def _remember(
-        self, moves: Moves, states: Sequence[AccountState], first: int, last: int
+        self, moves: MoveColumns, states: Sequence[AccountState], first: int, last: int
     ) -> None:
         outcomes = moves.refusals[first:last]
         outcomes = outcomes.translate(DONE_IF_NOT) if any(outcomes) else b""
@@ -245,12 +247,12 @@ class Book(Pages):
     def answer(self, key: bytes) -> tuple[int, int]:
         """What is stored under a key: outcome and position."""
         if key < key_of(self.floor):
-            return Outcome.RETIRED, 0
+            return CoreOutcome.RETIRED, 0
         stored = self.find(key)
-        return (Outcome.NOTHING, 0) if stored is None else answer_of(stored)
+        return (CoreOutcome.NOTHING, 0) if stored is None else answer_of(stored)
 
 
-class Draft(Pages):
+class BookDraft(BookWriter):
     """What a batch would change. Each operation in it sees those before it."""
 
     def __init__(self, book: Book) -> None:
@@ -326,8 +328,8 @@ def undone_by(key: bytes, undoes: int) -> bytes:
     return KEY.pack(key[: -VERSION_BITS // 8], undoes)
 
 
-def unfit(position: int) -> Inconsistent:
-    return Inconsistent(f"record {position} does not fit the balance before it")
+def unfit(position: int) -> LogInconsistent:
+    return LogInconsistent(f"record {position} does not fit the balance before it")
 
 
 def undoes_something(outcome: int) -> bool:

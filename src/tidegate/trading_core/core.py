@@ -15,15 +15,15 @@ from tidegate.core.ids import Horizon
 from tidegate.core.wire import (
     STAMP,
     Binding,
+    FrameKind,
     Hello,
-    Kind,
-    Mark,
-    Refusal,
-    Refused,
+    HistoryMark,
+    RefusalFrame,
+    SessionRefusal,
     Welcome,
 )
 from tidegate.trading_core import recovery, wal
-from tidegate.trading_core.book import Draft
+from tidegate.trading_core.book import BookDraft
 from tidegate.trading_core.disk import Disk
 from tidegate.trading_core.judge import (
     add_assets,
@@ -33,25 +33,25 @@ from tidegate.trading_core.judge import (
     retire,
     set_status,
 )
-from tidegate.trading_core.memory import VERSION_BITS
+from tidegate.trading_core.operation_memory import VERSION_BITS
 from tidegate.trading_core.reads import read
-from tidegate.trading_core.recovery import Recovered
+from tidegate.trading_core.recovery import RecoveredCore
 from tidegate.trading_core.requests import (
     READS,
-    Declined,
-    Rebound,
-    Request,
+    BindingChanged,
+    CoreRequest,
+    RequestDeclined,
     admit,
     check,
     invalid_account,
 )
-from tidegate.trading_core.snapshot import State
-from tidegate.trading_core.wal import Place, Section
+from tidegate.trading_core.snapshot import CoreState
+from tidegate.trading_core.wal import LogPosition, RecordKind
 
-Reply: TypeAlias = bytes | Declined | Rebound
+Reply: TypeAlias = bytes | RequestDeclined | BindingChanged
 
 
-class Limits(NamedTuple):
+class CoreLimits(NamedTuple):
     """Every bound of a core."""
 
     batch_operations: int = 16_384
@@ -68,11 +68,11 @@ class Limits(NamedTuple):
     farewell_s: float = 1.0
 
 
-class Busy(Exception):
+class CoreBusy(Exception):
     """The queue is full. Definitely not executed."""
 
 
-class Stopped(Exception):
+class CoreStopped(Exception):
     """The core no longer serves: it is shutting down, or its disk has failed."""
 
 
@@ -80,7 +80,7 @@ class Core:
     """Open it, run `run()` in a task, and submit. No sockets here and no dice."""
 
     def __init__(
-        self, disk: Disk, recovered: Recovered, limits: Limits, clock: Callable[[], float]
+        self, disk: Disk, recovered: RecoveredCore, limits: CoreLimits, clock: Callable[[], float]
     ) -> None:
         state = recovered.state
         self.clock = clock  # The time of day. No floor is taken that is later than long ago.
@@ -92,7 +92,7 @@ class Core:
             state.marks,
         )
         self.log = recovered.log
-        self._queue: deque[Request] = deque()
+        self._queue: deque[CoreRequest] = deque()
         self._queued_operations = self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._advanced = asyncio.Event()
@@ -106,10 +106,10 @@ class Core:
         disk: Disk,
         fresh_uuid: bytes,
         clock: Callable[[], float],
-        limits: Limits | None = None,
+        limits: CoreLimits | None = None,
     ) -> "Core":
         """Take the directory and recover. A fresh uuid is used only if it is empty."""
-        limits = limits or Limits()
+        limits = limits or CoreLimits()
         disk.lock()
         try:
             recovered = await recovery.recover(disk, fresh_uuid, limits.marks)
@@ -119,22 +119,22 @@ class Core:
         return cls(disk, recovered, limits, clock)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogPosition:
         return self.log.place
 
     @property
-    def mark(self) -> Mark:
-        return Mark(UUID(bytes=self.uuid), *self.place, self.epoch)
+    def mark(self) -> HistoryMark:
+        return HistoryMark(UUID(bytes=self.uuid), *self.place, self.epoch)
 
     def stamp(self) -> bytes:
         return STAMP.pack(self.epoch, *self.place)
 
-    def refuses(self, hello: Hello) -> Refusal | None:
+    def refuses(self, hello: Hello) -> RefusalFrame | None:
         """Why this client must not be served, if so: one of us has lost something."""
         known = hello.mark
         if hello.protocol != wire.PROTOCOL:
             return _no(
-                Refused.PROTOCOL,
+                SessionRefusal.PROTOCOL,
                 f"this core speaks protocol {wire.PROTOCOL} and the client {hello.protocol}: "
                 "run the same version of both",
             )
@@ -142,59 +142,61 @@ class Core:
             return refusal
         if known is not None and known.uuid.bytes != self.uuid:
             return _no(
-                Refused.OTHER_CORE,
+                SessionRefusal.OTHER_CORE,
                 f"the client knows core {known.uuid}, and this is {self.mark.uuid}: "
                 "is this the right data directory?",
             )
         if max(hello.epoch, known.epoch if known else 0) > self.epoch:
-            return _no(Refused.STALE_EPOCH, f"a later start than epoch {self.epoch} was seen")
+            return _no(
+                SessionRefusal.STALE_EPOCH, f"a later start than epoch {self.epoch} was seen"
+            )
         return None if known is None else self._disowns(known)
 
-    def _serves_another(self, hello: Hello) -> Refusal | None:
+    def _serves_another(self, hello: Hello) -> RefusalFrame | None:
         bound = self.book.binding
         if bound.store and bound.store != hello.store:
             return _no(
-                Refused.OTHER_STORE,
+                SessionRefusal.OTHER_STORE,
                 f"this core serves store {bound.store}, and the client is of store "
                 f"{hello.store}: a core serves one store, so give this one a core of its own",
             )
         if bound.store and bound.place != hello.place:
             return _no(
-                Refused.MOVED,
+                SessionRefusal.MOVED,
                 f"store {bound.store} was in database {bound.place}, and this client is of "
                 f"{hello.place}: after a restore, when the old database is gone, run "
                 "`tidegate store confirm`; for a copy, run `tidegate store new-identity` on it",
             )
         return None
 
-    async def meet(self, hello: Hello) -> Refusal | None:
+    async def meet(self, hello: Hello) -> RefusalFrame | None:
         """Be told by a client that may be served what is new. All of it is durable afterwards."""
         session = Binding(hello.store, hello.place)
         if session.store and not self.book.binding.store:
-            await self.submit(Kind.BIND, wire.pack(session))
+            await self.submit(FrameKind.BIND, wire.pack(session))
         refusal = self.refuses(hello)  # Once more: another store may have been first.
         # An administrator's list of assets is not taken: only a store knows which exist.
         if refusal is None and session.store and not self.book.assets.issuperset(hello.assets):
-            await self.submit(Kind.ASSETS, wire.pack_assets(hello.assets), session)
+            await self.submit(FrameKind.ASSETS, wire.pack_assets(hello.assets), session)
             refusal = self.refuses(hello)
         return refusal
 
-    def _disowns(self, known: Mark) -> Refusal | None:
+    def _disowns(self, known: HistoryMark) -> RefusalFrame | None:
         if known.position > self.place.position:
             return _no(
-                Refused.BEHIND,
+                SessionRefusal.BEHIND,
                 f"this core is at position {self.place.position} and has answered "
                 f"{known.position}: its log has lost its end, or it is an old copy",
             )
         if known.position < self.marks.oldest():
             return _no(
-                Refused.TOO_OLD,
+                SessionRefusal.TOO_OLD,
                 f"the client remembers position {known.position}; this core can vouch from "
                 f"{self.marks.oldest()} on. Compare the books, then forget the client's mark",
             )
         if self.marks.find(known.position) != known.crc:
             return _no(
-                Refused.FORKED,
+                SessionRefusal.FORKED,
                 f"the history differs at position {known.position}: two cores have run on "
                 "copies of one directory",
             )
@@ -204,14 +206,14 @@ class Core:
         return Welcome(self.mark, (self.book.floor >> VERSION_BITS).to_bytes(16))
 
     def submit(
-        self, kind: Kind, body: bytes, session: Binding | None = None
+        self, kind: FrameKind, body: bytes, session: Binding | None = None
     ) -> asyncio.Future[bytes]:
         """Queue a request; its reply comes when it is durable. Raises Busy or Stopped.
 
         A session passes what it greeted with. Then this or the reply may raise Rebound or Declined.
         """
         if self._stopping:
-            raise Stopped("the core has stopped")
+            raise CoreStopped("the core has stopped")
         check(kind, body)
         if session is not None:
             admit(kind, session, self.book.binding)
@@ -226,8 +228,8 @@ class Core:
             or self._queued_bytes + len(body) > self.limits.queue_bytes
             or len(self._queue) >= self.limits.queue_requests
         ):
-            raise Busy
-        self._queue.append(Request(kind, body, reply, session))
+            raise CoreBusy
+        self._queue.append(CoreRequest(kind, body, reply, session))
         self._queued_operations += operations
         self._queued_bytes += len(body)
         self._wake.set()
@@ -257,9 +259,9 @@ class Core:
         self._stopping = True
         self._wake.set()
 
-    def _take(self) -> list[Request]:
+    def _take(self) -> list[CoreRequest]:
         """Everything that is queued, as far as it fits in one frame."""
-        group: list[Request] = []
+        group: list[CoreRequest] = []
         operations = 0
         while self._queue:
             count = len(self._queue[0].body) // wire.OPERATION.size
@@ -271,7 +273,7 @@ class Core:
         self._queued_operations -= operations
         return group
 
-    async def _commit(self, group: list[Request]) -> None:
+    async def _commit(self, group: list[CoreRequest]) -> None:
         bound = self.book.binding
         try:
             draft, payload, replies = self._judge(group)
@@ -290,23 +292,23 @@ class Core:
             for request in group:
                 _fail(request)
 
-    def _answer(self, group: list[Request], replies: list[Reply], *, snapshots: bool) -> None:
+    def _answer(self, group: list[CoreRequest], replies: list[Reply], *, snapshots: bool) -> None:
         stamp = self.stamp()
         for request, reply in zip(group, replies, strict=True):
             if not isinstance(reply, bytes):
                 _fail(request, reply)
-            elif snapshots == (request.kind == Kind.SNAPSHOT) and not request.reply.done():
+            elif snapshots == (request.kind == FrameKind.SNAPSHOT) and not request.reply.done():
                 request.reply.set_result(stamp + reply)
 
-    def _judge(self, group: list[Request]) -> tuple[Draft, bytes, list[Reply]]:
-        draft = Draft(self.book)
+    def _judge(self, group: list[CoreRequest]) -> tuple[BookDraft, bytes, list[Reply]]:
+        draft = BookDraft(self.book)
         sections: list[bytes] = []
         replies: list[Reply] = []
         for request in group:
             before = draft.position
             try:
                 section, records, reply = self._decide(draft, request)
-            except (Declined, Rebound) as refused:
+            except (RequestDeclined, BindingChanged) as refused:
                 assert draft.position == before
                 replies.append(refused)
                 continue
@@ -315,48 +317,48 @@ class Core:
             replies.append(reply)
         return draft, b"".join(sections), replies
 
-    def _decide(self, draft: Draft, request: Request) -> tuple[Section, bytes, bytes]:
+    def _decide(self, draft: BookDraft, request: CoreRequest) -> tuple[RecordKind, bytes, bytes]:
         """The section and the records for the log, and the reply."""
         kind, body, _, session = request
         if session is not None:
             # Once more: a request before this one may have bound the core anew.
             admit(kind, session, draft.binding)
         match kind:
-            case Kind.ASK:
+            case FrameKind.ASK:
                 answers, records = judge(draft, body)
-                return Section.OPERATIONS, records, answers
-            case Kind.SET_STATUS:
+                return RecordKind.OPERATIONS, records, answers
+            case FrameKind.SET_STATUS:
                 records, strange = set_status(draft, body)
                 if strange:
                     raise invalid_account(strange, body[: wire.ACCOUNT.size])
-                return Section.STATUS, records, b""
-            case Kind.RETIRE:
+                return RecordKind.STATUS, records, b""
+            case FrameKind.RETIRE:
                 records = retire(draft, body, self._latest_floor())
-                return Section.FLOOR, records, (draft.floor >> VERSION_BITS).to_bytes(16)
-            case Kind.BIND:
-                return Section.BINDING, bind(draft, body), b""
-            case Kind.REBIND:
+                return RecordKind.FLOOR, records, (draft.floor >> VERSION_BITS).to_bytes(16)
+            case FrameKind.BIND:
+                return RecordKind.BINDING, bind(draft, body), b""
+            case FrameKind.REBIND:
                 records = rebind(draft, body)
-                return Section.BINDING, records, wire.pack(draft.binding)
-            case Kind.ASSETS:
-                return Section.ASSETS, add_assets(draft, body), b""
+                return RecordKind.BINDING, records, wire.pack(draft.binding)
+            case FrameKind.ASSETS:
+                return RecordKind.ASSETS, add_assets(draft, body), b""
             case _:
-                return Section.OPERATIONS, b"", b""
+                return RecordKind.OPERATIONS, b"", b""
 
     def _latest_floor(self) -> int:
         """Asked when a floor comes, and never on replay: what was taken once stays."""
         return self.limits.horizon.latest(self.clock()).int
 
-    def _snapshot_due(self, group: list[Request]) -> bool:
+    def _snapshot_due(self, group: list[CoreRequest]) -> bool:
         fresh = self.place.position - self.log.header.start.position
         return fresh > 0 and (
             fresh >= self.limits.snapshot_records
             or self.log.size >= self.limits.snapshot_bytes
-            or any(r.kind == Kind.SNAPSHOT and not r.reply.done() for r in group)
+            or any(r.kind == FrameKind.SNAPSHOT and not r.reply.done() for r in group)
         )
 
     async def _rotate(self) -> None:
-        state = State(self.uuid, self.epoch, self.place, self.book, self.marks)
+        state = CoreState(self.uuid, self.epoch, self.place, self.book, self.marks)
         fresh = await recovery.begin_segment(self.disk, state)
         self.log.close()
         # Set before the snapshot: if that fails, `run` closes this log, not the old one again.
@@ -367,7 +369,7 @@ class Core:
         """Return when something more has become durable."""
         await self._advanced.wait()
         if self.stopped.is_set():
-            raise Stopped("the core has stopped")
+            raise CoreStopped("the core has stopped")
 
     def _next_advance(self) -> None:
         advanced, self._advanced = self._advanced, asyncio.Event()
@@ -383,12 +385,12 @@ class Core:
         changed.set()
 
 
-def _no(code: Refused, message: str) -> Refusal:
-    return Refusal(code, f"{code.name}: {message}")
+def _no(code: SessionRefusal, message: str) -> RefusalFrame:
+    return RefusalFrame(code, f"{code.name}: {message}")
 
 
-def _fail(request: Request, fault: Exception | None = None) -> None:
+def _fail(request: CoreRequest, fault: Exception | None = None) -> None:
     if not request.reply.done():
-        request.reply.set_exception(fault or Stopped("the core has stopped"))
+        request.reply.set_exception(fault or CoreStopped("the core has stopped"))
         # Looked at here, because nobody else may be left to do so.
         request.reply.exception()

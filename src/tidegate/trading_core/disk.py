@@ -15,7 +15,7 @@ from typing import Protocol
 LOCK = "lock"
 
 
-class Locked(Exception):
+class DirectoryLocked(Exception):
     """Another process holds the data directory."""
 
 
@@ -90,7 +90,7 @@ class RealDisk:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as taken:
             self.unlock()
-            raise Locked(f"{self._directory} is in use by another trading core") from taken
+            raise DirectoryLocked(f"{self._directory} is in use by another trading core") from taken
 
     def unlock(self) -> None:
         assert self._lock is not None

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 
 from tidegate.core.wire import EVENT, RECORD, STAMP
 from tidegate.trading_core import recovery, wal
-from tidegate.trading_core.core import Core, Stopped
-from tidegate.trading_core.wal import Place, Section
+from tidegate.trading_core.core import Core, CoreStopped
+from tidegate.trading_core.wal import LogPosition, RecordKind
 
 READ = 2**18
 ROWS = 4_096  # In one piece: well within a frame of the wire.
@@ -35,7 +35,7 @@ async def events(core: Core, after: int) -> AsyncIterator[bytes]:
                 continue
             try:
                 await core.advance()
-            except Stopped:
+            except CoreStopped:
                 return
             continue
         content = _read(core, name, offset, place)
@@ -55,7 +55,7 @@ async def events(core: Core, after: int) -> AsyncIterator[bytes]:
                 raise EventsGone(f"the log at position {at.position} does not read")
 
 
-def _segment(core: Core, position: int) -> tuple[Place, int, str]:
+def _segment(core: Core, position: int) -> tuple[LogPosition, int, str]:
     found = [s for s in recovery.segments_of(core.disk.names()) if s.start <= position]
     if not found:
         raise EventsGone(f"the log no longer reaches back to position {position}")
@@ -64,7 +64,7 @@ def _segment(core: Core, position: int) -> tuple[Place, int, str]:
     return header.start, wal.HEADER_SIZE, name
 
 
-def _read(core: Core, name: str, offset: int, place: Place) -> bytes:
+def _read(core: Core, name: str, offset: int, place: LogPosition) -> bytes:
     try:
         content = core.disk.read(name, offset, READ)
         if len(content) == READ and next(wal.frames(content, 0, place), None) is None:
@@ -77,7 +77,7 @@ def _read(core: Core, name: str, offset: int, place: Place) -> bytes:
 def _rows(position: int, payload: bytes, after: int) -> Iterator[bytes]:
     """The operations of one frame behind `after`, in pieces."""
     for kind, records, body in wal.sections(payload):
-        if kind is Section.OPERATIONS:
+        if kind is RecordKind.OPERATIONS:
             numbered = [
                 EVENT.pack(position + 1 + i, body[i * RECORD.size : (i + 1) * RECORD.size])
                 for i in range(max(0, after - position), records)

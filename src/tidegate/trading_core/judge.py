@@ -14,9 +14,9 @@ from tidegate.core.wire import (
     RECORD,
     STATUS,
     VOID,
-    Book,
-    Outcome,
-    Status,
+    AccountStatus,
+    CoreBook,
+    CoreOutcome,
     pack,
     pack_assets,
     rows,
@@ -24,20 +24,20 @@ from tidegate.core.wire import (
     unpack_rebinding,
 )
 from tidegate.trading_core.accounts import ABSENT, AccountState
-from tidegate.trading_core.book import Asked, Draft, key_of, undone_by
-from tidegate.trading_core.columns import (
+from tidegate.trading_core.book import AskedOperation, BookDraft, key_of, undone_by
+from tidegate.trading_core.move_columns import (
     ACTIVE,
     CREDIT,
     DEBIT,
     DONE,
     REFUND,
     VERB_AT,
-    Moves,
+    MoveColumns,
     pack_answers,
     pack_records,
     read_operations,
 )
-from tidegate.trading_core.memory import (
+from tidegate.trading_core.operation_memory import (
     FINGERPRINT,
     UNDONE_BIT,
     VERSION_BITS,
@@ -49,23 +49,23 @@ from tidegate.trading_core.memory import (
 
 FEW = 4  # Operations for which it does not pay to cut columns.
 STORED = 32  # Outcomes below this are stored under their key.
-BOOKS = frozenset(int(book) for book in Book)
-FROZEN, DISABLED = int(Status.FROZEN), int(Status.DISABLED)
-EMPTY, TOMBSTONE = int(Outcome.EMPTY), int(Outcome.TOMBSTONE)
-UNDONE = int(Outcome.UNDONE)
-RETIRED, KEY_REUSED = int(Outcome.RETIRED), int(Outcome.KEY_REUSED)
-MALFORMED, UNFOUNDED = int(Outcome.MALFORMED), int(Outcome.UNDO_UNFOUNDED)
+BOOKS = frozenset(int(book) for book in CoreBook)
+FROZEN, DISABLED = int(AccountStatus.FROZEN), int(AccountStatus.DISABLED)
+EMPTY, TOMBSTONE = int(CoreOutcome.EMPTY), int(CoreOutcome.TOMBSTONE)
+UNDONE = int(CoreOutcome.UNDONE)
+RETIRED, KEY_REUSED = int(CoreOutcome.RETIRED), int(CoreOutcome.KEY_REUSED)
+MALFORMED, UNFOUNDED = int(CoreOutcome.MALFORMED), int(CoreOutcome.UNDO_UNFOUNDED)
 MAX_OWNER = 2**63 - 1
 
 
-def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
+def judge(draft: BookDraft, operations: bytes) -> tuple[bytes, bytes]:
     """Decide each operation into the draft; return the answers and the records for the log."""
     if len(operations) <= FEW * OPERATION.size:
         records: list[bytes] = []
         few = [ANSWER.pack(*_judge(draft, row, records)) for row in rows(OPERATION, operations)]
         return b"".join(few), b"".join(records)
     moves = read_operations(operations)
-    batch = Batch(draft, moves, draft.book.states.find_all(moves.groups, moves.owners))
+    batch = OperationBatch(draft, moves, draft.book.states.find_all(moves.groups, moves.owners))
     verbs = _short_ways(draft, moves, batch.states)
     balances, balance_of, ended = draft.balances, draft.balances.get, batch.ended
     for verb, state, amount in zip(verbs, batch.states, moves.amounts, strict=True):
@@ -95,10 +95,12 @@ def judge(draft: Draft, operations: bytes) -> tuple[bytes, bytes]:
     return b"".join(batch.answers), b"".join(batch.records)
 
 
-class Batch:
+class OperationBatch:
     """Operations, with the answers and records of those that are judged already."""
 
-    def __init__(self, draft: Draft, moves: Moves, states: Sequence[AccountState]) -> None:
+    def __init__(
+        self, draft: BookDraft, moves: MoveColumns, states: Sequence[AccountState]
+    ) -> None:
         self.states = states
         self.answers: list[bytes] = []
         self.records: list[bytes] = []
@@ -140,7 +142,7 @@ def _refusal(verb: int, status: int, balance: int, amount: int) -> int:
     return outcome if DONE < outcome < STORED else 0
 
 
-def _short_ways(draft: Draft, moves: Moves, states: Sequence[AccountState]) -> bytes:
+def _short_ways(draft: BookDraft, moves: MoveColumns, states: Sequence[AccountState]) -> bytes:
     """The verbs of those whose key and account nothing has touched that is not durable.
 
     And 0 for the others, and for those whose key is known or repeated or retired.
@@ -175,7 +177,7 @@ def _short_ways(draft: Draft, moves: Moves, states: Sequence[AccountState]) -> b
     return bytes(verbs)
 
 
-def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[int, int]:
+def _judge(draft: BookDraft, row: tuple[Any, ...], records: list[bytes]) -> tuple[int, int]:
     """Decide any operation; return its outcome and the position of the record that stores it."""
     key, verb, mode, undoes, account, size = row
     amount = int.from_bytes(size)
@@ -209,12 +211,12 @@ def _judge(draft: Draft, row: tuple[Any, ...], records: list[bytes]) -> tuple[in
     return outcome, draft.position
 
 
-def _strange(draft: Draft, account: bytes) -> int:
+def _strange(draft: BookDraft, account: bytes) -> int:
     """Why an account may not be opened. One that is open was looked at when it was opened."""
     _, asset_id, owner = ACCOUNT.unpack(account)
     if not 0 < owner <= MAX_OWNER:
-        return Outcome.INVALID_OWNER
-    return 0 if asset_id in draft.assets else Outcome.INVALID_ASSET
+        return CoreOutcome.INVALID_OWNER
+    return 0 if asset_id in draft.assets else CoreOutcome.INVALID_ASSET
 
 
 def _is_operation(verb: int, undoes: int, key: bytes) -> bool:
@@ -224,7 +226,7 @@ def _is_operation(verb: int, undoes: int, key: bytes) -> bool:
     return verb in (DEBIT, CREDIT) and not undoes
 
 
-def _repeat(draft: Draft, stored: int, asked: Asked) -> tuple[int, int]:
+def _repeat(draft: BookDraft, stored: int, asked: AskedOperation) -> tuple[int, int]:
     """The stored answer, if the question is the stored one."""
     verb, undoes, account, amount = asked
     state = draft.state(account)
@@ -237,30 +239,30 @@ def _repeat(draft: Draft, stored: int, asked: Asked) -> tuple[int, int]:
 
 def debit(status: int, balance: int, amount: int) -> int:
     if not 0 < amount <= MAX_AMOUNT:
-        return Outcome.INVALID_AMOUNT
+        return CoreOutcome.INVALID_AMOUNT
     if status == ABSENT:
-        return Outcome.SOURCE_ACCOUNT_NOT_FOUND
+        return CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND
     if status == FROZEN:
-        return Outcome.ACCOUNT_FROZEN
+        return CoreOutcome.ACCOUNT_FROZEN
     if status == DISABLED:
-        return Outcome.ACCOUNT_DISABLED
+        return CoreOutcome.ACCOUNT_DISABLED
     if balance < amount:
-        return Outcome.INSUFFICIENT_BALANCE
+        return CoreOutcome.INSUFFICIENT_BALANCE
     return DONE
 
 
 def credit(status: int, balance: int, amount: int) -> int:
     if not 0 < amount <= MAX_AMOUNT:
-        return Outcome.INVALID_AMOUNT
+        return CoreOutcome.INVALID_AMOUNT
     if status == DISABLED:
-        return Outcome.ACCOUNT_DISABLED
+        return CoreOutcome.ACCOUNT_DISABLED
     if balance + amount > MAX_AMOUNT:
-        return Outcome.BALANCE_OVERFLOW
+        return CoreOutcome.BALANCE_OVERFLOW
     return DONE
 
 
 def refund(
-    draft: Draft, original: bytes, account: bytes, amount: int, expect_done: int
+    draft: BookDraft, original: bytes, account: bytes, amount: int, expect_done: int
 ) -> tuple[int, int]:
     """Undo a DEBIT, once. The account's status is not asked: the money is its owner's."""
     stored = draft.find(original)
@@ -276,11 +278,11 @@ def refund(
     if stored & UNDONE_BIT:
         return EMPTY, 0
     if draft.balance(account) > MAX_AMOUNT - amount:
-        return Outcome.BALANCE_OVERFLOW, 0
+        return CoreOutcome.BALANCE_OVERFLOW, 0
     return DONE, amount
 
 
-def set_status(draft: Draft, body: bytes) -> tuple[bytes, int]:
+def set_status(draft: BookDraft, body: bytes) -> tuple[bytes, int]:
     """Open or close an account; return the record, and why it is refused, if so.
 
     Said twice, it is recorded once.
@@ -295,7 +297,7 @@ def set_status(draft: Draft, body: bytes) -> tuple[bytes, int]:
     return body, 0
 
 
-def retire(draft: Draft, body: bytes, latest: int) -> bytes:
+def retire(draft: BookDraft, body: bytes, latest: int) -> bytes:
     """The store's floor. It only rises, and not above what our own clock calls long ago."""
     floor = int.from_bytes(body)
     if floor << VERSION_BITS <= draft.floor or floor > latest:
@@ -304,7 +306,7 @@ def retire(draft: Draft, body: bytes, latest: int) -> bytes:
     return body
 
 
-def bind(draft: Draft, body: bytes) -> bytes:
+def bind(draft: BookDraft, body: bytes) -> bytes:
     """The first store that comes is the one that is served."""
     if draft.binding.store:
         return b""
@@ -312,7 +314,7 @@ def bind(draft: Draft, body: bytes) -> bytes:
     return body
 
 
-def rebind(draft: Draft, body: bytes) -> bytes:
+def rebind(draft: BookDraft, body: bytes) -> bytes:
     """By an operator: the store lives elsewhere, or another one takes its place."""
     before, binding = msgspec.structs.astuple(unpack_rebinding(body))
     if draft.binding.store != before or draft.binding == binding:
@@ -321,7 +323,7 @@ def rebind(draft: Draft, body: bytes) -> bytes:
     return pack(binding)
 
 
-def add_assets(draft: Draft, body: bytes) -> bytes:
+def add_assets(draft: BookDraft, body: bytes) -> bytes:
     """Assets are only ever added."""
     fresh = {asset for (asset,) in rows(ASSET, body)} - draft.assets
     if not fresh:

@@ -1,18 +1,18 @@
 """What is read of a book: stored answers, balances and totals. All of it is durable."""
 
 from tidegate.core import wire
-from tidegate.core.wire import Kind
+from tidegate.core.wire import FrameKind
 from tidegate.trading_core.book import Book
 
 
-def read(book: Book, kind: Kind, body: bytes) -> bytes:
+def read(book: Book, kind: FrameKind, body: bytes) -> bytes:
     """The rows of the reply."""
     match kind:
-        case Kind.QUERY:
+        case FrameKind.QUERY:
             size = wire.KEY.size
             keys = (body[i : i + size] for i in range(0, len(body), size))
             rows = [wire.ANSWER.pack(*book.answer(key)) for key in keys]
-        case Kind.BALANCES:
+        case FrameKind.BALANCES:
             size = wire.ACCOUNT.size
             accounts = (body[i : i + size] for i in range(0, len(body), size))
             rows = [

@@ -15,10 +15,17 @@ from typing import NamedTuple
 
 from tidegate.core.wire import ASSET, FLOOR, STATUS, rows, unpack_binding
 from tidegate.trading_core import snapshot, wal
-from tidegate.trading_core.book import Book, Draft, Inconsistent
+from tidegate.trading_core.book import Book, BookDraft, LogInconsistent
 from tidegate.trading_core.disk import Disk, File
-from tidegate.trading_core.snapshot import Marks, State
-from tidegate.trading_core.wal import RESTORE, Damaged, Header, Log, Section, Tail
+from tidegate.trading_core.snapshot import CoreState, RecentPositions
+from tidegate.trading_core.wal import (
+    RESTORE,
+    LogDamaged,
+    LogTail,
+    LogWriter,
+    RecordKind,
+    SegmentHeader,
+)
 
 _SEGMENT = re.compile(wal.PREFIX + r"([0-9]{20})-([0-9]{10})")
 _SNAPSHOT = re.compile(snapshot.PREFIX + r"([0-9]{20})")
@@ -27,19 +34,19 @@ KEPT_TORN = 8
 DAMAGED, TORN = "damaged-", "torn-"
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     name: str
     start: int
     epoch: int
 
 
-class Newest(NamedTuple):
+class NewestSegment(NamedTuple):
     """The segment that the log goes on from, and where it ends."""
 
-    segment: Segment
+    segment: LogSegment
     content: bytes
-    header: Header
-    tail: Tail
+    header: SegmentHeader
+    tail: LogTail
 
     @property
     def body(self) -> memoryview:
@@ -47,13 +54,13 @@ class Newest(NamedTuple):
         return memoryview(self.content)[wal.HEADER_SIZE : self.tail.offset]
 
 
-class Recovered(NamedTuple):
-    state: State
-    log: Log
+class RecoveredCore(NamedTuple):
+    state: CoreState
+    log: LogWriter
     notes: tuple[str, ...]  # What an operator should know about this start.
 
 
-async def recover(disk: Disk, fresh_uuid: bytes, marks: int) -> Recovered:
+async def recover(disk: Disk, fresh_uuid: bytes, marks: int) -> RecoveredCore:
     """The state that the directory holds, with a log to go on with. The directory is locked."""
     names = disk.names()
     for name in names:
@@ -69,30 +76,30 @@ async def recover(disk: Disk, fresh_uuid: bytes, marks: int) -> Recovered:
     headers = [_header(s, content) for s, content in contents]
     if state is None:
         begin = wal.genesis(headers[0].uuid)
-        state = State(headers[0].uuid, 0, begin, Book(), Marks(marks, begin))
+        state = CoreState(headers[0].uuid, 0, begin, Book(), RecentPositions(marks, begin))
     # Only the newest may end in a torn write: what follows the others vouches for their ends.
-    newest = Newest(*contents[-1], headers[-1], wal.read_tail(contents[-1][1], headers[-1]))
+    newest = NewestSegment(*contents[-1], headers[-1], wal.read_tail(contents[-1][1], headers[-1]))
     wal.judge_tail(newest.segment.name, newest.content, newest.header, newest.tail)
     epoch = 1 + max(state.epoch, *(s.epoch for s in segments))
-    fresh = Header(state.uuid, epoch, newest.header.start, newest.tail.place)
+    fresh = SegmentHeader(state.uuid, epoch, newest.header.start, newest.tail.place)
     replayed = partial(_replayed, state._replace(epoch=epoch), contents, headers)
     state, file = await _replay_beside(disk, replayed, fresh, newest.body)
     if newest.tail.cut:
         notes.append(_keep_torn(disk, newest))
     log = await wal.publish(disk, fresh, file, wal.HEADER_SIZE + len(newest.body))
     _prune(disk, log.header, segments)
-    return Recovered(state, log, tuple(notes))
+    return RecoveredCore(state, log, tuple(notes))
 
 
 async def _replay_beside(
-    disk: Disk, replayed: Callable[[], State], fresh: Header, body: memoryview
-) -> tuple[State, File]:
+    disk: Disk, replayed: Callable[[], CoreState], fresh: SegmentHeader, body: memoryview
+) -> tuple[CoreState, File]:
     """Replay while the disk takes the copy, which gets a name that counts only after that."""
     copying = asyncio.ensure_future(wal.write(disk, fresh, body))
     await asyncio.sleep(0)  # It begins, and then waits for the disk only.
     try:
         state = replayed()
-    except Damaged:
+    except LogDamaged:
         with suppress(OSError):
             (await copying).close()
         if wal.TEMPORARY + fresh.name in disk.names():
@@ -101,11 +108,11 @@ async def _replay_beside(
     return state, await copying
 
 
-def segments_of(names: list[str]) -> list[Segment]:
+def segments_of(names: list[str]) -> list[LogSegment]:
     """In the order of the history; of two that begin at one position, the later epoch is last."""
     found = (_SEGMENT.fullmatch(name) for name in names)
     return sorted(
-        (Segment(match[0], int(match[1]), int(match[2])) for match in found if match),
+        (LogSegment(match[0], int(match[1]), int(match[2])) for match in found if match),
         key=lambda segment: segment[1:],
     )
 
@@ -118,35 +125,35 @@ def snapshots_of(names: list[str]) -> list[int]:
 def replay(book: Book, payload: bytes) -> None:
     """Apply one frame of the log. Nothing in it is judged again."""
     for kind, _, body in wal.sections(payload):
-        if kind is Section.OPERATIONS:
+        if kind is RecordKind.OPERATIONS:
             book.replay(body)
             continue
-        draft = Draft(book)
+        draft = BookDraft(book)
         match kind:
-            case Section.STATUS:
+            case RecordKind.STATUS:
                 for account, status in rows(STATUS, body):
                     draft.note_status(account, status)
-            case Section.FLOOR if len(body) > FLOOR.size:
+            case RecordKind.FLOOR if len(body) > FLOOR.size:
                 floor = int.from_bytes(body[: FLOOR.size])
                 draft.note_old_floor(body[FLOOR.size :].decode(), floor)
-            case Section.FLOOR:
+            case RecordKind.FLOOR:
                 draft.note_floor(int.from_bytes(body))
-            case Section.BINDING:
+            case RecordKind.BINDING:
                 draft.note_binding(unpack_binding(body))
-            case Section.ASSETS:
+            case RecordKind.ASSETS:
                 draft.note_assets(asset for (asset,) in rows(ASSET, body))
         book.apply(draft)
 
 
-async def begin_segment(disk: Disk, state: State) -> Log:
+async def begin_segment(disk: Disk, state: CoreState) -> LogWriter:
     """The segment that follows a snapshot yet to be written.
 
     In this order, because a snapshot without its segment could not be told from a lost log.
     """
-    return await wal.create(disk, Header(state.uuid, state.epoch, state.place, state.place))
+    return await wal.create(disk, SegmentHeader(state.uuid, state.epoch, state.place, state.place))
 
 
-async def write_snapshot(disk: Disk, state: State) -> None:
+async def write_snapshot(disk: Disk, state: CoreState) -> None:
     """Write the snapshot whose segment has begun, then drop what is older."""
     await snapshot.write(disk, state)
     names = disk.names()
@@ -160,16 +167,16 @@ async def write_snapshot(disk: Disk, state: State) -> None:
             disk.unlink(segment.name)
 
 
-async def _begin(disk: Disk, uuid: bytes, marks: int) -> Recovered:
+async def _begin(disk: Disk, uuid: bytes, marks: int) -> RecoveredCore:
     begin = wal.genesis(uuid)
-    log = await wal.create(disk, Header(uuid, 1, begin, begin))
-    state = State(uuid, 1, begin, Book(), Marks(marks, begin))
-    return Recovered(state, log, ("this is a new and empty core",))
+    log = await wal.create(disk, SegmentHeader(uuid, 1, begin, begin))
+    state = CoreState(uuid, 1, begin, Book(), RecentPositions(marks, begin))
+    return RecoveredCore(state, log, ("this is a new and empty core",))
 
 
 def _newest_snapshot(
     disk: Disk, positions: list[int], marks: int, notes: list[str]
-) -> State | None:
+) -> CoreState | None:
     for position in reversed(positions):
         name = snapshot.name_of(position)
         state = snapshot.parse(name, disk.read(name), marks)
@@ -180,32 +187,36 @@ def _newest_snapshot(
     return None
 
 
-def _chain(segments: list[Segment], state: State | None) -> list[Segment]:
+def _chain(segments: list[LogSegment], state: CoreState | None) -> list[LogSegment]:
     """The segments from the snapshot on, one for each start: the one of the latest epoch."""
     start = 0 if state is None else state.place.position
     latest = {segment.start: segment for segment in segments if segment.start >= start}
     if start not in latest:
-        raise Damaged(f"the log that begins at position {start} is missing. {RESTORE}")
+        raise LogDamaged(f"the log that begins at position {start} is missing. {RESTORE}")
     return list(latest.values())
 
 
-def _header(segment: Segment, content: bytes) -> Header:
+def _header(segment: LogSegment, content: bytes) -> SegmentHeader:
     header = wal.read_header(segment.name, content)
     if header.name != segment.name:
-        raise Damaged(f"{segment.name} was written as {header.name}. {RESTORE}")
+        raise LogDamaged(f"{segment.name} was written as {header.name}. {RESTORE}")
     return header
 
 
-def _replayed(state: State, contents: list[tuple[Segment, bytes]], headers: list[Header]) -> State:
+def _replayed(
+    state: CoreState, contents: list[tuple[LogSegment, bytes]], headers: list[SegmentHeader]
+) -> CoreState:
     for (segment, content), header in zip(contents, headers, strict=True):
         state = _replay_segment(state, segment.name, content, header)
     state.book.recount()
     return state
 
 
-def _replay_segment(state: State, name: str, content: bytes, header: Header) -> State:
+def _replay_segment(
+    state: CoreState, name: str, content: bytes, header: SegmentHeader
+) -> CoreState:
     if header.uuid != state.uuid or header.start != state.place:
-        raise Damaged(
+        raise LogDamaged(
             f"{name} begins at position {header.start.position} of core {header.uuid.hex()}, and "
             f"what is before it reads up to {state.place.position} of {state.uuid.hex()}. {RESTORE}"
         )
@@ -213,16 +224,16 @@ def _replay_segment(state: State, name: str, content: bytes, header: Header) -> 
     for frame in wal.frames(content, wal.HEADER_SIZE, header.start):
         try:
             replay(state.book, frame.payload)
-        except Inconsistent as wrong:
-            raise Damaged(f"{wrong}. {RESTORE}") from wrong
+        except LogInconsistent as wrong:
+            raise LogDamaged(f"{wrong}. {RESTORE}") from wrong
         if state.book.position != frame.after.position:
-            raise Damaged(f"a frame miscounts its records at {frame.after.position}. {RESTORE}")
+            raise LogDamaged(f"a frame miscounts its records at {frame.after.position}. {RESTORE}")
         state.marks.add(frame.after)
         state = state._replace(place=frame.after)
     return state
 
 
-def _keep_torn(disk: Disk, newest: Newest) -> str:
+def _keep_torn(disk: Disk, newest: NewestSegment) -> str:
     """Set aside what is cut, and say so."""
     name, tail = newest.segment.name, newest.tail
     torn = [n for n in disk.names() if n.startswith(TORN)]
@@ -239,7 +250,7 @@ def _keep_torn(disk: Disk, newest: Newest) -> str:
     )
 
 
-def _prune(disk: Disk, header: Header, segments: list[Segment]) -> None:
+def _prune(disk: Disk, header: SegmentHeader, segments: list[LogSegment]) -> None:
     """Drop the segments that this start's copy, or a copy before it, has replaced."""
     for segment in segments:
         later = any(s.start == segment.start and s.epoch > segment.epoch for s in segments)

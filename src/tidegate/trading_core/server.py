@@ -11,25 +11,25 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidegate.trading_core.core import Core, Limits
-from tidegate.trading_core.disk import Locked, RealDisk
+from tidegate.trading_core.core import Core, CoreLimits
+from tidegate.trading_core.disk import DirectoryLocked, RealDisk
 from tidegate.trading_core.session import converse, turn_away
-from tidegate.trading_core.wal import Damaged
+from tidegate.trading_core.wal import LogDamaged
 
 MAX_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
 LOOPBACK = "127.0.0.1"
 BACKLOG = 128
 
 
-class Unlistenable(Exception):
+class CannotListen(Exception):
     """The address to listen on cannot be used."""
 
 
-def run(directory: Path, listen: str, limits: Limits | None = None) -> int:
+def run(directory: Path, listen: str, limits: CoreLimits | None = None) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code of the process."""
     try:
         asyncio.run(serve(directory, listen, os.urandom(16), limits))
-    except (Damaged, Locked, Unlistenable) as fault:
+    except (LogDamaged, DirectoryLocked, CannotListen) as fault:
         print(f"trading core: {fault}", file=sys.stderr, flush=True)
         return 1
     except OSError as fault:
@@ -40,7 +40,7 @@ def run(directory: Path, listen: str, limits: Limits | None = None) -> int:
 
 
 async def serve(
-    directory: Path, listen: str, fresh_uuid: bytes, limits: Limits | None = None
+    directory: Path, listen: str, fresh_uuid: bytes, limits: CoreLimits | None = None
 ) -> None:
     """Recover, listen, commit, until a signal or a failure ends it."""
     address = parse_listen(listen)
@@ -52,7 +52,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, core.stop)
-    sessions = Sessions(core)
+    sessions = OpenSessions(core)
     server = await asyncio.start_server(sessions.begin, sock=listener, backlog=BACKLOG)
     mark = core.mark
     print(
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="tidegate core", description="Run the trading core.")
     parser.add_argument("--data", required=True, type=Path, help="the data directory")
     parser.add_argument("--listen", required=True, help="unix:PATH or tcp:HOST:PORT")
-    usual = Limits()
+    usual = CoreLimits()
     parser.add_argument("--snapshot-records", type=int, default=usual.snapshot_records)
     parser.add_argument("--snapshot-bytes", type=int, default=usual.snapshot_bytes)
     chosen = parser.parse_args(argv)
@@ -88,7 +88,7 @@ def parse_listen(listen: str) -> Path | tuple[str, int]:
     scheme, _, rest = listen.partition(":")
     if scheme == "unix" and rest:
         if len(os.fsencode(rest)) > MAX_SOCKET_PATH:
-            raise Unlistenable(
+            raise CannotListen(
                 f"the socket path {rest} has {len(os.fsencode(rest))} bytes; the system allows "
                 f"{MAX_SOCKET_PATH}: choose a shorter one"
             )
@@ -96,10 +96,10 @@ def parse_listen(listen: str) -> Path | tuple[str, int]:
     host, _, port = rest.rpartition(":")
     if scheme == "tcp" and port.isascii() and port.isdigit() and int(port) < 2**16:
         return host.strip("[]") or LOOPBACK, int(port)
-    raise Unlistenable(f"listen on unix:PATH or tcp:HOST:PORT, not on {listen!r}")
+    raise CannotListen(f"listen on unix:PATH or tcp:HOST:PORT, not on {listen!r}")
 
 
-class Sessions:
+class OpenSessions:
     """The open connections, of which there are only so many."""
 
     def __init__(self, core: Core) -> None:
@@ -128,14 +128,14 @@ def _bind(address: Path | tuple[str, int]) -> socket.socket:
             return _bind_unix(address)
         return socket.create_server(address, backlog=BACKLOG)
     except OSError as fault:
-        raise Unlistenable(f"cannot listen on {address}: {fault}") from fault
+        raise CannotListen(f"cannot listen on {address}: {fault}") from fault
 
 
 def _bind_unix(path: Path) -> socket.socket:
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:
-                raise Unlistenable(f"another program is listening on {path}")
+                raise CannotListen(f"another program is listening on {path}")
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)  # For this user only, from the moment it exists.

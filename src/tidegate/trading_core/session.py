@@ -14,20 +14,20 @@ from tidegate.core.wire import (
     Binding,
     ByteReader,
     ByteWriter,
-    Frame,
-    Kind,
-    Malformed,
-    Refusal,
-    Refused,
+    CoreFrame,
+    FrameKind,
+    MalformedFrame,
+    RefusalFrame,
+    SessionRefusal,
 )
-from tidegate.trading_core.core import Busy, Core, Stopped
+from tidegate.trading_core.core import Core, CoreBusy, CoreStopped
 from tidegate.trading_core.events import EventsGone, events
-from tidegate.trading_core.requests import REPLIES, Declined, Rebound
+from tidegate.trading_core.requests import REPLIES, BindingChanged, RequestDeclined
 
 
 class PendingReply(NamedTuple):
     request: int
-    kind: Kind
+    kind: FrameKind
     body: asyncio.Future[bytes] | bytes
 
 
@@ -38,13 +38,13 @@ async def converse(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
             session = await _greet(core, reader, writer)
         if session is not None:
             await _serve(core, session, (reader, writer))
-    except Malformed as broken:
-        _refuse(writer, Refusal(Refused.MALFORMED, f"MALFORMED: {broken}"))
-    except Rebound as rebound:
-        _refuse(writer, Refusal(Refused.REBOUND, f"REBOUND: {rebound}"))
+    except MalformedFrame as broken:
+        _refuse(writer, RefusalFrame(SessionRefusal.MALFORMED, f"MALFORMED: {broken}"))
+    except BindingChanged as rebound:
+        _refuse(writer, RefusalFrame(SessionRefusal.REBOUND, f"REBOUND: {rebound}"))
     except EventsGone as gone:
-        _refuse(writer, Refusal(Refused.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
-    except (*wire.LOST, TimeoutError, Stopped):
+        _refuse(writer, RefusalFrame(SessionRefusal.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
+    except (*wire.LOST, TimeoutError, CoreStopped):
         pass  # There is nobody left to tell.
     finally:
         await part(writer, core.limits.farewell_s)
@@ -52,7 +52,7 @@ async def converse(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
 
 async def turn_away(core: Core, writer: ByteWriter) -> None:
     message = f"CROWDED: {core.limits.connections} connections are open, and no more are taken"
-    _refuse(writer, Refusal(Refused.CROWDED, message))
+    _refuse(writer, RefusalFrame(SessionRefusal.CROWDED, message))
     await part(writer, core.limits.farewell_s)
 
 
@@ -64,26 +64,26 @@ async def part(writer: ByteWriter, farewell_s: float) -> None:
             await writer.wait_closed()
 
 
-def _refuse(writer: ByteWriter, refusal: Refusal) -> None:
-    writer.write(wire.frame(Kind.REFUSED, 0, wire.pack(refusal)))
+def _refuse(writer: ByteWriter, refusal: RefusalFrame) -> None:
+    writer.write(wire.frame(FrameKind.REFUSED, 0, wire.pack(refusal)))
 
 
 async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> Binding | None:
     """For whom the client greets, if it is welcome."""
     first = await wire.receive(reader)
-    if first.kind != Kind.HELLO:
-        raise Malformed("the first frame must be a HELLO")
+    if first.kind != FrameKind.HELLO:
+        raise MalformedFrame("the first frame must be a HELLO")
     hello = wire.unpack_hello(first.body)
     refusal = core.refuses(hello)
     if refusal is None:
         try:
             refusal = await core.meet(hello)
-        except Busy:
+        except CoreBusy:
             return None
     if refusal is not None:
         _refuse(writer, refusal)
         return None
-    writer.write(wire.frame(Kind.WELCOME, first.request, wire.pack(core.welcome())))
+    writer.write(wire.frame(FrameKind.WELCOME, first.request, wire.pack(core.welcome())))
     await writer.drain()
     return Binding(hello.store, hello.place)
 
@@ -103,7 +103,7 @@ async def _read(
 ) -> None:
     while True:
         frame = await wire.receive(streams[0])
-        if frame.kind == Kind.EVENTS:
+        if frame.kind == FrameKind.EVENTS:
             await _stream(core, frame.request, frame.body, streams)
             return
         await replies.put(_submit(core, session, frame))
@@ -112,7 +112,7 @@ async def _read(
 async def _rebound(core: Core, session: Binding) -> None:
     """End the session, also one that is idle or follows events, when the core is bound anew."""
     await core.rebound(session)
-    raise Rebound
+    raise BindingChanged
 
 
 async def _farewell(core: Core, replies: asyncio.Queue[PendingReply]) -> None:
@@ -122,16 +122,16 @@ async def _farewell(core: Core, replies: asyncio.Queue[PendingReply]) -> None:
         await replies.join()
 
 
-def _submit(core: Core, session: Binding, frame: Frame) -> PendingReply:
+def _submit(core: Core, session: Binding, frame: CoreFrame) -> PendingReply:
     if frame.kind not in REPLIES:
-        raise Malformed(f"there is no request of kind {frame.kind}")
-    kind = Kind(frame.kind)
+        raise MalformedFrame(f"there is no request of kind {frame.kind}")
+    kind = FrameKind(frame.kind)
     try:
         return PendingReply(frame.request, REPLIES[kind], core.submit(kind, frame.body, session))
-    except Busy:
-        return PendingReply(frame.request, Kind.BUSY, b"")
-    except Declined as declined:
-        return PendingReply(frame.request, Kind.REFUSED, wire.pack(declined.refusal))
+    except CoreBusy:
+        return PendingReply(frame.request, FrameKind.BUSY, b"")
+    except RequestDeclined as declined:
+        return PendingReply(frame.request, FrameKind.REFUSED, wire.pack(declined.refusal))
 
 
 async def _write(replies: asyncio.Queue[PendingReply], writer: ByteWriter) -> None:
@@ -139,8 +139,8 @@ async def _write(replies: asyncio.Queue[PendingReply], writer: ByteWriter) -> No
         request, kind, body = await replies.get()
         try:
             content = body if isinstance(body, bytes) else await body
-        except Declined as declined:
-            kind, content = Kind.REFUSED, wire.pack(declined.refusal)
+        except RequestDeclined as declined:
+            kind, content = FrameKind.REFUSED, wire.pack(declined.refusal)
         writer.write(wire.frame(kind, request, content))
         await writer.drain()
         replies.task_done()
@@ -149,13 +149,13 @@ async def _write(replies: asyncio.Queue[PendingReply], writer: ByteWriter) -> No
 async def _stream(core: Core, request: int, body: bytes, streams: wire.Streams) -> None:
     """Send events until the client leaves. It has nothing more to say on this connection."""
     if len(body) != wire.AFTER.size:
-        raise Malformed("EVENTS names one position")
+        raise MalformedFrame("EVENTS names one position")
     reader, writer = streams
     [after] = wire.AFTER.unpack(body)
 
     async def send() -> None:
         async for rows in events(core, after):
-            writer.write(wire.frame(Kind.APPLIED, request, rows))
+            writer.write(wire.frame(FrameKind.APPLIED, request, rows))
             await writer.drain()
 
     await _first(send(), reader.readexactly(1))

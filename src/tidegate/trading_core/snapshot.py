@@ -18,10 +18,10 @@ import msgspec
 
 from tidegate.core.wire import BALANCE, KEY, OPERATION, Binding
 from tidegate.trading_core.book import Book
-from tidegate.trading_core.columns import forms_of, pack_cells, read_cells
 from tidegate.trading_core.disk import Disk
-from tidegate.trading_core.memory import MOST_TOGETHER, NUMBERED, MoveRun, tell
-from tidegate.trading_core.wal import CRC, TEMPORARY, UPGRADE, Damaged, Place
+from tidegate.trading_core.move_columns import forms_of, pack_cells, read_cells
+from tidegate.trading_core.operation_memory import MOST_TOGETHER, NUMBERED, MoveRun, tell
+from tidegate.trading_core.wal import CRC, TEMPORARY, UPGRADE, LogDamaged, LogPosition
 
 FORMAT = 2
 READABLE = (1, 2)  # 1: floors of several stores, and no binding to one.
@@ -39,17 +39,17 @@ MARK = struct.Struct(">QI")
 CHUNK = 16_384  # Rows written between two looks at what else there is to do.
 
 
-class Marks:
+class RecentPositions:
     """The CRC at the end of each frame of the recent past: what clients' memories are held to."""
 
-    def __init__(self, limit: int, genesis: Place | None = None) -> None:
+    def __init__(self, limit: int, genesis: LogPosition | None = None) -> None:
         self.limit = limit
         self.positions = array("Q")
         self.crcs = array("I")
         if genesis is not None:
             self.add(genesis)
 
-    def add(self, place: Place) -> None:
+    def add(self, place: LogPosition) -> None:
         self.positions.append(place.position)
         self.crcs.append(place.crc)
         if len(self.positions) > self.limit + self.limit // 8:
@@ -66,17 +66,17 @@ class Marks:
         return None
 
 
-class State(NamedTuple):
+class CoreState(NamedTuple):
     """All that a core knows at one place of its history."""
 
     uuid: bytes
     epoch: int
-    place: Place
+    place: LogPosition
     book: Book
-    marks: Marks
+    marks: RecentPositions
 
 
-class Served(msgspec.Struct, frozen=True, array_like=True):
+class ServedStore(msgspec.Struct, frozen=True, array_like=True):
     """Whom a core serves, as a snapshot keeps it."""
 
     binding: Binding
@@ -87,10 +87,10 @@ def name_of(position: int) -> str:
     return f"{PREFIX}{position:020d}"
 
 
-def chunks(state: State) -> Iterator[bytes]:
+def chunks(state: CoreState) -> Iterator[bytes]:
     """A snapshot's content, piece by piece, but for the CRC at its end."""
     book, marks = state.book, state.marks
-    served = msgspec.msgpack.encode(Served(book.binding, sorted(book.assets)))
+    served = msgspec.msgpack.encode(ServedStore(book.binding, sorted(book.assets)))
     yield HEADER.pack(
         MAGIC,
         FORMAT,
@@ -144,7 +144,7 @@ def _numbered(book: Book, run: MoveRun) -> bytes:
     return bytes(pack_cells(MEMORY_ROWS, (cells[::4], cells[3::4], upper, lower)))
 
 
-def parse(name: str, content: bytes, limit: int) -> State | None:
+def parse(name: str, content: bytes, limit: int) -> CoreState | None:
     """The state, or None if the file is damaged. Another format is not damage: it raises."""
     if len(content) < HEADER.size + CRC.size or content[:8] != MAGIC:
         return None
@@ -153,7 +153,7 @@ def parse(name: str, content: bytes, limit: int) -> State | None:
     head = HEADER.unpack_from(content)
     _, version, uuid, epoch, position, crc, floor, accounts, operations, marks, length = head
     if version not in READABLE:
-        raise Damaged(f"{name} has format {version}; this program reads {FORMAT}. {UPGRADE}")
+        raise LogDamaged(f"{name} has format {version}; this program reads {FORMAT}. {UPGRADE}")
     view, book, offset = memoryview(content), Book(), HEADER.size
     book.position, book.floor = position, int.from_bytes(floor)
     _load_served(book, version, view[offset : offset + length])
@@ -163,13 +163,13 @@ def parse(name: str, content: bytes, limit: int) -> State | None:
     rows = MEMORY.iter_unpack(view[offset : offset + operations * MEMORY.size])
     book.memory = {key: int.from_bytes(value) for key, value in rows}
     offset += operations * MEMORY.size
-    window = Marks(limit)
+    window = RecentPositions(limit)
     for mark in MARK.iter_unpack(view[offset : offset + marks * MARK.size]):
-        window.add(Place(*mark))
-    return State(uuid, epoch, Place(position, crc), book, window)
+        window.add(LogPosition(*mark))
+    return CoreState(uuid, epoch, LogPosition(position, crc), book, window)
 
 
-async def write(disk: Disk, state: State) -> None:
+async def write(disk: Disk, state: CoreState) -> None:
     """Durable under its name, or not there at all."""
     name = name_of(state.place.position)
     file, crc = disk.create(TEMPORARY + name), 0
@@ -189,7 +189,7 @@ def _load_served(book: Book, version: int, raw: memoryview) -> None:
         floors = msgspec.msgpack.decode(raw, type=dict[str, bytes])
         book.old_floors = {store: int.from_bytes(floor) for store, floor in floors.items()}
         return
-    served = msgspec.msgpack.decode(raw, type=Served)
+    served = msgspec.msgpack.decode(raw, type=ServedStore)
     book.binding, book.assets = served.binding, frozenset(served.assets)
 
 

@@ -32,7 +32,7 @@ TEMPORARY = "tmp-"
 PREFIX = "log-"
 
 
-class Section(IntEnum):
+class RecordKind(IntEnum):
     """The kinds of record. A log with another kind is a later program's."""
 
     OPERATIONS = 1
@@ -42,63 +42,63 @@ class Section(IntEnum):
     ASSETS = 5
 
 
-class Damaged(Exception):
+class LogDamaged(Exception):
     """The data directory is not what an orderly stop, a crash or a loss of power leaves."""
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """A position, and the chain CRC that identifies the history up to it."""
 
     position: int
     crc: int
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     uuid: bytes
     epoch: int
-    start: Place
-    vouched: Place  # Durable when this file got its name: a cut below it is refused.
+    start: LogPosition
+    vouched: LogPosition  # Durable when this file got its name: a cut below it is refused.
 
     @property
     def name(self) -> str:
         return f"{PREFIX}{self.start.position:020d}-{self.epoch:010d}"
 
 
-class Frame(NamedTuple):
-    after: Place
+class LogFrame(NamedTuple):
+    after: LogPosition
     payload: bytes
     end: int  # Offset behind it.
 
 
-class Tail(NamedTuple):
+class LogTail(NamedTuple):
     """Where reading a segment stopped."""
 
-    place: Place
+    place: LogPosition
     offset: int
     cut: int  # Bytes of a torn write behind it.
 
 
-def genesis(uuid: bytes) -> Place:
-    return Place(0, zlib.crc32(uuid))
+def genesis(uuid: bytes) -> LogPosition:
+    return LogPosition(0, zlib.crc32(uuid))
 
 
-def pack_header(header: Header) -> bytes:
+def pack_header(header: SegmentHeader) -> bytes:
     raw = HEADER.pack(
         SEGMENT_MAGIC, FORMAT, header.uuid, header.epoch, *header.start, *header.vouched
     )
     return raw + CRC.pack(zlib.crc32(raw))
 
 
-def read_header(name: str, content: bytes) -> Header:
+def read_header(name: str, content: bytes) -> SegmentHeader:
     raw = content[: HEADER.size]
     if len(content) < HEADER_SIZE or raw[:8] != SEGMENT_MAGIC:
-        raise Damaged(f"{name} does not begin with a header. {RESTORE}")
+        raise LogDamaged(f"{name} does not begin with a header. {RESTORE}")
     if zlib.crc32(raw) != CRC.unpack_from(content, HEADER.size)[0]:
-        raise Damaged(f"the header of {name} is damaged. {RESTORE}")
+        raise LogDamaged(f"the header of {name} is damaged. {RESTORE}")
     _, version, uuid, epoch, position, crc, vouched, vouched_crc = HEADER.unpack(raw)
     if version not in READABLE:
-        raise Damaged(f"{name} has format {version}; this program reads {FORMAT}. {UPGRADE}")
-    return Header(uuid, epoch, Place(position, crc), Place(vouched, vouched_crc))
+        raise LogDamaged(f"{name} has format {version}; this program reads {FORMAT}. {UPGRADE}")
+    return SegmentHeader(uuid, epoch, LogPosition(position, crc), LogPosition(vouched, vouched_crc))
 
 
 RESTORE = (
@@ -108,71 +108,71 @@ RESTORE = (
 UPGRADE = "Start the program that wrote it, or a later one."
 
 
-def pack_frame(before: Place, records: int, payload: bytes) -> tuple[bytes, Place]:
+def pack_frame(before: LogPosition, records: int, payload: bytes) -> tuple[bytes, LogPosition]:
     assert len(payload) <= MAX_PAYLOAD, f"a batch of {len(payload)} bytes is too long"
     crc = _chain(before, records, payload)
     head = FRAME.pack(FRAME_MAGIC, len(payload), before.position, records, crc)
-    after = Place(before.position + records, crc)
+    after = LogPosition(before.position + records, crc)
     return b"".join((head, CRC.pack(zlib.crc32(head)), payload)), after
 
 
-def frames(content: bytes, offset: int, place: Place) -> Iterator[Frame]:
+def frames(content: bytes, offset: int, place: LogPosition) -> Iterator[LogFrame]:
     """The frames that follow `place` without a gap. It ends where one does not read."""
     while (frame := _frame_at(content, offset, place)) is not None:
         yield frame
         place, offset = frame.after, frame.end
 
 
-def judge_tail(name: str, content: bytes, header: Header, tail: Tail) -> None:
+def judge_tail(name: str, content: bytes, header: SegmentHeader, tail: LogTail) -> None:
     """Raise unless the end of this segment is one that a crash can leave."""
     place, offset, cut = tail
     if place.position < header.vouched.position:
-        raise Damaged(
+        raise LogDamaged(
             f"{name} is damaged at byte {offset}: it reads up to position {place.position}, and "
             f"{header.vouched.position} was durable. {RESTORE}"
         )
     if cut > MAX_FRAME or _strays(content, tail) or _holds_frame(content, offset + 1):
-        raise Damaged(
+        raise LogDamaged(
             f"{name} is damaged at byte {offset}, position {place.position}, and goes on behind "
             f"that. {RESTORE}"
         )
 
 
-def read_tail(content: bytes, header: Header) -> Tail:
+def read_tail(content: bytes, header: SegmentHeader) -> LogTail:
     """Walk a segment to its end, whatever its records say."""
     place, offset = header.start, HEADER_SIZE
     for frame in frames(content, offset, place):
         place, offset = frame.after, frame.end
-    return Tail(place, offset, len(content) - offset)
+    return LogTail(place, offset, len(content) - offset)
 
 
-def sections(payload: bytes) -> Iterator[tuple[Section, int, bytes]]:
+def sections(payload: bytes) -> Iterator[tuple[RecordKind, int, bytes]]:
     """The sections of a frame whose CRC is right: what is wrong here is not the disk's doing."""
     offset = 0
     while offset < len(payload):
         kind, records, length = SECTION.unpack_from(payload, offset)
         offset += SECTION.size
-        if kind not in tuple(Section):
-            raise Damaged(f"the log has records of kind {kind}, unknown here. {UPGRADE}")
-        yield Section(kind), records, payload[offset : offset + length]
+        if kind not in tuple(RecordKind):
+            raise LogDamaged(f"the log has records of kind {kind}, unknown here. {UPGRADE}")
+        yield RecordKind(kind), records, payload[offset : offset + length]
         offset += length
 
 
-def pack_section(kind: Section, records: int, body: bytes) -> bytes:
+def pack_section(kind: RecordKind, records: int, body: bytes) -> bytes:
     return SECTION.pack(kind, records, len(body)) + body
 
 
-class Log:
+class LogWriter:
     """The segment that is written to. One batch at a time: append, sync, then go on."""
 
-    def __init__(self, disk: Disk, header: Header, file: File, size: int) -> None:
+    def __init__(self, disk: Disk, header: SegmentHeader, file: File, size: int) -> None:
         self.header = header
         self.place = header.vouched
         self.size = size
         self._disk = disk
         self._file = file
 
-    async def append(self, records: int, payload: bytes) -> Place:
+    async def append(self, records: int, payload: bytes) -> LogPosition:
         """Write one frame and return once it is durable. If this raises, stop."""
         frame, after = pack_frame(self.place, records, payload)
         self._file.append(frame)
@@ -185,12 +185,12 @@ class Log:
         self._file.close()
 
 
-async def create(disk: Disk, header: Header) -> Log:
+async def create(disk: Disk, header: SegmentHeader) -> LogWriter:
     """A new segment under its final name, and durable."""
     return await publish(disk, header, await write(disk, header), HEADER_SIZE)
 
 
-async def write(disk: Disk, header: Header, body: memoryview | None = None) -> File:
+async def write(disk: Disk, header: SegmentHeader, body: memoryview | None = None) -> File:
     """A segment that is durable with all of its body, and has no name yet that counts."""
     file = disk.create(TEMPORARY + header.name)
     file.append(pack_header(header))
@@ -200,19 +200,19 @@ async def write(disk: Disk, header: Header, body: memoryview | None = None) -> F
     return file
 
 
-async def publish(disk: Disk, header: Header, file: File, size: int) -> Log:
+async def publish(disk: Disk, header: SegmentHeader, file: File, size: int) -> LogWriter:
     """Give a segment that was written its name."""
     disk.rename(TEMPORARY + header.name, header.name)
     await disk.fsync_dir()
-    return Log(disk, header, file, size)
+    return LogWriter(disk, header, file, size)
 
 
-def _chain(before: Place, records: int, payload: bytes) -> int:
+def _chain(before: LogPosition, records: int, payload: bytes) -> int:
     head = FRAME.pack(FRAME_MAGIC, len(payload), before.position, records, before.crc)
     return zlib.crc32(payload, zlib.crc32(head))
 
 
-def _frame_at(content: bytes, offset: int, place: Place) -> Frame | None:
+def _frame_at(content: bytes, offset: int, place: LogPosition) -> LogFrame | None:
     if not _head_reads(content, offset):
         return None
     _, length, position, records, crc = FRAME.unpack_from(content, offset)
@@ -222,7 +222,7 @@ def _frame_at(content: bytes, offset: int, place: Place) -> Frame | None:
     payload = content[start : start + length]
     if _chain(place, records, payload) != crc:
         return None
-    return Frame(Place(position + records, crc), payload, start + length)
+    return LogFrame(LogPosition(position + records, crc), payload, start + length)
 
 
 def _head_reads(content: bytes, offset: int) -> bool:
@@ -234,7 +234,7 @@ def _head_reads(content: bytes, offset: int) -> bool:
     )
 
 
-def _strays(content: bytes, tail: Tail) -> bool:
+def _strays(content: bytes, tail: LogTail) -> bool:
     """Whether a sound head stands here that belongs somewhere else: no torn write is that."""
     return _head_reads(content, tail.offset) and (
         FRAME.unpack_from(content, tail.offset)[2] != tail.place.position

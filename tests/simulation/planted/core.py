@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from tidegate.core import wire
 from tidegate.core.answers import Answer, Rejected
 from tidegate.core.transfer import Question
-from tidegate.core.wire import Binding, Kind, Mark, Outcome
-from tidegate.systems.trading import Trading
+from tidegate.core.wire import Binding, CoreOutcome, FrameKind, HistoryMark
+from tidegate.systems.trading import TradingCoreClient
 from tidegate.systems.trading import client as trading
 from tidegate.trading_core import core as cores
 from tidegate.trading_core import judge, recovery, snapshot, wal
-from tidegate.trading_core.book import Book, Draft
+from tidegate.trading_core.book import Book, BookDraft
 from tidegate.trading_core.core import Core, Reply
 from tidegate.trading_core.disk import Disk, File
-from tidegate.trading_core.memory import Memory, answer_of
-from tidegate.trading_core.requests import Request
-from tidegate.trading_core.snapshot import State
-from tidegate.trading_core.wal import Frame, Header, Log, Place
+from tidegate.trading_core.operation_memory import Memory, answer_of
+from tidegate.trading_core.requests import CoreRequest
+from tidegate.trading_core.snapshot import CoreState
+from tidegate.trading_core.wal import LogFrame, LogPosition, LogWriter, SegmentHeader
 
 MEMORY = 12  # Operations that a forgetful core remembers.
 
@@ -38,7 +38,7 @@ def busy_is_a_no(patch: Patch) -> None:
     honest = trading._answer
 
     def answer(outcome: int, position: int) -> Answer:
-        return Rejected("BUSY") if outcome == Outcome.BUSY else honest(outcome, position)
+        return Rejected("BUSY") if outcome == CoreOutcome.BUSY else honest(outcome, position)
 
     patch.setattr(trading, "_answer", answer)
 
@@ -55,13 +55,15 @@ def key_without_version(patch: Patch) -> None:
 
 def answers_shifted(patch: Patch) -> None:
     """The answers of a batch are matched to its questions one place off."""
-    honest = Trading._answers
+    honest = TradingCoreClient._answers
 
-    def answers(self: Trading, found: wire.Frame, count: int) -> Sequence[tuple[int, int]]:
+    def answers(
+        self: TradingCoreClient, found: wire.CoreFrame, count: int
+    ) -> Sequence[tuple[int, int]]:
         first, *others = honest(self, found, count)
         return [*others, first]
 
-    patch.setattr(Trading, "_answers", answers)
+    patch.setattr(TradingCoreClient, "_answers", answers)
 
 
 def takes_an_empty_core(patch: Patch) -> None:
@@ -73,7 +75,7 @@ def takes_an_old_copy(patch: Patch) -> None:
     """Only the name of the core is compared, and not how far it had come."""
     honest = trading.newest
 
-    def newest(marks: Iterator[Mark]) -> Mark | None:
+    def newest(marks: Iterator[HistoryMark]) -> HistoryMark | None:
         mark = honest(marks)
         return None if mark is None else replace(mark, position=0)
 
@@ -86,14 +88,14 @@ def takes_an_old_copy(patch: Patch) -> None:
 
 def core_forgets_refusals(patch: Patch) -> None:
     """Only what was done is stored: a late duplicate of a refused debit takes the money."""
-    patch.setattr(judge, "STORED", Outcome.INVALID_AMOUNT)
+    patch.setattr(judge, "STORED", CoreOutcome.INVALID_AMOUNT)
 
 
 def core_forgets_by_count(patch: Patch) -> None:
     """The memory of operations is a ring: whatever is older is done again."""
     honest = Book.apply
 
-    def apply(self: Book, draft: Draft) -> None:
+    def apply(self: Book, draft: BookDraft) -> None:
         honest(self, draft)
         for key in list(self.memory)[:-MEMORY]:
             del self.memory[key]
@@ -104,30 +106,30 @@ def core_forgets_by_count(patch: Patch) -> None:
 def answers_before_the_sync(patch: Patch) -> None:
     """What is in the page cache is said to be safe."""
 
-    async def append(self: Log, records: int, payload: bytes) -> Place:
+    async def append(self: LogWriter, records: int, payload: bytes) -> LogPosition:
         frame, self.place = wal.pack_frame(self.place, records, payload)
         self._file.append(frame)
         self.size += len(frame)
         return self.place
 
-    patch.setattr(Log, "append", append)
+    patch.setattr(LogWriter, "append", append)
 
 
 def answers_duplicates_before_the_sync(patch: Patch) -> None:
     """A question that is being made durable is known already, and is answered at once."""
-    drafts: dict[Core, Draft] = {}
+    drafts: dict[Core, BookDraft] = {}
     honest_judge, honest_submit = Core._judge, Core.submit
 
-    def judged(self: Core, group: list[Request]) -> tuple[Draft, bytes, list[Reply]]:
+    def judged(self: Core, group: list[CoreRequest]) -> tuple[BookDraft, bytes, list[Reply]]:
         found = honest_judge(self, group)
         drafts[self] = found[0]
         return found
 
     def submit(
-        self: Core, kind: Kind, body: bytes, session: Binding | None = None
+        self: Core, kind: FrameKind, body: bytes, session: Binding | None = None
     ) -> asyncio.Future[bytes]:
         draft = drafts.get(self)
-        if kind == Kind.ASK and draft is not None:
+        if kind == FrameKind.ASK and draft is not None:
             keys = [row[0] for row in wire.rows(wire.OPERATION, body)]
             if all(key in draft.memory for key in keys):
                 reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -142,7 +144,7 @@ def answers_duplicates_before_the_sync(patch: Patch) -> None:
 def remembers_before_the_log(patch: Patch) -> None:
     """Memory is changed first. The disk is full, the core goes on, and knows what no log has."""
 
-    async def commit(self: Core, group: list[Request]) -> None:
+    async def commit(self: Core, group: list[CoreRequest]) -> None:
         draft, payload, replies = self._judge(group)
         records = draft.position - self.book.position
         self.book.apply(draft)
@@ -164,7 +166,7 @@ def remembers_before_the_log(patch: Patch) -> None:
 def syncs_once_more(patch: Patch) -> None:
     """A failed fsync is tried again, succeeds, and has written nothing."""
 
-    async def append(self: Log, records: int, payload: bytes) -> Place:
+    async def append(self: LogWriter, records: int, payload: bytes) -> LogPosition:
         frame, after = wal.pack_frame(self.place, records, payload)
         self._file.append(frame)
         try:
@@ -175,7 +177,7 @@ def syncs_once_more(patch: Patch) -> None:
         self.size += len(frame)
         return after
 
-    patch.setattr(Log, "append", append)
+    patch.setattr(LogWriter, "append", append)
 
 
 def judges_while_it_syncs(patch: Patch) -> None:
@@ -204,7 +206,7 @@ def judges_while_it_syncs(patch: Patch) -> None:
 
 def core_batch_sees_no_key_before_it(patch: Patch) -> None:
     """A question that is twice in one batch is new both times, and is done twice."""
-    honest = Draft.__init__
+    honest = BookDraft.__init__
 
     class Blind(Memory):
         """What is put in is found only once it is in the book."""
@@ -212,17 +214,17 @@ def core_batch_sees_no_key_before_it(patch: Patch) -> None:
         def get(self, _: bytes, __: object = None) -> None:  # type: ignore[override]
             return None
 
-    def begin(self: Draft, book: Book) -> None:
+    def begin(self: BookDraft, book: Book) -> None:
         honest(self, book)
         self.memory = Blind()
 
-    patch.setattr(Draft, "__init__", begin)
+    patch.setattr(BookDraft, "__init__", begin)
 
 
 def core_takes_a_reused_key(patch: Patch) -> None:
     """Under a known key any amount gets the known answer."""
 
-    def repeat(_: Draft, stored: int, __: object) -> tuple[int, int]:
+    def repeat(_: BookDraft, stored: int, __: object) -> tuple[int, int]:
         return answer_of(stored)
 
     patch.setattr(judge, "_repeat", repeat)
@@ -233,10 +235,10 @@ def core_refuses_refunds_of_the_frozen(patch: Patch) -> None:
     honest = judge.refund
 
     def refund(
-        draft: Draft, original: bytes, account: bytes, amount: int, expect_done: int
+        draft: BookDraft, original: bytes, account: bytes, amount: int, expect_done: int
     ) -> tuple[int, int]:
         if draft.status(account) in (judge.FROZEN, judge.DISABLED):
-            return Outcome.ACCOUNT_FROZEN, 0
+            return CoreOutcome.ACCOUNT_FROZEN, 0
         return honest(draft, original, account, amount, expect_done)
 
     patch.setattr(judge, "refund", refund)
@@ -259,7 +261,7 @@ def torn_tail_stays(patch: Patch) -> None:
     """After a crash the log goes on behind a torn frame, where nobody can read it."""
 
     patch.setattr(
-        recovery.Newest,
+        recovery.NewestSegment,
         "body",
         property(lambda newest: memoryview(newest.content)[wal.HEADER_SIZE :]),
     )
@@ -268,7 +270,7 @@ def torn_tail_stays(patch: Patch) -> None:
 def damage_is_skipped(patch: Patch) -> None:
     """A frame that does not read is left out, and with it whatever was answered by it."""
 
-    def frames(content: bytes, offset: int, place: Place) -> Iterator[Frame]:
+    def frames(content: bytes, offset: int, place: LogPosition) -> Iterator[LogFrame]:
         while 0 <= offset < len(content):
             frame = wal._frame_at(content, offset, place)
             if frame is None and wal._head_reads(content, offset):
@@ -276,7 +278,7 @@ def damage_is_skipped(patch: Patch) -> None:
                 start = offset + wal.FRAME_SIZE
                 payload = content[start : start + length]
                 if len(payload) == length:
-                    frame = Frame(Place(position + records, crc), payload, start + length)
+                    frame = LogFrame(LogPosition(position + records, crc), payload, start + length)
             if frame is None:
                 offset = content.find(wal.FRAME_MAGIC, offset + 1)
                 continue
@@ -289,7 +291,7 @@ def damage_is_skipped(patch: Patch) -> None:
 def snapshot_is_not_synced(patch: Patch) -> None:
     """A snapshot gets its name before its content is on the disk, and the log before it goes."""
 
-    async def write(disk: Disk, state: State) -> None:
+    async def write(disk: Disk, state: CoreState) -> None:
         name, crc = snapshot.name_of(state.place.position), 0
         file = disk.create(wal.TEMPORARY + name)
         for chunk in snapshot.chunks(state):
@@ -307,7 +309,7 @@ def snapshot_without_its_memory(patch: Patch) -> None:
     """A snapshot holds the balances, and not which operations made them."""
     honest = snapshot.parse
 
-    def parse(name: str, content: bytes, limit: int) -> State | None:
+    def parse(name: str, content: bytes, limit: int) -> CoreState | None:
         state = honest(name, content, limit)
         if state is not None:
             state.book.memory.clear()
@@ -320,7 +322,7 @@ def old_log_goes_too_soon(patch: Patch) -> None:
     """The old log is deleted before the snapshot that replaces it is safe."""
     honest = snapshot.write
 
-    async def write(disk: Disk, state: State) -> None:
+    async def write(disk: Disk, state: CoreState) -> None:
         for segment in recovery.segments_of(disk.names()):
             if segment.start < state.place.position:
                 disk.unlink(segment.name)
@@ -332,8 +334,8 @@ def old_log_goes_too_soon(patch: Patch) -> None:
 def new_log_without_its_name(patch: Patch) -> None:
     """A new segment is written and synced, and its entry in the directory is not."""
 
-    async def publish(disk: Disk, header: Header, file: File, size: int) -> Log:
+    async def publish(disk: Disk, header: SegmentHeader, file: File, size: int) -> LogWriter:
         disk.rename(wal.TEMPORARY + header.name, header.name)
-        return Log(disk, header, file, size)
+        return LogWriter(disk, header, file, size)
 
     patch.setattr(wal, "publish", publish)

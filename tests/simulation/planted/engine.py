@@ -12,25 +12,35 @@ from msgspec.structs import replace
 
 from tests.simulation.planted.store import write_blindly
 from tidegate.core import decide as rule
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown, Unreachable
-from tidegate.core.decide import Terms, decide
+from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow, Verb
+from tidegate.core.kind import Transfer, TransferKind
 from tidegate.core.moves import Moves
-from tidegate.core.ports import Account, Behind, CommitUnknown, NoSession, System, nothing
+from tidegate.core.ports import Behind, CommitUnknown, NoSession, System, nothing
 from tidegate.core.refusals import Refusal
-from tidegate.core.transfer import Asked, Kind, Move, Question, Transfer, question_of, questions_of
-from tidegate.engine import births, rules, settle, step, write
+from tidegate.core.transfer import Move, Question, QuestionForm, question_of, questions_of
 from tidegate.engine import engine as whole_engine
-from tidegate.engine.births import Delivery, PendingRequest
-from tidegate.engine.context import Means
-from tidegate.engine.lanes import MAX_BATCH, Expect, Lane
+from tidegate.engine import (
+    kind_rules,
+    local_answers,
+    pending_request,
+    step,
+    write_batch,
+)
+from tidegate.engine.context import EngineContext
+from tidegate.engine.due_scan import DueScan
+from tidegate.engine.lane import MAX_BATCH, Expect, Lane
+from tidegate.engine.local_answers import LocalGroup
+from tidegate.engine.pending_request import PendingRequest
+from tidegate.engine.request_batch import RequestBatch
 from tidegate.engine.retirement import Retirement
-from tidegate.engine.rings import Slots
-from tidegate.engine.scan import Scan
-from tidegate.engine.settle import Group
-from tidegate.engine.write import Work, Written
+from tidegate.engine.ring import RingReservation
+from tidegate.engine.write_batch import WriteBatch, WriteResult
 from tidegate.store.inbox import MemoryInbox
-from tidegate.store.memory import MemoryStore, Row
+from tidegate.store.memory_store import MemoryStore
+from tidegate.store.memory_tables import MemoryRow
 from tidegate.trading_core.core import Core
 
 PATIENCE = 4  # Attempts after which somebody gives up.
@@ -40,21 +50,23 @@ Patch = pytest.MonkeyPatch
 
 def deciding(patch: Patch, decides: Any) -> None:
     # Where one transfer is decided about, and where one is that stands for all of its kind.
-    for module in (settle, rule):
+    for module in (local_answers, rule):
         patch.setattr(module, "decide", decides)
 
 
-def asking(patch: Patch, asks: Callable[[Question, Kind], Question]) -> None:
-    def questions(asked: Asked, kind: Kind, transfers: Iterable[Transfer]) -> list[Question]:
+def asking(patch: Patch, asks: Callable[[Question, TransferKind], Question]) -> None:
+    def questions(
+        asked: QuestionForm, kind: TransferKind, transfers: Iterable[Transfer]
+    ) -> list[Question]:
         return [asks(question, kind) for question in questions_of(asked, kind, transfers)]
 
-    patch.setattr(rules, "questions_of", questions)
+    patch.setattr(kind_rules, "questions_of", questions)
 
 
 def refund_on_timeout(patch: Patch) -> None:
     """A timeout is taken for a «no»: the money goes back although it may have arrived."""
 
-    def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
         taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
         return decide(flow, transfer, taken, terms)
 
@@ -78,7 +90,7 @@ def exception_is_a_no(patch: Patch) -> None:
 def gives_up(patch: Patch) -> None:
     """After some attempts a question is closed as failed, whatever has become of it."""
 
-    def tired(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    def tired(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
         over = isinstance(answer, Unknown) and transfer.attempts >= PATIENCE
         return decide(flow, transfer, Rejected("GAVE_UP") if over else answer, terms)
 
@@ -88,7 +100,7 @@ def gives_up(patch: Patch) -> None:
 def doubt_is_counted_as_an_answer(patch: Patch) -> None:
     """Every Unknown adds a version, so that the same question goes out under another key."""
 
-    def counting(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    def counting(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
         move = decide(flow, transfer, answer, terms)
         if isinstance(answer, Unknown) and not move.entries:
             return replace(move, after=move.after.but(version=transfer.version + 1))
@@ -100,7 +112,7 @@ def doubt_is_counted_as_an_answer(patch: Patch) -> None:
 def new_key_for_each_attempt(patch: Patch) -> None:
     """A retried credit has a fresh idempotency key, as many HTTP clients make one per call."""
 
-    def fresh(question: Question, kind: Kind) -> Question:
+    def fresh(question: Question, kind: TransferKind) -> Question:
         if question.verb is not Verb.CREDIT or question.party.system != "core":
             return question
         return replace(question, version=question.version + 1_000 * kind.attempts)
@@ -111,7 +123,7 @@ def new_key_for_each_attempt(patch: Patch) -> None:
 def float_amount(patch: Patch) -> None:
     """The amount goes through a float on its way out, and is rounded above 2**53."""
 
-    def rounded(question: Question, _: Kind) -> Question:
+    def rounded(question: Question, _: TransferKind) -> Question:
         return replace(question, amount=int(float(question.amount)))
 
     asking(patch, rounded)
@@ -119,85 +131,87 @@ def float_amount(patch: Patch) -> None:
 
 def asks_before_it_persists(patch: Patch) -> None:
     """The core is asked before the row that knows of it is in the database."""
-    honest = write._write_once
+    honest = write_batch._write_once
 
-    async def hasty(means: Means[Any], work: Work, **terms: Any) -> Written:
+    async def hasty(context: EngineContext[Any], work: WriteBatch, **terms: Any) -> WriteResult:
         for transfer in work.batch if work.creations else ():
-            if transfer.lane in means.outside:
-                question = question_of(means.flows[transfer.flow], transfer)
+            if transfer.lane in context.outside:
+                question = question_of(context.flows[transfer.flow], transfer)
                 with suppress(Unreachable):
-                    await step.ask(means.outside[str(transfer.lane)], [question])
-        return await honest(means, work, **terms)
+                    await step.ask(context.outside[str(transfer.lane)], [question])
+        return await honest(context, work, **terms)
 
-    patch.setattr(write, "_write_once", hasty)
+    patch.setattr(write_batch, "_write_once", hasty)
 
 
 def hands_over_before_the_commit(patch: Patch) -> None:
     """The next lane gets the row while its transaction can still fail."""
-    honest = write._transact
+    honest = write_batch._transact
 
-    async def transact(means: Means[Any], work: Work, slots: Slots, **terms: Any) -> Any:
+    async def transact(
+        context: EngineContext[Any], work: WriteBatch, slots: RingReservation, **terms: Any
+    ) -> Any:
         class Early:
             """Hands over what is written at once."""
 
             def __getattr__(self, name: str) -> Any:
-                return getattr(means.store, name)
+                return getattr(context.store, name)
 
             async def write(
                 self, tx: Any, moves: Moves, leased: Sequence[bool]
             ) -> Sequence[Transfer]:
-                rows = await means.store.write(tx, moves, leased)
-                means.woken(slots.fill(rows))
+                rows = await context.store.write(tx, moves, leased)
+                context.woken(slots.fill(rows))
                 slots._lanes = [None] * len(rows)
                 return rows
 
-        early = dataclasses.replace(means, store=cast("Any", Early()))
+        early = dataclasses.replace(context, store=cast("Any", Early()))
         return await honest(early, work, slots, **terms)
 
-    patch.setattr(write, "_transact", transact)
+    patch.setattr(write_batch, "_transact", transact)
 
 
 def lost_commit_under_new_ids(patch: Patch) -> None:
     """After a COMMIT without a reply the batch runs again, as other transfers."""
 
-    async def still_open(self: Delivery[Any], work: Work) -> Work:
+    async def still_open(self: RequestBatch[Any], work: WriteBatch) -> WriteBatch:
         return await self.begin([self._requests[t.id.int] for t in work.batch])
 
-    patch.setattr(Delivery, "still_open", still_open)
+    patch.setattr(RequestBatch, "still_open", still_open)
 
 
 def lost_commit_is_an_error(patch: Patch) -> None:
     """A COMMIT without a reply is told as a failure, which invites the caller to pay again."""
-    honest = write._write_once
+    honest = write_batch._write_once
 
-    async def once(means: Means[Any], work: Work, **terms: Any) -> Written:
+    async def once(context: EngineContext[Any], work: WriteBatch, **terms: Any) -> WriteResult:
         try:
-            return await honest(means, work, **terms)
+            return await honest(context, work, **terms)
         except CommitUnknown as fault:
             if not work.creations:
                 raise
             raise NoSession(str(fault)) from fault
 
-    patch.setattr(write, "_write_once", once)
+    patch.setattr(write_batch, "_write_once", once)
 
 
 def refuses_what_may_have_happened(patch: Patch) -> None:
     """A refusal is told although an earlier try of the same request may have moved money."""
 
-    def refuse(_: Delivery[Any], pending: PendingRequest, refusal: Refusal, __: object) -> None:
-        births.answer(pending, refusal)
+    def refuse(_: RequestBatch[Any], pending: PendingRequest, refusal: Refusal, __: object) -> None:
+        pending_request.answer(pending, refusal)
 
-    patch.setattr(Delivery, "_refuse", refuse)
+    patch.setattr(RequestBatch, "_refuse", refuse)
 
 
 def refuses_what_another_process_made(patch: Patch) -> None:
     """A limit is told as a refusal, although this very request, made elsewhere, has used it up."""
 
-    async def refused(self: Delivery[Any], result: Written) -> None:
+    async def refused(self: RequestBatch[Any], result: WriteResult) -> None:
         for id_, refusal in result.refused:
             self._refuse(self._requests[id_.int], refusal, result.work.doubts)
 
-    patch.setattr(Delivery, "_refused", refused)
+    patch.setattr(RequestBatch, "_refused", refused)
 
 
 def inbox_takes_without_a_lock(patch: Patch) -> None:
@@ -214,49 +228,49 @@ def inbox_takes_without_a_lock(patch: Patch) -> None:
 
 def inbox_decides_later(patch: Patch) -> None:
     """The inbox is told what became of a request in a transaction of its own, or not at all."""
-    honest, once = settle.decide_requests, write._write_once
+    honest, once = local_answers.decide_requests, write_batch._write_once
 
-    async def decide(means: Means[Any], tx: Any, created: Any, refused: Any) -> None:
+    async def decide(context: EngineContext[Any], tx: Any, created: Any, refused: Any) -> None:
         if refused:
-            await honest(means, tx, (), refused)
+            await honest(context, tx, (), refused)
 
-    async def written(means: Means[Any], work: Work, **terms: Any) -> Written:
-        result = await once(means, work, **terms)
+    async def written(context: EngineContext[Any], work: WriteBatch, **terms: Any) -> WriteResult:
+        result = await once(context, work, **terms)
         made = [row.id for row in result.rows if work.creations and work.creations[0].asked]
         if made:
-            async with means.store.transaction() as tx:
-                await honest(means, tx, made, ())
+            async with context.store.transaction() as tx:
+                await honest(context, tx, made, ())
         return result
 
-    patch.setattr(write, "decide_requests", decide)
-    patch.setattr(write, "_write_once", written)
+    patch.setattr(write_batch, "decide_requests", decide)
+    patch.setattr(write_batch, "_write_once", written)
 
 
 def one_lock_stops_all(patch: Patch) -> None:
     """A batch that waits for somebody's lock is tried again as a whole, however often."""
-    patch.setattr(write, "LOCK_WAITS", 10**6)
+    patch.setattr(write_batch, "LOCK_WAITS", 10**6)
 
 
 def expiry_is_judged_at_the_claim(patch: Patch) -> None:
     """A request of the inbox that expires after its claim is made all the same."""
 
-    def refused(creation: write.Creation, at_us: int) -> Refusal | None:
+    def refused(creation: write_batch.Creation, at_us: int) -> Refusal | None:
         return creation.refusal
 
-    patch.setattr(write, "_refused", refused)
+    patch.setattr(write_batch, "_refused", refused)
 
 
 def accepts_what_waits_for_a_lock(patch: Patch) -> None:
     """A request that waits for long is accepted, although nobody has tried to commit it."""
 
-    def tired(fault: Exception, attempt: int, pace: write.Pace) -> bool:
-        return attempt >= write.TRIES - 1
+    def tired(fault: Exception, attempt: int, pace: write_batch.BatchPace) -> bool:
+        return attempt >= write_batch.TRIES - 1
 
-    async def failed(self: Delivery[Any], work: Work, fault: Exception) -> None:
+    async def failed(self: RequestBatch[Any], work: WriteBatch, fault: Exception) -> None:
         self.doubtful(work)
 
-    patch.setattr(write, "_is_tired", tired)
-    patch.setattr(Delivery, "failed", failed)
+    patch.setattr(write_batch, "_is_tired", tired)
+    patch.setattr(RequestBatch, "failed", failed)
 
 
 def another_amount_under_a_known_key(patch: Patch) -> None:
@@ -286,9 +300,11 @@ def ended_rows_move_again(patch: Patch) -> None:
 def unordered_locks(patch: Patch) -> None:
     """Accounts are locked as they come, so that two batches wait for each other."""
 
-    async def lock(means: Means[Any], tx: Any, moves: Moves, groups: Mapping[str, Group]) -> None:
+    async def lock(
+        context: EngineContext[Any], tx: Any, moves: Moves, groups: Mapping[str, LocalGroup]
+    ) -> None:
         asking = [moves.now(place) for group in groups.values() for place in group.places]
-        for name in sorted(means.local):
+        for name in sorted(context.local):
             wanted = {
                 Account(party.owner, party.book, transfer.asset_id)
                 for transfer in asking
@@ -296,16 +312,16 @@ def unordered_locks(patch: Patch) -> None:
                 if party.system == name
             }
             if wanted:
-                await means.local[name].lock(tx, means.dice.sample(sorted(wanted), len(wanted)))
+                await context.local[name].lock(tx, context.dice.sample(sorted(wanted), len(wanted)))
 
-    patch.setattr(write, "lock_accounts", lock)
+    patch.setattr(write_batch, "lock_accounts", lock)
 
 
 def ring_ignores_the_brake(patch: Patch) -> None:
     """What was handed over inside the process is asked although all is halted."""
 
     async def popped(self: Lane[Any], _: Expect) -> list[Transfer]:
-        return self.ring.pop(MAX_BATCH, self.means.clock())
+        return self.ring.pop(MAX_BATCH, self.context.clock())
 
     patch.setattr(Lane, "_popped", popped)
 
@@ -313,16 +329,16 @@ def ring_ignores_the_brake(patch: Patch) -> None:
 def never_scans(patch: Patch) -> None:
     """Only what was handed over is asked about: what a dead worker held is forgotten."""
 
-    async def look(self: Scan[Any]) -> None:
+    async def look(self: DueScan[Any]) -> None:
         return
 
-    patch.setattr(Scan, "_look", look)
+    patch.setattr(DueScan, "_look", look)
 
 
 def forgets_how_often(patch: Patch) -> None:
     """Each Unknown starts the count of attempts anew, and nobody is ever called."""
 
-    def forgetful(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    def forgetful(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
         move = decide(flow, transfer.but(attempts=1), answer, terms)
         return replace(move, after=move.after.but(attempts=0), before=transfer)
 
@@ -332,7 +348,7 @@ def forgets_how_often(patch: Patch) -> None:
 def calls_nobody(patch: Patch) -> None:
     """What is stuck stays stuck without a word."""
 
-    def silent(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    def silent(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
         return replace(decide(flow, transfer, answer, terms), alarm=Alarm.NONE)
 
     deciding(patch, silent)
@@ -341,7 +357,7 @@ def calls_nobody(patch: Patch) -> None:
 def cries_wolf(patch: Patch) -> None:
     """Somebody is called at the first doubt, so that soon nobody listens."""
 
-    def nervous(flow: Flow, transfer: Transfer, answer: Answer, terms: Terms) -> Move:
+    def nervous(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
         move = decide(flow, transfer, answer, terms)
         return replace(move, alarm=Alarm.PAGE) if isinstance(answer, Unknown) else move
 
@@ -352,7 +368,7 @@ def drops_an_answer(patch: Patch) -> None:
     """Of two answers in one transaction only the last is written to the history."""
     honest = MemoryStore._write
 
-    def last(self: MemoryStore, tx: Any, move: Move, hashes: list[bytes], row: Row) -> None:
+    def last(self: MemoryStore, tx: Any, move: Move, hashes: list[bytes], row: MemoryRow) -> None:
         honest(self, tx, replace(move, entries=move.entries[-1:]), hashes[-1:], row)
 
     patch.setattr(MemoryStore, "_write", last)

@@ -5,40 +5,39 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from tidegate.core.account import Account
 from tidegate.core.flow import Ask, Verb
-from tidegate.core.ports import Account
 from tidegate.core.transfer import Question
-from tidegate.engine import verdicts
-from tidegate.store.auditing import Operation as Audited
-from tidegate.store.auditing import Row
-from tidegate.store.notes import HaltsInForce
+from tidegate.engine import audit_rules
+from tidegate.store.audit_reads import AuditedRow, LedgerRow
+from tidegate.store.memory_state import MemoryHalts
 from tidegate.systems.ledger import SUSPENSE, judge, memory
-from tidegate.systems.ledger.judge import Judgement, Operation
+from tidegate.systems.ledger.judge import LedgerJudge, LedgerOperation
 
 Patch = pytest.MonkeyPatch
 
 
 def second_halt_is_lost(patch: Patch) -> None:
     """A halt during a halt is dropped, so that the first resume ends both."""
-    add, end = HaltsInForce.add, HaltsInForce.end
+    add, end = MemoryHalts.add, MemoryHalts.end
 
-    def first_only(self: HaltsInForce, reason: str, actor: str, at_us: int) -> int:
+    def first_only(self: MemoryHalts, reason: str, actor: str, at_us: int) -> int:
         return add(self, reason, actor, at_us) if not self else 0
 
-    def all_of_them(self: HaltsInForce, ids: object = None) -> object:
+    def all_of_them(self: MemoryHalts, ids: object = None) -> object:
         return end(self)
 
-    patch.setattr(HaltsInForce, "add", first_only)
-    patch.setattr(HaltsInForce, "end", all_of_them)
+    patch.setattr(MemoryHalts, "add", first_only)
+    patch.setattr(MemoryHalts, "end", all_of_them)
 
 
 def audit_overlooks_the_account(patch: Patch) -> None:
     """The audit compares what an operation is about, and not whose account it moved."""
 
-    def as_asked(row: Row, ask: Ask, found: Mapping[int, Audited]) -> bool:
+    def as_asked(row: AuditedRow, ask: Ask, found: Mapping[int, LedgerRow]) -> bool:
         return all(o.account.asset_id == row.asset_id for o in found.values())
 
-    patch.setattr(verdicts, "_as_asked", as_asked)
+    patch.setattr(audit_rules, "_as_asked", as_asked)
 
 
 def ledger_credits_another_book(patch: Patch) -> None:
@@ -55,14 +54,16 @@ def ledger_credits_another_book(patch: Patch) -> None:
 
 def ledger_keeps_the_fee(patch: Patch) -> None:
     """The target gets the amount less the fee, and nobody gets the fee."""
-    move = Judgement._write_move
+    move = LedgerJudge._write_move
 
-    def without(self: Judgement, question: Question, account: Account, entry: int = 0) -> Operation:
+    def without(
+        self: LedgerJudge, question: Question, account: Account, entry: int = 0
+    ) -> LedgerOperation:
         if entry:
             question = replace(question, amount=0)
         return move(self, question, account, entry)
 
-    patch.setattr(Judgement, "_write_move", without)
+    patch.setattr(LedgerJudge, "_write_move", without)
 
 
 def target_gets_the_fee_too(patch: Patch) -> None:

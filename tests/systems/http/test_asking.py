@@ -12,7 +12,7 @@ from tests.systems.http.account_service import (
     Fault,
     Gate,
 )
-from tests.systems.http.scene import (
+from tests.systems.http.setup import (
     CAPTURE,
     CREDIT,
     DEBIT,
@@ -31,7 +31,7 @@ from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
 from tidegate.core.ports import System
 from tidegate.core.transfer import Question
-from tidegate.systems.http import Asset, HttpAccounts, HttpSettings, key_of
+from tidegate.systems.http import HttpAccounts, HttpSettings, RemoteAsset, key_of
 
 
 def test_it_is_a_system() -> None:
@@ -88,7 +88,7 @@ def test_amounts_and_names_are_those_of_the_service() -> None:
         assert request.fields["asset"] == "USDC"
         assert request.fields["amount"] == "1267650600228229401496703.205376"
 
-    play(scene, assets={1: Asset("USDC", 6)})
+    play(scene, assets={1: RemoteAsset("USDC", 6)})
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_cannot_be_said_is_not_sent_and_pages(question: Question) -> None:
         assert answer.alarm is Alarm.PAGE
         assert table.service.received == []
 
-    play(scene, assets={1: Asset("USDC", 6)})
+    play(scene, assets={1: RemoteAsset("USDC", 6)})
 
 
 def test_paths_and_a_base_below_the_root_are_settings() -> None:
@@ -231,7 +231,7 @@ def test_the_credentials_are_never_kept(caplog: pytest.LogCaptureFixture) -> Non
         {"body_bytes": 0},
         {"refusals": frozenset({""})},
         {"refusals": frozenset({"x" * 201})},
-        {"assets": {1: Asset("USDC", 19)}},
+        {"assets": {1: RemoteAsset("USDC", 19)}},
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import pytest
 from tests.systems.http.account_service import (
     Fault,
 )
-from tests.systems.http.scene import (
+from tests.systems.http.setup import (
     CREDIT,
     DEBIT,
     IMPATIENT,

@@ -12,7 +12,7 @@ from tests.systems.http.account_service import (
     Gate,
     Trouble,
 )
-from tests.systems.http.scene import (
+from tests.systems.http.setup import (
     ALICE,
     CAPTURE,
     CREDIT,
@@ -29,7 +29,8 @@ from tests.systems.http.scene import (
 )
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
-from tidegate.core.transfer import Party, Question
+from tidegate.core.kind import Party
+from tidegate.core.transfer import Question
 from tidegate.systems.http import key_of
 
 

@@ -10,7 +10,7 @@ from tests.systems.http.account_service import (
     Canned,
     Fault,
 )
-from tests.systems.http.scene import (
+from tests.systems.http.setup import (
     CAPTURE,
     CREDIT,
     DEBIT,

@@ -2,15 +2,15 @@
 
 from msgspec.structs import replace
 
-from tidegate.certify.bench import Disables, Freezes, Queries
 from tidegate.certify.checks.check import Check
+from tidegate.certify.system_under_test import CanDisable, CanFreeze, CanQuery
 from tidegate.certify.trial import NotTried, Trial
 from tidegate.core.answers import Done, Rejected, Unknown
 from tidegate.core.flow import Verb
 
 
 async def frozen(trial: Trial) -> None:
-    if not isinstance(trial.bench, Freezes):
+    if not isinstance(trial.bench, CanFreeze):
         raise NotTried("the bench has no freeze(owner)")
     before = trial.debit(40)
     undo = trial.undo(before)
@@ -23,7 +23,7 @@ async def frozen(trial: Trial) -> None:
 
 
 async def disabled(trial: Trial) -> None:
-    if not isinstance(trial.bench, Disables):
+    if not isinstance(trial.bench, CanDisable):
         raise NotTried("the bench has no disable(owner)")
     before = trial.debit(40)
     undo = trial.undo(before)
@@ -72,7 +72,7 @@ async def senseless(trial: Trial) -> None:
 
 async def query(trial: Trial) -> None:
     bench = trial.bench
-    if not isinstance(bench, Queries):
+    if not isinstance(bench, CanQuery):
         raise NotTried("the bench has no query(question)")
     done, refused = trial.debit(40), trial.debit(400)
     if await bench.query(done) is not None:

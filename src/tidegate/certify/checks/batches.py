@@ -1,7 +1,7 @@
 """Everything is asked in batches, by many at once: no question pays for another."""
 
-from tidegate.certify.bench import InOrder
 from tidegate.certify.checks.check import Check
+from tidegate.certify.system_under_test import AnswersInOrder
 from tidegate.certify.trial import NotTried, Trial
 from tidegate.core.answers import Done, Rejected, Unknown
 
@@ -47,7 +47,7 @@ async def through_a_batch(trial: Trial) -> None:
 
 
 def _needs_order(trial: Trial) -> None:
-    if not (isinstance(trial.bench, InOrder) and trial.bench.in_order):
+    if not (isinstance(trial.bench, AnswersInOrder) and trial.bench.in_order):
         raise NotTried("the bench does not say in_order = True: batches may be done in any order")
 
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tidegate.certify.bench import Restarts, Trouble, trouble
 from tidegate.certify.checks.check import Check
+from tidegate.certify.system_under_test import CanRestart, Trouble, trouble
 from tidegate.certify.trial import NotTried, Trial, shown
 from tidegate.core.answers import Done, Unknown
 
@@ -77,7 +77,7 @@ async def asker_killed(trial: Trial) -> None:
 
 
 async def restart(trial: Trial) -> None:
-    if not isinstance(trial.bench, Restarts):
+    if not isinstance(trial.bench, CanRestart):
         raise NotTried("the bench has no restart()")
     done, refused = trial.debit(40), trial.debit(900)
     await trial.done(done)

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
+from tidegate.core.kind import Parties, Party
 from tidegate.core.refusals import Reason
-from tidegate.core.transfer import Move, Parties, Party, Question
+from tidegate.core.transfer import Move, Question
 
 # Names of systems. Locks are taken in their order: members' rows before the ledger's accounts.
 ALLOWANCE, CHECKS = "allowance", "checks"
@@ -18,7 +19,7 @@ PREFIX = "member:"
 COOLDOWN, DAILY_LIMIT = "COOLDOWN", "DAILY_LIMIT_EXCEEDED"
 
 
-class Standing(NamedTuple):
+class MemberFacts(NamedTuple):
     """What is known of a member who wants to pay."""
 
     available: int | None = None  # None: the ledger does not know them.
@@ -31,7 +32,7 @@ class Standing(NamedTuple):
     exempt: bool = False  # The government: from cooldown and limit, not from having the money.
 
 
-class Refused(NamedTuple):
+class LimitExceeded(NamedTuple):
     """Who was refused for the limit, and has to cool down for so long."""
 
     guild: int
@@ -58,18 +59,18 @@ def payment(guild: int, initiator: int, target: int) -> Parties:
     }
 
 
-def results(standing: Standing, amount: int) -> dict[str, int]:
+def results(standing: MemberFacts, amount: int) -> dict[str, int]:
     """The three checks, 1 for one that passes."""
     has = standing.status == "ACTIVE" and (standing.available or 0) >= amount
     free = standing.exempt or standing.throttled_s is None
     return {"balance": int(has), "cooldown": int(free), "daily_limit": int(fits(standing, amount))}
 
 
-def fits(standing: Standing, amount: int) -> bool:
+def fits(standing: MemberFacts, amount: int) -> bool:
     return standing.exempt or not standing.limit or standing.sent + amount <= standing.limit
 
 
-def check(standing: Standing, amount: int, to_midnight_s: float) -> Answer:
+def check(standing: MemberFacts, amount: int, to_midnight_s: float) -> Answer:
     """What a round of checks comes to."""
     found = results(standing, amount)
     failed = [name for name, result in found.items() if not result]
@@ -87,15 +88,15 @@ def check(standing: Standing, amount: int, to_midnight_s: float) -> Answer:
     return Unknown(" ".join(failed), retry_s=max(waits) if known else None)
 
 
-class Judgement:
+class AllowanceJudge:
     """The allowance of a batch, in order: each question sees what those before it will spend.
 
     Whether an account exists and may be used is for the ledger to say, which is asked next.
     """
 
-    def __init__(self, standings: Mapping[Party, Standing]) -> None:
+    def __init__(self, standings: Mapping[Party, MemberFacts]) -> None:
         self.standings = dict(standings)
-        self.refused: list[Refused] = []
+        self.refused: list[LimitExceeded] = []
 
     def judge(self, question: Question) -> Answer:
         if question.void:
@@ -111,7 +112,7 @@ class Judgement:
         if not fits(standing, amount):
             if not standing.every_transfer:
                 member = member_of(party.book)
-                self.refused.append(Refused(party.owner, member, standing.cooldown_s))
+                self.refused.append(LimitExceeded(party.owner, member, standing.cooldown_s))
                 cooling = standing._replace(throttled_s=float(standing.cooldown_s))
                 self.standings[party] = cooling
             spent = {"total_today": str(standing.sent), "limit": str(standing.limit)}
@@ -124,7 +125,7 @@ class Judgement:
         return Done()
 
 
-class Payment(NamedTuple):
+class PaymentMade(NamedTuple):
     """A payment that was made."""
 
     move: Move
@@ -133,7 +134,7 @@ class Payment(NamedTuple):
     target: int
 
 
-def paid(moves: Sequence[Move]) -> list[Payment]:
+def payments_made(moves: Sequence[Move]) -> list[PaymentMade]:
     """Those of the moves by which the target got its money."""
     made = []
     for move in moves:
@@ -142,7 +143,7 @@ def paid(moves: Sequence[Move]) -> list[Payment]:
         if credited and "target" in parties:
             payer, payee = parties["allowance"], parties["target"]
             ids = payer.owner, member_of(payer.book), member_of(payee.book)
-            made.append(Payment(move, *ids))
+            made.append(PaymentMade(move, *ids))
     return made
 
 

@@ -3,20 +3,22 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Rejected, Unknown
-from tidegate.core.ports import Account, InboxRequest, MemoryTransaction
+from tidegate.core.kind import Party
+from tidegate.core.ports import InboxRequest, MemoryTransaction
 from tidegate.core.refusals import Reason, Refusal
-from tidegate.core.transfer import Move, Party, Question
+from tidegate.core.transfer import Move, Question
 from tidegate.systems.guild.judge import (
     ALLOWANCE,
     CHECKS,
     POOL_TRANSFER,
-    Judgement,
-    Standing,
+    AllowanceJudge,
+    MemberFacts,
     check,
     fits,
     member_of,
-    paid,
+    payments_made,
     results,
     rounds,
 )
@@ -29,7 +31,7 @@ SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 MOVING = ("DEBITING", "CREDITING", "RETURNING")
 
 
-class Throttle(NamedTuple):
+class MemberThrottle(NamedTuple):
     until_us: int | None = None
     day: int = -1
     sent: int = 0
@@ -43,7 +45,7 @@ class GuildRules(NamedTuple):
     every_transfer: bool = False
 
 
-class Pending(NamedTuple):
+class PoolRecord(NamedTuple):
     """The pool's own record of a transfer."""
 
     status: str
@@ -56,13 +58,13 @@ def status_of(state: str) -> str:
     return "approved" if state in MOVING else state.lower()
 
 
-def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) -> Standing:
+def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) -> MemberFacts:
     member = party.owner, member_of(party.book)
-    throttle = tx.get(THROTTLES, member) or Throttle()
+    throttle = tx.get(THROTTLES, member) or MemberThrottle()
     rules = tx.get(SETTINGS, party.owner) or GuildRules()
     balance = tx.get(ACCOUNTS, Account(party.owner, party.book, asset_id))
     throttled_us = 0 if throttle.until_us is None else throttle.until_us - at_us
-    return Standing(
+    return MemberFacts(
         None if balance is None else balance.available,
         None if balance is None else str(balance.status),
         throttled_us / SECOND_US if throttled_us > 0 else None,
@@ -75,7 +77,7 @@ def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) 
 
 
 def cool_down(tx: MemoryTransaction, member: tuple[int, int], until_us: int) -> None:
-    throttle = tx.get(THROTTLES, member) or Throttle()
+    throttle = tx.get(THROTTLES, member) or MemberThrottle()
     latest_us = max(until_us, throttle.until_us or 0)
     tx.put(THROTTLES, member, throttle._replace(until_us=latest_us))
 
@@ -97,13 +99,13 @@ class MemoryAllowance:
         members = [(account.owner, member_of(account.book)) for account in accounts]
         await tx.pause()
         for member in sorted(members):
-            await tx.insert(THROTTLES, member, Throttle())
+            await tx.insert(THROTTLES, member, MemberThrottle())
         await tx.lock(THROTTLES, sorted(members))
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         at_us = (await tx.begun()).at_us
         await tx.pause()
-        judgement = Judgement(
+        judgement = AllowanceJudge(
             {q.party: standing_of(tx, q.party, q.asset_id, at_us) for q in questions}
         )
         answers = [judgement.judge(question) for question in questions]
@@ -120,12 +122,12 @@ class MemoryAllowance:
 
     async def moved(self, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
         at_us = (await tx.begun()).at_us
-        made = paid(moves)
+        made = payments_made(moves)
         if made:
             await tx.pause()
         for move, guild, initiator, _ in made:
             member, today = (guild, initiator), at_us // DAY_US
-            throttle = tx.get(THROTTLES, member) or Throttle()
+            throttle = tx.get(THROTTLES, member) or MemberThrottle()
             sent = throttle.sent if throttle.day >= today else 0
             counted = sent + move.after.amount
             latest = max(throttle.day, today)
@@ -180,7 +182,7 @@ class MemoryChecks:
         if mine:
             await tx.pause()
         for asked in mine:
-            tx.put(PENDING, asked.id, Pending("rejected"))
+            tx.put(PENDING, asked.id, PoolRecord("rejected"))
 
     async def moved(self, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
         if any(move.before is None for move in moves):
@@ -188,12 +190,12 @@ class MemoryChecks:
         await tx.pause()
         for move in moves:
             after = move.after
-            pending = tx.get(PENDING, after.id) or Pending("pending")
+            pending = tx.get(PENDING, after.id) or PoolRecord("pending")
             begun = rounds(move)
             tx.put(
                 PENDING,
                 after.id,
-                Pending(
+                PoolRecord(
                     status_of(after.state),
                     pending.round + begun,
                     () if begun else pending.checks,

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.ports import Account, InboxRequest, SqlTransaction
+from tidegate.core.ports import InboxRequest, SqlTransaction
 from tidegate.core.refusals import Reason, Refusal
 from tidegate.core.sql import load, names, numbers, uuids
 from tidegate.core.transfer import Move, Question
@@ -11,11 +12,11 @@ from tidegate.systems.guild.judge import (
     ALLOWANCE,
     CHECKS,
     POOL_TRANSFER,
-    Judgement,
-    Payment,
-    Standing,
+    AllowanceJudge,
+    MemberFacts,
+    PaymentMade,
     member_of,
-    paid,
+    payments_made,
     rounds,
 )
 
@@ -44,8 +45,8 @@ class Allowance:
         parties = list(dict.fromkeys(question.party for question in questions))
         known = _members([(party.owner, party.book) for party in parties])
         rows = await tx.fetch(STATEMENTS["standings"], known)
-        standings = {p: Standing(*row) for p, row in zip(parties, rows, strict=True)}
-        judgement = Judgement(standings)
+        standings = {p: MemberFacts(*row) for p, row in zip(parties, rows, strict=True)}
+        judgement = AllowanceJudge(standings)
         answers = [judgement.judge(question) for question in questions]
         if refused := judgement.refused:
             values = {
@@ -58,7 +59,7 @@ class Allowance:
 
     async def moved(self, tx: SqlTransaction, moves: Sequence[Move]) -> None:
         """Count what was paid."""
-        if made := paid(moves):
+        if made := payments_made(moves):
             await tx.post(STATEMENTS["pay"], _payments(made))
 
     async def refused(
@@ -129,7 +130,7 @@ def _members(keys: Sequence[tuple[int, str]]) -> Mapping[str, object]:
     }
 
 
-def _payments(made: Sequence[Payment]) -> Mapping[str, object]:
+def _payments(made: Sequence[PaymentMade]) -> Mapping[str, object]:
     return {
         "ids": uuids(p.move.after.id for p in made),
         "guilds": numbers(p.guild for p in made),

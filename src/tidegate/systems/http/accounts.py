@@ -37,9 +37,9 @@ from tidegate.core.transfer import Question
 from tidegate.systems.http.answers import (
     DEFAULT_REFUSALS,
     REASON_CHARS,
-    Refused,
-    Reply,
-    Terms,
+    RefusedByCode,
+    RemoteReply,
+    ReplyPolicy,
     Verdict,
     judge,
     quotable,
@@ -63,7 +63,7 @@ OWN_HEADERS = frozenset(
 Body: TypeAlias = Mapping[str, object]
 
 
-class Paths(msgspec.Struct, frozen=True, kw_only=True):
+class ServicePaths(msgspec.Struct, frozen=True, kw_only=True):
     """Where the service takes its verbs, below the base address."""
 
     withdraw: str = "/withdraw"
@@ -73,7 +73,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     operations: str = "/operations"
 
 
-class Asset(msgspec.Struct, frozen=True):
+class RemoteAsset(msgspec.Struct, frozen=True):
     """How the service calls an asset, and with how many decimals it wants its amounts."""
 
     name: str
@@ -90,9 +90,9 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     names_key: bool = False
     refusals: frozenset[str] = DEFAULT_REFUSALS
     # Empty: every asset goes by its number, in smallest units. Otherwise only these are known.
-    assets: Mapping[int, Asset] = {}
+    assets: Mapping[int, RemoteAsset] = {}
     headers: Mapping[str, str] = {}  # Credentials. Never logged, stored or quoted.
-    paths: Paths = Paths()
+    paths: ServicePaths = ServicePaths()
     connect_s: float = 2.0
     call_s: float = 5.0
     batch_s: float = 8.0  # Less than a lease, so that nobody else asks the same meanwhile.
@@ -107,13 +107,13 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"HttpSettings({self.name!r}, {self.base_url!r})"
 
 
-class _Unsent(msgspec.Struct, frozen=True):
+class _NotSent(msgspec.Struct, frozen=True):
     """Nothing has left for the service."""
 
     reason: str
 
 
-_NOT_TRIED = _Unsent("the batch ran out of time")
+_NOT_TRIED = _NotSent("the batch ran out of time")
 _IN_FLIGHT = Unknown("no answer: the batch ran out of time")
 
 
@@ -123,7 +123,7 @@ class HttpAccounts:
     def __init__(self, settings: HttpSettings, tls: ssl.SSLContext | None = None) -> None:
         self._settings = settings
         secrets = tuple(_secrets(settings.headers))
-        self._terms = Terms(settings.refusals, secrets, settings.names_key)
+        self._terms = ReplyPolicy(settings.refusals, secrets, settings.names_key)
         # The bare transport: it follows no redirect, keeps no cookie, reads no proxy from the
         # environment. Retries are the engine's, which writes down that it asks.
         self._transport = httpx2.AsyncHTTPTransport(
@@ -155,17 +155,17 @@ class HttpAccounts:
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         """Put each question once. Unreachable if not one of them could be sent."""
-        slots: list[Answer | _Unsent] = [_NOT_TRIED] * len(questions)
+        slots: list[Answer | _NotSent] = [_NOT_TRIED] * len(questions)
         waiting = iter(enumerate(questions))
         workers = min(self._settings.concurrency, len(questions))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.batch_s), asyncio.TaskGroup() as group:
                 for _ in range(workers):
                     group.create_task(self._work(waiting, slots))
-        unsent = [slot for slot in slots if isinstance(slot, _Unsent)]
+        unsent = [slot for slot in slots if isinstance(slot, _NotSent)]
         if unsent and len(unsent) == len(slots):
             raise Unreachable(f"{self.name}: {unsent[0].reason}")
-        return [Unknown(s.reason) if isinstance(s, _Unsent) else s for s in slots]
+        return [Unknown(s.reason) if isinstance(s, _NotSent) else s for s in slots]
 
     async def query(self, question: Question) -> Answer | None:
         """What the service holds under the question's key; None says: ask, with the same key.
@@ -175,39 +175,39 @@ class HttpAccounts:
         key = key_of(question)
         heard = await self._call("GET", f"{self._settings.paths.operations}/{key}", key, None)
         match heard:
-            case _Unsent(reason):
+            case _NotSent(reason):
                 raise Unreachable(f"{self.name}: {reason}")
             case Unknown():
                 return heard
-            case Reply(status=status) if status == NOT_FOUND:
+            case RemoteReply(status=status) if status == NOT_FOUND:
                 # Not seen yet: it may be on its way. This is no «no».
                 return None
         verdict = judge(heard, key, self._terms)
-        if not isinstance(verdict, Refused):
+        if not isinstance(verdict, RefusedByCode):
             return verdict
         if self._settings.certified_sticky:
             return _certified(verdict, key)
         return Unknown(f"{verdict.reason}: not proved by a query")
 
     async def _work(
-        self, waiting: Iterator[tuple[int, Question]], slots: list[Answer | _Unsent]
+        self, waiting: Iterator[tuple[int, Question]], slots: list[Answer | _NotSent]
     ) -> None:
         """Take one question after another from what all workers of a batch share."""
         for index, question in waiting:
             slots[index] = _IN_FLIGHT
             slots[index] = await self._answer(question)
 
-    async def _answer(self, question: Question) -> Answer | _Unsent:
+    async def _answer(self, question: Question) -> Answer | _NotSent:
         if objection := _objection(self._settings, question):
             return Unknown(objection, Alarm.PAGE)
         if question.void:
             return await self._refuse_for_ever(question)
         if question.verb not in UNDOES and not 0 < question.party.owner <= MAX_OWNER:
             # Closed at the service first: only what it keeps under the key is refused for ever.
-            return await self._void(question, Refused(Reason.INVALID_OWNER))
+            return await self._void(question, RefusedByCode(Reason.INVALID_OWNER))
         body = body_of(self._settings, question)
         verdict = await self._post(_path(self._settings.paths, question.verb), body)
-        if not isinstance(verdict, Refused):
+        if not isinstance(verdict, RefusedByCode):
             return verdict
         if self._settings.certified_sticky:
             return _certified(verdict, key_of(question))
@@ -218,32 +218,32 @@ class HttpAccounts:
 
     async def _refuse_for_ever(self, question: Question) -> Answer:
         """What is done already stays done, and the service says so when it is looked up."""
-        said = await self._void(question, Refused(Reason.UNDONE))
+        said = await self._void(question, RefusedByCode(Reason.UNDONE))
         decided = await self.query(question) if isinstance(said, Unknown) else None
         return decided if isinstance(decided, Done) else said
 
-    async def _void(self, question: Question, refusal: Refused) -> Answer:
+    async def _void(self, question: Question, refusal: RefusedByCode) -> Answer:
         """Make sure that a refused operation can never happen any more."""
         body = void_of(self._settings, question)
         match await self._post(self._settings.paths.rollback, body):
             case Done():
                 evidence = {"key": key_of(question), "voided_by": str(body["req_id"])}
                 return Rejected(refusal.reason, evidence)
-            case Refused(reason):
+            case RefusedByCode(reason):
                 return Unknown(f"{refusal.reason}, not voided: {reason}"[:REASON_CHARS])
             case Unknown(reason, alarm):
                 return Unknown(f"{refusal.reason}, not voided: {reason}"[:REASON_CHARS], alarm)
-            case _Unsent(reason):
+            case _NotSent(reason):
                 return Unknown(f"{refusal.reason}, not voided: {reason}"[:REASON_CHARS])
 
-    async def _post(self, path: str, body: Body) -> Verdict | _Unsent:
+    async def _post(self, path: str, body: Body) -> Verdict | _NotSent:
         key = str(body["req_id"])
         heard = await self._call("POST", path, key, msgspec.json.encode(body))
-        return judge(heard, key, self._terms) if isinstance(heard, Reply) else heard
+        return judge(heard, key, self._terms) if isinstance(heard, RemoteReply) else heard
 
     async def _call(
         self, method: str, path: str, key: str, content: bytes | None
-    ) -> Reply | _Unsent | Unknown:
+    ) -> RemoteReply | _NotSent | Unknown:
         """One request and what came back, within the time that one call has."""
         request = httpx2.Request(
             method,
@@ -264,9 +264,9 @@ class HttpAccounts:
                 response = await self._transport.handle_async_request(request)
                 async with contextlib.aclosing(response):
                     body = await _bounded(response, self._settings.body_bytes)
-                    return Reply(response.status_code, body)
+                    return RemoteReply(response.status_code, body)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as fault:
-            return _Unsent(f"not sent: {type(fault).__name__}")
+            return _NotSent(f"not sent: {type(fault).__name__}")
         except (httpx2.HTTPError, TimeoutError) as fault:
             # Only its kind is kept: the text of an exception may repeat what was sent.
             return Unknown(f"no answer: {type(fault).__name__}")
@@ -304,11 +304,11 @@ def void_of(settings: HttpSettings, question: Question) -> Body:
     return {**refused, "req_id": f"{key}:void", "verb": "void", "undoes": key, "void": True}
 
 
-def _asset(settings: HttpSettings, asset_id: int) -> Asset | None:
-    return settings.assets.get(asset_id) if settings.assets else Asset(str(asset_id))
+def _asset(settings: HttpSettings, asset_id: int) -> RemoteAsset | None:
+    return settings.assets.get(asset_id) if settings.assets else RemoteAsset(str(asset_id))
 
 
-def _path(paths: Paths, verb: Verb) -> str:
+def _path(paths: ServicePaths, verb: Verb) -> str:
     match verb:
         case Verb.DEBIT | Verb.HOLD:
             return paths.withdraw
@@ -333,7 +333,7 @@ def _objection(settings: HttpSettings, question: Question) -> str:
     return ""
 
 
-def _certified(refusal: Refused, key: str) -> Rejected:
+def _certified(refusal: RefusedByCode, key: str) -> Rejected:
     return Rejected(refusal.reason, {"key": key, "kept_by": "certified as sticky"})
 
 

@@ -62,14 +62,14 @@ ALARMS: Mapping[str, Alarm] = {
 }
 
 
-class Reply(NamedTuple):
+class RemoteReply(NamedTuple):
     """One HTTP answer. The body is None where it was too long, or encoded though not asked to."""
 
     status: int
     body: bytes | None
 
 
-class Terms(NamedTuple):
+class ReplyPolicy(NamedTuple):
     """What the meaning of a reply depends on besides the reply."""
 
     refusals: frozenset[str] = DEFAULT_REFUSALS
@@ -77,16 +77,16 @@ class Terms(NamedTuple):
     names_key: bool = False  # An answer without its key is not believed.
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedByCode(msgspec.Struct, frozen=True):
     """A white-listed «no». Whether it proves anything depends on the service that said it."""
 
     reason: str
 
 
-Verdict: TypeAlias = Done | Refused | Unknown
+Verdict: TypeAlias = Done | RefusedByCode | Unknown
 
 
-def judge(reply: Reply, key: str, terms: Terms) -> Verdict:
+def judge(reply: RemoteReply, key: str, terms: ReplyPolicy) -> Verdict:
     """What a service said about the operation with this key."""
     fields = None if reply.body is None else _fields(reply.body)
     alarm = Alarm.PAGE if reply.status == CONFLICT else Alarm.NONE
@@ -111,7 +111,7 @@ def judge(reply: Reply, key: str, terms: Terms) -> Verdict:
     if fields.get("success") is True and reply.status == 200:
         return Done({"key": key})
     if isinstance(error, str) and error in terms.refusals:
-        return Refused(error)
+        return RefusedByCode(error)
     if isinstance(error, str):
         return Unknown(quotable(f"{said}: not white-listed: " + error, terms.secrets))
     return Unknown(f"{said}: neither success nor error")

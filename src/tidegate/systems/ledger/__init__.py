@@ -1,7 +1,7 @@
 """The ledger: books of accounts in our own database, answering inside our own transactions."""
 
-from tidegate.systems.ledger.judge import FUNDING, OUTSIDE, SUSPENSE, Status
+from tidegate.systems.ledger.judge import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 from tidegate.systems.ledger.memory import MemoryLedger
 from tidegate.systems.ledger.postgres import Ledger
 
-__all__ = ["FUNDING", "OUTSIDE", "SUSPENSE", "Ledger", "MemoryLedger", "Status"]
+__all__ = ["FUNDING", "OUTSIDE", "SUSPENSE", "Ledger", "LedgerStatus", "MemoryLedger"]

@@ -8,11 +8,10 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tidegate.core.account import account_at
+from tidegate.core.account import Account, account_at
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import UNDOES, Verb
 from tidegate.core.money import MAX_AMOUNT
-from tidegate.core.ports import Account
 from tidegate.core.refusals import Doubt, Reason
 from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Question
@@ -23,19 +22,19 @@ SUSPENSE = "SUSPENSE"  # Where money waits that its account would not take.
 FEES_ENTRY = 1  # A key has one entry, numbered 0; a credit with a fee has this one as well.
 
 
-class Status(StrEnum):
+class LedgerStatus(StrEnum):
     ACTIVE = "ACTIVE"
     FROZEN = "FROZEN"
     DISABLED = "DISABLED"
 
 
-class Balance(NamedTuple):
+class LedgerBalance(NamedTuple):
     available: int
     held: int
     status: str
 
 
-class Operation(NamedTuple):
+class LedgerOperation(NamedTuple):
     """One entry of an operation as it is stored. All but the outcome is its fingerprint."""
 
     transfer_id: UUID
@@ -56,8 +55,8 @@ class Operation(NamedTuple):
         return self.delta != 0 or self.held_delta != 0
 
 
-Key = tuple[UUID, int]
-Change = tuple[int, int, int]  # Of the available, of the held, and the available afterwards.
+OperationKey = tuple[UUID, int]
+BalanceChange = tuple[int, int, int]  # Of the available, of the held, and the available afterwards.
 
 # What each verb does to (available, held), in units of the amount.
 EFFECTS: dict[Verb, tuple[int, int]] = {
@@ -76,7 +75,7 @@ UNDONE: dict[Verb, tuple[Verb, ...]] = {
 }
 
 
-class Moved(NamedTuple):
+class PlainMove(NamedTuple):
     """An operation that was done as it was asked, in short: most are."""
 
     question: Question
@@ -84,26 +83,26 @@ class Moved(NamedTuple):
     balance_after: int
 
 
-class Judgement:
+class LedgerJudge:
     """Judges a batch in order: each question sees the ones before it, keys and balances."""
 
     def __init__(
         self,
-        accounts: dict[Account, Balance],
-        known: Sequence[Operation],
+        accounts: dict[Account, LedgerBalance],
+        known: Sequence[LedgerOperation],
         strange: Container[int] = (),
     ) -> None:
         self.accounts = accounts
         self.strange = strange  # Assets that do not exist, of accounts that were to be opened.
-        self.operations: dict[Key, Operation] = {}
-        self.fees: dict[Key, Operation] = {}
+        self.operations: dict[OperationKey, LedgerOperation] = {}
+        self.fees: dict[OperationKey, LedgerOperation] = {}
         for o in known:
             (self.fees if o.entry else self.operations)[o.transfer_id, o.version] = o
-        self.closings: dict[Key, Operation] = {
+        self.closings: dict[OperationKey, LedgerOperation] = {
             (o.transfer_id, o.undoes): o for o in known if o.undoes is not None and o.moved
         }
-        self.written: list[Operation] = []
-        self.moved: list[Moved] = []  # Written as well.
+        self.written: list[LedgerOperation] = []
+        self.moved: list[PlainMove] = []  # Written as well.
 
     def judge_all(self, questions: Sequence[Question], accounts: Sequence[Account]) -> list[Answer]:
         """As `judge` judges each in turn, in less time for what is plain.
@@ -133,7 +132,7 @@ class Judgement:
                 answers.append(self.judge(question, account))
         return answers
 
-    def operations_written(self) -> list[Operation]:
+    def operations_written(self) -> list[LedgerOperation]:
         """All of them, in their long form."""
         return [*self.written, *map(operation_of, self.moved)]
 
@@ -172,9 +171,9 @@ class Judgement:
             return Reason.INVALID_AMOUNT
         if balance is None:
             return Reason.TARGET_ACCOUNT_NOT_FOUND if credit else Reason.SOURCE_ACCOUNT_NOT_FOUND
-        if balance.status == Status.DISABLED:
+        if balance.status == LedgerStatus.DISABLED:
             return Reason.ACCOUNT_DISABLED
-        if balance.status == Status.FROZEN and not credit:
+        if balance.status == LedgerStatus.FROZEN and not credit:
             return Reason.ACCOUNT_FROZEN
         available = balance.available + EFFECTS[question.verb][0] * question.amount
         if abs(available) + balance.held > MAX_AMOUNT:
@@ -210,12 +209,12 @@ class Judgement:
             return answer_of(self._write_move(net_part(question), account), fee)
         return answer_of(self._write_move(question, account))
 
-    def _write_move(self, question: Question, account: Account, entry: int = 0) -> Operation:
+    def _write_move(self, question: Question, account: Account, entry: int = 0) -> LedgerOperation:
         balance = self.accounts[account]
         to_available, to_held = EFFECTS[question.verb]
         delta, held_delta = to_available * question.amount, to_held * question.amount
         after = balance.available + delta
-        self.accounts[account] = Balance(after, balance.held + held_delta, balance.status)
+        self.accounts[account] = LedgerBalance(after, balance.held + held_delta, balance.status)
         change = delta, held_delta, after
         return self._write(_operation(question, account, "done", "", change), entry)
 
@@ -231,16 +230,16 @@ class Judgement:
             question = net_part(question)
         return answer_of(self._write_refusal(question, reason))
 
-    def _write_refusal(self, question: Question, reason: Reason, entry: int = 0) -> Operation:
+    def _write_refusal(self, question: Question, reason: Reason, entry: int = 0) -> LedgerOperation:
         account = account_of(question)
         unmoved = self._unmoved(account)
         return self._write(_operation(question, account, "rejected", str(reason), unmoved), entry)
 
-    def _unmoved(self, account: Account) -> Change:
+    def _unmoved(self, account: Account) -> BalanceChange:
         balance = self.accounts.get(account)
         return 0, 0, 0 if balance is None else balance.available
 
-    def _write(self, operation: Operation, entry: int = 0) -> Operation:
+    def _write(self, operation: LedgerOperation, entry: int = 0) -> LedgerOperation:
         if entry:
             operation = operation._replace(entry=entry)
         self.written.append(operation)
@@ -252,11 +251,11 @@ class Judgement:
 
 
 DONE = Done()
-ACTIVE = Status.ACTIVE.value
+ACTIVE = LedgerStatus.ACTIVE.value
 PLAIN = {verb: EFFECTS[verb][0] for verb in (Verb.DEBIT, Verb.CREDIT)}
 # Of their fields, by no function of Python: one of each is made for most questions.
-balance_of: Callable[[tuple[int, int, str]], Balance] = partial(tuple.__new__, Balance)
-moved_of: Callable[[tuple[Question, Account, int]], Moved] = partial(tuple.__new__, Moved)
+balance_of: Callable[[tuple[int, int, str]], LedgerBalance] = partial(tuple.__new__, LedgerBalance)
+moved_of: Callable[[tuple[Question, Account, int]], PlainMove] = partial(tuple.__new__, PlainMove)
 KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
 
 
@@ -275,7 +274,7 @@ def account_of(question: Question) -> Account:
     return account_at((party.owner, party.book, question.asset_id))
 
 
-def operation_of(moved: Moved) -> Operation:
+def operation_of(moved: PlainMove) -> LedgerOperation:
     question, account, after = moved
     change = PLAIN[question.verb] * question.amount, 0, after
     return _operation(question, account, "done", "", change)
@@ -298,16 +297,16 @@ def parts(questions: Sequence[Question]) -> Sequence[Question]:
     return [*questions, *charged] if charged else questions
 
 
-def answer_of(operation: Operation, fee: Operation | None = None) -> Answer:
+def answer_of(operation: LedgerOperation, fee: LedgerOperation | None = None) -> Answer:
     if operation.result != "done":
         return Rejected(operation.reason)
     return DONE if fee is None else Done({"fee": str(fee.amount)})
 
 
 def _operation(
-    question: Question, account: Account, result: str, reason: str, change: Change
-) -> Operation:
-    return Operation(
+    question: Question, account: Account, result: str, reason: str, change: BalanceChange
+) -> LedgerOperation:
+    return LedgerOperation(
         question.transfer_id,
         question.version,
         account,
@@ -320,7 +319,7 @@ def _operation(
     )
 
 
-def _tombstone(question: Question) -> Operation:
+def _tombstone(question: Question) -> LedgerOperation:
     """The refusal that a late original will find."""
     assert question.undoes is not None
     reason = str(Reason.UNDONE)
@@ -329,7 +328,7 @@ def _tombstone(question: Question) -> Operation:
     )
 
 
-def _matches(operation: Operation, fee: Operation | None, question: Question) -> bool:
+def _matches(operation: LedgerOperation, fee: LedgerOperation | None, question: Question) -> bool:
     """Whether the stored operation is the one asked about, its fee included."""
     if question.fee:
         part = fee_part(question)
@@ -345,7 +344,7 @@ def _matches(operation: Operation, fee: Operation | None, question: Question) ->
     )
 
 
-def _undoes(question: Question, original: Operation) -> bool:
+def _undoes(question: Question, original: LedgerOperation) -> bool:
     return (
         original.verb in UNDONE[question.verb]
         # A capture that found its hold captured has moved nothing that could be refunded.

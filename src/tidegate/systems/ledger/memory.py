@@ -2,16 +2,17 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
-from tidegate.core.ports import Account, MemoryTransaction
+from tidegate.core.ports import MemoryTransaction
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
     FEES_ENTRY,
-    Balance,
-    Judgement,
-    Operation,
-    Status,
+    LedgerBalance,
+    LedgerJudge,
+    LedgerOperation,
+    LedgerStatus,
     account_of,
     answer_of,
     balance_of,
@@ -22,7 +23,7 @@ from tidegate.systems.ledger.judge import (
 
 ACCOUNTS, OPERATIONS = "ledger_accounts", "ledger_operations"
 ASSETS = frozenset(range(1, 7))  # As the first migration makes them.
-EMPTY = Balance(0, 0, Status.ACTIVE)
+EMPTY = LedgerBalance(0, 0, LedgerStatus.ACTIVE)
 
 
 class MemoryLedger:
@@ -54,7 +55,7 @@ class MemoryLedger:
                 await self._open(tx, [a for a in missing if a.asset_id not in strange])
             await self.lock(tx, sorted(unlocked))
             await tx.pause()
-        judgement = Judgement(_found(tx, named), _known(tx, questions), strange)
+        judgement = LedgerJudge(_found(tx, named), _known(tx, questions), strange)
         if any(q.verb in UNDOES for q in questions):
             await tx.pause()
         answers = judgement.judge_all(questions, [account_of(question) for question in questions])
@@ -67,7 +68,7 @@ class MemoryLedger:
         for account in accounts:
             await tx.insert(ACCOUNTS, account, EMPTY)
 
-    async def _apply(self, tx: MemoryTransaction, operations: Sequence[Operation]) -> None:
+    async def _apply(self, tx: MemoryTransaction, operations: Sequence[LedgerOperation]) -> None:
         await tx.lock(ACCOUNTS, sorted({o.account for o in operations if o.moved}))
         for operation in operations:
             earlier = tx.get(OPERATIONS, operation.transfer_id) or ()
@@ -79,7 +80,7 @@ class MemoryLedger:
                 tx.put(ACCOUNTS, operation.account, balance_of((available, held, balance.status)))
 
     def query(
-        self, operations: Mapping[Hashable, Sequence[Operation]], question: Question
+        self, operations: Mapping[Hashable, Sequence[LedgerOperation]], question: Question
     ) -> Answer | None:
         """What is stored under the question's key; None if nothing is."""
         stored = operations.get(question.transfer_id, ())
@@ -91,11 +92,11 @@ def _unlocked(tx: MemoryTransaction, accounts: Iterable[Account]) -> list[Accoun
     return [account for account in accounts if (ACCOUNTS, account) not in tx.held]
 
 
-def _found(tx: MemoryTransaction, accounts: Iterable[Account]) -> dict[Account, Balance]:
+def _found(tx: MemoryTransaction, accounts: Iterable[Account]) -> dict[Account, LedgerBalance]:
     """Those that are locked. What another session has opened since is not there for us."""
     return {a: tx.get(ACCOUNTS, a) for a in accounts if (ACCOUNTS, a) in tx.held}
 
 
-def _known(tx: MemoryTransaction, questions: Sequence[Question]) -> list[Operation]:
+def _known(tx: MemoryTransaction, questions: Sequence[Question]) -> list[LedgerOperation]:
     ids = dict.fromkeys(q.transfer_id for q in questions)
     return [operation for id_ in ids for operation in tx.get(OPERATIONS, id_) or ()]

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from tidegate.core.account import Account
 from tidegate.core.answers import Answer
 from tidegate.core.flow import UNDOES
-from tidegate.core.ports import Account, SqlTransaction
+from tidegate.core.ports import SqlTransaction
 from tidegate.core.sql import (
     Columns,
     amounts,
@@ -22,11 +23,11 @@ from tidegate.core.sql import (
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
     FEES_ENTRY,
-    Balance,
-    Judgement,
-    Moved,
-    Operation,
-    Status,
+    LedgerBalance,
+    LedgerJudge,
+    LedgerOperation,
+    LedgerStatus,
+    PlainMove,
     account_of,
     answer_of,
     balance_of,
@@ -100,13 +101,15 @@ class Ledger:
         if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})
             known += [_operation(row) for row in rows]
-        judgement = Judgement(tx.locked, known, strange)
+        judgement = LedgerJudge(tx.locked, known, strange)
         answers = judgement.judge_all(questions, accounts)
         if judgement.written or judgement.moved:
             await tx.post(STATEMENTS["apply"], _operation_columns(judgement))
         return answers
 
-    async def _look(self, tx: LockingTransaction, questions: Sequence[Question]) -> list[Operation]:
+    async def _look(
+        self, tx: LockingTransaction, questions: Sequence[Question]
+    ) -> list[LedgerOperation]:
         """What is known of the questions' keys; what was locked meanwhile is at hand then."""
         foreseen, sent = tx.looking or ((), None)
         tx.looking = None
@@ -137,14 +140,14 @@ class Ledger:
             answers.append(None if operation is None else answer_of(operation, fee))
         return answers
 
-    async def set_status(self, sql: Sql, account: Account, status: Status) -> bool:
+    async def set_status(self, sql: Sql, account: Account, status: LedgerStatus) -> bool:
         """False if there is no such account."""
         values = {"asset": account.asset_id, "status": str(status), **account._asdict()}
         return bool(await sql.run(STATEMENTS["set_status"], values))
 
-    async def balances(self, sql: Sql, owner: int) -> Mapping[Account, Balance]:
+    async def balances(self, sql: Sql, owner: int) -> Mapping[Account, LedgerBalance]:
         rows = await sql.run(STATEMENTS["balances"], {"owner": owner})
-        return {Account(*row[:3]): Balance(*row[3:]) for row in rows}
+        return {Account(*row[:3]): LedgerBalance(*row[3:]) for row in rows}
 
 
 def _account_columns(accounts: Sequence[Account]) -> Columns:
@@ -161,7 +164,7 @@ def _book_columns(kinds: Sequence[tuple[str, int]]) -> Columns:
     return encoded({"books": names(b for b, _ in kinds), "assets": numbers(a for _, a in kinds)})
 
 
-class _Common(NamedTuple):
+class _SharedColumns(NamedTuple):
     """What many operations of a batch have in common."""
 
     version: int
@@ -176,7 +179,7 @@ class _Common(NamedTuple):
     entry: int
 
 
-def _common(o: Operation) -> tuple[object, ...]:
+def _common(o: LedgerOperation) -> tuple[object, ...]:
     _, book, asset_id = o.account
     return (
         *(o.version, book, asset_id, o.verb, o.undoes, o.result, o.reason),
@@ -184,7 +187,7 @@ def _common(o: Operation) -> tuple[object, ...]:
     )
 
 
-def _shapes(moved: Sequence[Moved]) -> list[tuple[object, ...]]:
+def _shapes(moved: Sequence[PlainMove]) -> list[tuple[object, ...]]:
     """What operations in the short form have in common. It is worked out once for each kind."""
     found: dict[tuple[object, ...], tuple[object, ...]] = {}
     shapes = []
@@ -204,7 +207,7 @@ def _sign(delta: int, amount: int) -> int:
     return 1 if delta > 0 else -1
 
 
-def _operation_columns(judgement: Judgement) -> Columns:
+def _operation_columns(judgement: LedgerJudge) -> Columns:
     long, short = judgement.written, judgement.moved
     which, kinds = numbered([*map(_common, long), *_shapes(short)])
     small, large = amounts([o.amount for o in long] + [q.amount for q, _, _ in short])
@@ -223,7 +226,7 @@ def _operation_columns(judgement: Judgement) -> Columns:
 
 
 def _common_columns(kinds: Sequence[tuple[Any, ...]]) -> Columns:
-    several = [_Common(*kind) for kind in kinds]
+    several = [_SharedColumns(*kind) for kind in kinds]
     columns = {
         "versions": numbers(k.version for k in several),
         "books": names(k.book for k in several),
@@ -239,5 +242,5 @@ def _common_columns(kinds: Sequence[tuple[Any, ...]]) -> Columns:
     return encoded(columns)
 
 
-def _operation(row: Sequence[Any]) -> Operation:
-    return Operation(row[0], row[1], Account(*row[2:5]), *row[5:])
+def _operation(row: Sequence[Any]) -> LedgerOperation:
+    return LedgerOperation(row[0], row[1], Account(*row[2:5]), *row[5:])

@@ -1,29 +1,35 @@
 """The client of the trading core, a system outside."""
 
 from tidegate.systems.trading.client import (
-    Balance,
-    Caller,
-    Recollection,
-    Refused,
-    Totals,
-    Trading,
+    CoreBalance,
+    CoreCaller,
+    CoreRefusesService,
+    CoreTotals,
+    KnownCore,
+    TradingCoreClient,
+    load_known_core,
     newest,
-    recall,
 )
-from tidegate.systems.trading.connection import Connect, Declined, Link, dial, worker_name
+from tidegate.systems.trading.connection import (
+    Connect,
+    CoreConnection,
+    RequestNotCarriedOut,
+    dial,
+    worker_name,
+)
 
 __all__ = [
-    "Balance",
-    "Caller",
     "Connect",
-    "Declined",
-    "Link",
-    "Recollection",
-    "Refused",
-    "Totals",
-    "Trading",
+    "CoreBalance",
+    "CoreCaller",
+    "CoreConnection",
+    "CoreRefusesService",
+    "CoreTotals",
+    "KnownCore",
+    "RequestNotCarriedOut",
+    "TradingCoreClient",
     "dial",
+    "load_known_core",
     "newest",
-    "recall",
     "worker_name",
 ]

@@ -11,85 +11,100 @@ import msgspec
 from msgspec.structs import replace
 
 from tidegate.core import wire
+from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
-from tidegate.core.ports import Account, SqlTransaction
+from tidegate.core.ports import SqlTransaction
 from tidegate.core.refusals import Doubt, Reason
 from tidegate.core.sql import load
 from tidegate.core.transfer import Question
-from tidegate.core.wire import Event, Frame, Kind, Mark, Outcome, Status, Streams
-from tidegate.systems.trading.connection import LOST, Connect, Link
+from tidegate.core.wire import (
+    AccountStatus,
+    CoreEvent,
+    CoreFrame,
+    CoreOutcome,
+    FrameKind,
+    HistoryMark,
+    Streams,
+)
+from tidegate.systems.trading.connection import LOST, Connect, CoreConnection
 
 STATEMENTS = load("tidegate.systems.trading", "trading.sql")
 
-Recall: TypeAlias = Callable[[], Awaitable["Recollection"]]
+LoadKnownCore: TypeAlias = Callable[[], Awaitable["KnownCore"]]
 
 DEBIT, CREDIT, REFUND = Verb.DEBIT, Verb.CREDIT, Verb.REFUND
-BOOKS = {book.name: int(book) for book in wire.Book}
-DONE = int(Outcome.DONE)
-EMPTY = frozenset({Outcome.EMPTY, Outcome.TOMBSTONE})
-REASONS: dict[int, str] = {o: str(Reason[o.name]) for o in Outcome if o.name in Reason.__members__}
-DOUBTS: dict[int, str] = {o: str(Doubt[o.name]) for o in Outcome if o.name in Doubt.__members__}
-DOUBTS[Outcome.MALFORMED] = Outcome.MALFORMED.name
-ALARMS: dict[int, Alarm] = {Outcome.BUSY: Alarm.NONE, Outcome.UNDO_UNFOUNDED: Alarm.HALT}
-LATER = frozenset({wire.Refused.CROWDED, wire.Refused.REBOUND})  # Greet again: nobody is called.
-MALFORMED = Unknown(Outcome.MALFORMED.name, Alarm.PAGE)
+BOOKS = {book.name: int(book) for book in wire.CoreBook}
+DONE = int(CoreOutcome.DONE)
+EMPTY = frozenset({CoreOutcome.EMPTY, CoreOutcome.TOMBSTONE})
+REASONS: dict[int, str] = {
+    o: str(Reason[o.name]) for o in CoreOutcome if o.name in Reason.__members__
+}
+DOUBTS: dict[int, str] = {o: str(Doubt[o.name]) for o in CoreOutcome if o.name in Doubt.__members__}
+DOUBTS[CoreOutcome.MALFORMED] = CoreOutcome.MALFORMED.name
+ALARMS: dict[int, Alarm] = {CoreOutcome.BUSY: Alarm.NONE, CoreOutcome.UNDO_UNFOUNDED: Alarm.HALT}
+LATER = frozenset(
+    {wire.SessionRefusal.CROWDED, wire.SessionRefusal.REBOUND}
+)  # Greet again: nobody is called.
+MALFORMED = Unknown(CoreOutcome.MALFORMED.name, Alarm.PAGE)
 
 
-class Refused(Unreachable):
+class CoreRefusesService(Unreachable):
     """The core will not serve us, or we will not be served by it: one of us has lost something."""
 
 
-class Caller(NamedTuple):
+class CoreCaller(NamedTuple):
     """Who we are to the core, and how long we wait for it."""
 
     process: str
     timeout_s: float = 5.0
 
 
-class Recollection(NamedTuple):
+class KnownCore(NamedTuple):
     """What our database says of itself and of a core, when we greet it."""
 
     store: str = ""  # Empty: we are an administrator.
     place: str = ""
     assets: frozenset[int] = frozenset()
-    mark: Mark | None = None
+    mark: HistoryMark | None = None
 
 
-class Balance(NamedTuple):
-    status: Status
+class CoreBalance(NamedTuple):
+    status: AccountStatus
     amount: int
 
 
-class Totals(NamedTuple):
+class CoreTotals(NamedTuple):
     """The sum of all balances per (book, asset), at one position."""
 
     position: int
     sums: dict[tuple[str, int], int]
 
 
-async def recall(tx: SqlTransaction, core: str) -> Recollection:
+async def load_known_core(tx: SqlTransaction, core: str) -> KnownCore:
     """Who we are, and the newest of what all processes have seen of a core."""
     marks = await tx.fetch(STATEMENTS["marks"], {"core": core})
     [(store, place, assets)] = await tx.fetch(STATEMENTS["introduction"], {})
-    known = newest(Mark(*row) for row in marks)
-    return Recollection(str(store), place, frozenset(assets), known)
+    known = newest(HistoryMark(*row) for row in marks)
+    return KnownCore(str(store), place, frozenset(assets), known)
 
 
-def newest(marks: Iterable[Mark]) -> Mark | None:
+def newest(marks: Iterable[HistoryMark]) -> HistoryMark | None:
     found = list(marks)
     if len({mark.uuid for mark in found}) > 1:
         names = ", ".join(sorted({str(mark.uuid) for mark in found}))
-        raise Refused(f"our database remembers several cores under one name: {names}")
+        raise CoreRefusesService(f"our database remembers several cores under one name: {names}")
     if not found:
         return None
     last = max(found, key=lambda mark: mark.position)
     if any(mark.position == last.position and mark.crc != last.crc for mark in found):
-        raise Refused(f"we remember two histories of core {last.uuid} at {last.position}")
-    return Mark(last.uuid, last.position, last.crc, max(mark.epoch for mark in found))
+        raise CoreRefusesService(
+            f"we remember two histories of core {last.uuid} at {last.position}"
+        )
+    return HistoryMark(last.uuid, last.position, last.crc, max(mark.epoch for mark in found))
 
 
-class Trading:
+class TradingCoreClient:
     """The trading core as a system. Any number of asks may be under way at once."""
 
     reversible = True
@@ -98,20 +113,20 @@ class Trading:
         self,
         name: str,
         connect: Connect,
-        caller: Caller,
-        recall_: Recall,
+        caller: CoreCaller,
+        load_known: LoadKnownCore,
         on_refused: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.refusal: str | None = None  # Why we were last refused, until we are served again.
         self.floor = UUID(int=0)  # Ids below it are retired there.
-        self._connect, self._caller, self._recall = connect, caller, recall_
+        self._connect, self._caller, self._recall = connect, caller, load_known
         self._on_refused = on_refused
         # Told the floor of the core before anything is asked of it, so that no id is made below.
         self.on_floor: Callable[[UUID], Awaitable[object]] | None = None
         self._assets: frozenset[int] = frozenset()  # Which the core was told of.
-        self.mark: Mark | None = None  # The newest that the core has shown us.
-        self._link: Link | None = None
+        self.mark: HistoryMark | None = None  # The newest that the core has shown us.
+        self._link: CoreConnection | None = None
         self._connecting = asyncio.Lock()
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
@@ -126,7 +141,7 @@ class Trading:
         answers: list[Answer] = []
         for start in range(0, len(sent), wire.MAX_OPERATIONS):
             chunk = sent[start : start + wire.MAX_OPERATIONS]
-            found = await self._call(Kind.ASK, b"".join(chunk))
+            found = await self._call(FrameKind.ASK, b"".join(chunk))
             answers += [_answer(*each) for each in self._answers(found, len(chunk))]
         if len(sent) < len(packed):
             following = iter(answers)
@@ -153,79 +168,79 @@ class Trading:
         await self._linked()
         known = (await self._recall()).assets
         if known - self._assets:
-            await self._call(Kind.ASSETS, wire.pack_assets(known))
+            await self._call(FrameKind.ASSETS, wire.pack_assets(known))
             self._assets = known
 
     async def query(self, keys: Sequence[tuple[UUID, int]]) -> Sequence[Answer | None]:
         """What is stored under each key, at most 8192 of them; None if nothing is."""
-        found = await self._call(Kind.QUERY, wire.pack_keys(keys))
+        found = await self._call(FrameKind.QUERY, wire.pack_keys(keys))
         outcomes = self._answers(found, len(keys))
         return [None if not outcome else _answer(outcome, at) for outcome, at in outcomes]
 
-    async def balance(self, owner: int, book: str, asset_id: int) -> Balance:
-        body = wire.account(wire.Book[book], asset_id, owner)
-        found = await self._call(Kind.BALANCES, body)
+    async def balance(self, owner: int, book: str, asset_id: int) -> CoreBalance:
+        body = wire.account(wire.CoreBook[book], asset_id, owner)
+        found = await self._call(FrameKind.BALANCES, body)
         [(status, raw)] = self._rows(wire.BALANCE, found)
-        return Balance(Status(status), int.from_bytes(raw))
+        return CoreBalance(AccountStatus(status), int.from_bytes(raw))
 
     async def balances(self, accounts: Sequence[Account]) -> tuple[int, Sequence[int]]:
         """A position, and what each account holds there; at most 8192 of them."""
-        packed = (wire.account(wire.Book[a.book], a.asset_id, a.owner) for a in accounts)
-        found = await self._call(Kind.BALANCES, b"".join(packed))
+        packed = (wire.account(wire.CoreBook[a.book], a.asset_id, a.owner) for a in accounts)
+        found = await self._call(FrameKind.BALANCES, b"".join(packed))
         amounts = [int.from_bytes(raw) for _, raw in self._rows(wire.BALANCE, found)]
         return wire.unpack_stamp(found.body).position, amounts
 
-    async def totals(self) -> Totals:
-        found = await self._call(Kind.TOTALS)
+    async def totals(self) -> CoreTotals:
+        found = await self._call(FrameKind.TOTALS)
         sums = {
-            (wire.Book(book).name, asset_id): int.from_bytes(raw)
+            (wire.CoreBook(book).name, asset_id): int.from_bytes(raw)
             for book, asset_id, raw in self._rows(wire.TOTAL, found)
         }
-        return Totals(wire.unpack_stamp(found.body).position, sums)
+        return CoreTotals(wire.unpack_stamp(found.body).position, sums)
 
-    async def set_status(self, owner: int, book: str, asset_id: int, status: Status) -> None:
+    async def set_status(self, owner: int, book: str, asset_id: int, status: AccountStatus) -> None:
         """Raises Declined, and opens no account, if the owner or the asset does not exist."""
         if asset_id not in self._assets:
             await self._tell_assets()
-        account = wire.account(wire.Book[book], asset_id, owner)
-        await self._call(Kind.SET_STATUS, wire.STATUS.pack(account, status))
+        account = wire.account(wire.CoreBook[book], asset_id, owner)
+        await self._call(FrameKind.SET_STATUS, wire.STATUS.pack(account, status))
 
     async def retire(self, floor: UUID) -> UUID:
         """Say that we are done with all ids below `floor`; return the core's own floor.
 
         That is a lower one if the core's clock says that this one is too late.
         """
-        found = await self._call(Kind.RETIRE, floor.bytes)
+        found = await self._call(FrameKind.RETIRE, floor.bytes)
         [(raw,)] = self._rows(wire.FLOOR, found)
         self.floor = UUID(bytes=raw)
         return self.floor
 
     async def rebind(self, before: str, binding: wire.Binding) -> wire.Binding:
         """An operator's word on which store this core serves, and where; return what holds now."""
-        found = await self._call(Kind.REBIND, wire.pack(wire.Rebinding(before, binding)))
+        found = await self._call(FrameKind.REBIND, wire.pack(wire.Rebinding(before, binding)))
         try:
             return wire.unpack_binding(found.body[wire.STAMP.size :])
-        except wire.Malformed as broken:
+        except wire.MalformedFrame as broken:
             raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
 
     async def snapshot(self) -> None:
-        await self._call(Kind.SNAPSHOT)
+        await self._call(FrameKind.SNAPSHOT)
 
-    async def events(self, after: int) -> AsyncIterator[Event]:
+    async def events(self, after: int) -> AsyncIterator[CoreEvent]:
         """Every operation after a position, in order, once it is durable. It waits for more."""
         async with contextlib.aclosing(self.follow(after)) as pieces:
             async for _, piece in pieces:
                 for event in piece:
                     yield event
 
-    async def follow(self, after: int) -> AsyncGenerator[tuple[int, Sequence[Event]], None]:
+    async def follow(self, after: int) -> AsyncGenerator[tuple[int, Sequence[CoreEvent]], None]:
         """The same in pieces, each with the position up to which nothing is missing."""
         reader, writer = await self._greeted()
         try:
-            writer.write(wire.frame(Kind.EVENTS, 1, wire.AFTER.pack(after)))
+            writer.write(wire.frame(FrameKind.EVENTS, 1, wire.AFTER.pack(after)))
             while True:
                 found = await wire.receive(reader)
-                if found.kind == Kind.REFUSED:
+                if found.kind == FrameKind.REFUSED:
                     raise Unreachable(wire.unpack_refusal(found.body).message)
                 piece = list(wire.unpack_events(found.body))
                 yield piece[-1].position if piece else wire.unpack_stamp(found.body).position, piece
@@ -244,33 +259,33 @@ class Trading:
         if self._link is not None:
             await self._link.close()
 
-    async def _call(self, kind: Kind, body: bytes = b"") -> Frame:
+    async def _call(self, kind: FrameKind, body: bytes = b"") -> CoreFrame:
         link = await self._linked()
         found = await link.call(kind, body, self._caller.timeout_s)
-        if found.kind == Kind.BUSY:
-            if kind != Kind.ASK:
+        if found.kind == FrameKind.BUSY:
+            if kind != FrameKind.ASK:
                 raise Unreachable(f"{self.name} is busy; nothing was done")
         else:
             self._observe(link, found)
         return found
 
-    def _observe(self, link: Link, found: Frame) -> None:
+    def _observe(self, link: CoreConnection, found: CoreFrame) -> None:
         """Keep the newest mark; an answer from an earlier start of the core is none."""
         assert self.mark is not None
         try:
             epoch, position, crc = wire.unpack_stamp(found.body)
-        except wire.Malformed as broken:
+        except wire.MalformedFrame as broken:
             raise link.fail(f"{self.name} answers in riddles: {broken}") from broken
         if epoch < self.mark.epoch:
             link.fail("an earlier start of the core answered")
             raise self._refused(f"{self.name} answers from epoch {epoch}, long past")
         if position > self.mark.position or epoch > self.mark.epoch:
-            self.mark = Mark(self.mark.uuid, position, crc, epoch)
+            self.mark = HistoryMark(self.mark.uuid, position, crc, epoch)
 
-    async def _linked(self) -> Link:
+    async def _linked(self) -> CoreConnection:
         async with self._connecting:
             if self._link is None or self._link.failed:
-                self._link = Link(await self._greeted())
+                self._link = CoreConnection(await self._greeted())
             return self._link
 
     async def _greeted(self) -> Streams:
@@ -278,7 +293,7 @@ class Trading:
         try:
             recalled = await self._recall()
             known = newest(mark for mark in (recalled.mark, self.mark) if mark)
-        except Refused as torn:
+        except CoreRefusesService as torn:
             raise self._refused(str(torn)) from torn
         try:
             async with asyncio.timeout(self._caller.timeout_s):
@@ -307,21 +322,21 @@ class Trading:
             self.mark = welcome.mark
         return streams
 
-    async def _greet(self, streams: Streams, recalled: Recollection) -> wire.Welcome:
+    async def _greet(self, streams: Streams, recalled: KnownCore) -> wire.Welcome:
         reader, writer = streams
         store, place, assets, known = recalled
         epoch = known.epoch if known else 0
         who = (store, self._caller.process, known, epoch, place, tuple(sorted(assets)))
         hello = wire.Hello(wire.PROTOCOL, *who)
-        writer.write(wire.frame(Kind.HELLO, 0, wire.pack(hello)))
+        writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
         kind, _, body = await wire.receive(reader)
-        if kind == Kind.REFUSED:
+        if kind == FrameKind.REFUSED:
             refusal = wire.unpack_refusal(body)
             if refusal.code in LATER:
                 raise Unreachable(refusal.message)
             raise self._refused(refusal.message)
-        if kind != Kind.WELCOME:
-            raise wire.Malformed(f"a greeting of kind {kind}")
+        if kind != FrameKind.WELCOME:
+            raise wire.MalformedFrame(f"a greeting of kind {kind}")
         welcome = wire.unpack_welcome(body)
         if known is not None:
             # The core has looked at this already. That it must agree costs nothing.
@@ -332,24 +347,24 @@ class Trading:
                 raise self._refused(f"{self.name} is at epoch {there.epoch}; {epoch} was seen")
         return welcome
 
-    def _refused(self, message: str) -> Refused:
+    def _refused(self, message: str) -> CoreRefusesService:
         self.refusal = f"{self.name} refuses to serve: {message}"
         if self._on_refused is not None:
             self._on_refused(self.refusal)
-        return Refused(self.refusal)
+        return CoreRefusesService(self.refusal)
 
-    def _answers(self, found: Frame, count: int) -> Sequence[tuple[int, int]]:
-        if found.kind == Kind.BUSY:
-            return [(Outcome.BUSY, 0)] * count
+    def _answers(self, found: CoreFrame, count: int) -> Sequence[tuple[int, int]]:
+        if found.kind == FrameKind.BUSY:
+            return [(CoreOutcome.BUSY, 0)] * count
         try:
             return wire.unpack_answers(found.body, count)
-        except wire.Malformed as broken:
+        except wire.MalformedFrame as broken:
             raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
 
-    def _rows(self, form: struct.Struct, found: Frame) -> Sequence[tuple[Any, ...]]:
+    def _rows(self, form: struct.Struct, found: CoreFrame) -> Sequence[tuple[Any, ...]]:
         try:
             return list(wire.rows(form, found.body[wire.STAMP.size :]))
-        except wire.Malformed as broken:
+        except wire.MalformedFrame as broken:
             raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
 
 

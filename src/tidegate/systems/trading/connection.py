@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from tidegate.core import wire
 from tidegate.core.answers import Unreachable
-from tidegate.core.wire import Frame, Kind, Streams
+from tidegate.core.wire import CoreFrame, FrameKind, Streams
 
 LOST = (*wire.LOST, TimeoutError)
 MAX_IN_FLIGHT = 1_024
@@ -41,25 +41,25 @@ def dial(address: str) -> Connect:
     return connect
 
 
-class Declined(Unreachable):
+class RequestNotCarriedOut(Unreachable):
     """The core does not carry out this request, and has recorded nothing. It serves us otherwise.
 
     To whoever asks about money this is no answer, as any other Unreachable.
     """
 
 
-class Link:
+class CoreConnection:
     """One connection that has been welcomed. When it fails, all that waits on it is unknown."""
 
     def __init__(self, streams: Streams) -> None:
         self._reader, self._writer = streams
-        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._pending: dict[int, asyncio.Future[CoreFrame]] = {}
         self._request = 0
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._reading = asyncio.ensure_future(self._read())
         self.failed = False
 
-    async def call(self, kind: Kind, body: bytes, timeout_s: float) -> Frame:
+    async def call(self, kind: FrameKind, body: bytes, timeout_s: float) -> CoreFrame:
         try:
             async with asyncio.timeout(timeout_s), self._slots:
                 return await self._exchange(kind, body)
@@ -67,11 +67,11 @@ class Link:
             # The core answers in order, so that nothing behind this one can be had either.
             raise self.fail(f"no answer within {timeout_s} s") from None
 
-    async def _exchange(self, kind: Kind, body: bytes) -> Frame:
+    async def _exchange(self, kind: FrameKind, body: bytes) -> CoreFrame:
         if self.failed:
             raise Unreachable("the connection to the trading core was lost")
         self._request = request = self._request % MAX_REQUEST + 1
-        reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[CoreFrame] = asyncio.get_running_loop().create_future()
         self._pending[request] = reply
         try:
             self._writer.write(wire.frame(kind, request, body))
@@ -87,7 +87,7 @@ class Link:
             while True:
                 found = await wire.receive(self._reader)
                 declined = None
-                if found.kind == Kind.REFUSED:
+                if found.kind == FrameKind.REFUSED:
                     declined = wire.unpack_refusal(found.body).message
                     if not found.request:
                         self.fail(declined)
@@ -99,7 +99,7 @@ class Link:
                 if declined is None:
                     reply.set_result(found)
                 else:
-                    reply.set_exception(Declined(declined))
+                    reply.set_exception(RequestNotCarriedOut(declined))
         except LOST as lost:
             self.fail(f"the connection to the trading core was lost: {lost}")
 

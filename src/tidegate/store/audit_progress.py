@@ -1,0 +1,60 @@
+"""The full audit in slices: how far it has come, kept in the store."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from tidegate.store.audit_reads import STATEMENTS
+from tidegate.store.postgres import PostgresStore
+
+LAST_ID = UUID(int=2**128 - 1)
+LAST_OWNER = 2**63 - 1
+ENDS = {"last_id": LAST_ID, "last_owner": LAST_OWNER}
+
+
+class AuditProgress(NamedTuple):
+    """Everything up to these ids and owners was judged since the sweep began."""
+
+    id: UUID
+    owner: int
+    transfers: int  # Judged so far.
+    owners: int
+    elapsed_s: float
+    about_transfers: int  # As the planner estimates.
+    about_owners: int
+
+    @property
+    def over(self) -> bool:
+        return (self.id, self.owner) == (LAST_ID, LAST_OWNER)
+
+
+async def current(store: PostgresStore, period_s: float) -> AuditProgress:
+    """The sweep under way; a new one, if the last is over and its time has passed."""
+    await store.run(STATEMENTS["sweep_anew"], {**ENDS, "period_s": period_s})
+    [row] = await store.run(STATEMENTS["sweep"], {})
+    return AuditProgress(*row)
+
+
+async def advance(
+    store: PostgresStore, begun: AuditProgress, reached: AuditProgress
+) -> Sequence[tuple[UUID, str, str]]:
+    """Keep how far it has come; return what nobody would have asked about, with lane and state."""
+    values = {
+        "from_id": begun.id,
+        "from_owner": begun.owner,
+        "to_id": reached.id,
+        "to_owner": reached.owner,
+        "transfers": reached.transfers - begun.transfers,
+        "owners": reached.owners - begun.owners,
+    }
+    await store.run(STATEMENTS["sweep_on"], {**ENDS, **values})
+    return await store.run(STATEMENTS["rescue"], {"from_id": begun.id, "to_id": reached.id})
+
+
+async def verified(store: PostgresStore, at_us: int) -> None:
+    await store.run(STATEMENTS["verified"], {"at_us": at_us})
+
+
+async def age_s(store: PostgresStore) -> float:
+    [(age,)] = await store.run(STATEMENTS["sweep_age"], {})
+    return float(age)
