@@ -1,4 +1,4 @@
-# Every way in. `make` alone lists the targets.
+# All commands of the project. `make` alone lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -12,7 +12,7 @@ WAITING ?= 3
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/ready ## make .venv from the hashed lock file; leaves the program at .venv/bin/tidegate
+setup: $(VENV)/ready ## create .venv from the hashed lock file; leaves the program at .venv/bin/tidegate
 
 $(VENV)/ready: requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -31,7 +31,7 @@ lock: setup ## resolve the dependencies again, pinned and hashed, naming no regi
 
 check: format lint types layers fast ## format, lint, types, layers, tidy and fast tests: under 90 s
 
-format: setup ## fail where the formatter would change something
+format: setup ## fail if the formatter would change a file
 	@$(BIN)/ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
 
 lint: setup ## ruff
@@ -43,7 +43,7 @@ types: setup ## mypy strict, the tests too
 layers: setup ## imports point downwards only
 	@$(BIN)/lint-imports
 
-fast: setup ## the tests that take no more than a moment each
+fast: setup ## the fast tests
 	@$(BIN)/pytest -q -n $(CORES) -m "not slow"
 
 test: setup model-tools format lint types layers cover ## everything
@@ -56,49 +56,49 @@ cover: setup ## all tests; core/ and flows/ must be covered branch by branch
 
 .PHONY: timed simulated
 
-# Of the time that tests with real clocks take, a third is waited: for leases, restarts, patience.
-# The simulation has a clock of its own. It runs in that time and in no other, and is told at its end.
+# Tests with real clocks spend a third of their time waiting: for leases, restarts and timeouts. The
+# simulation uses virtual time, so it runs in parallel at low priority. Its output is shown at its end.
 timed:
 	@$(BIN)/pytest -q -n $(WAITING) --dist loadgroup \
 	  --ignore tests/core --ignore tests/flows --ignore tests/simulation
 
 simulated:
-	@said=$$(nice -n 19 $(BIN)/pytest -q -n $(CORES) --dist worksteal tests/simulation 2>&1); \
-	  code=$$?; echo "$$said"; exit $$code
+	@output=$$(nice -n 19 $(BIN)/pytest -q -n $(CORES) --dist worksteal tests/simulation 2>&1); \
+	  code=$$?; echo "$$output"; exit $$code
 
 .PHONY: up demo soak
 
 MINUTES ?= 60
 
-up: setup ## run everything on this machine, in ./data: prints «ready http://127.0.0.1:8080»
+up: setup ## run everything on this machine, in ./data: prints "ready http://127.0.0.1:8080"
 	@$(BIN)/tidegate up --data data
 
 demo: setup ## transfers both ways, a refusal, a rollback, a crash with recovery, and the books
 	@$(BIN)/tidegate demo
 
-soak: setup ## MINUTES=60 of load, audited without a pause: no false halt, and the books agree
+soak: setup ## MINUTES=60 of load with continuous audits: no false halt, and the books agree
 	@$(BIN)/python -m tests.acceptance.soak --minutes $(MINUTES)
 
 .PHONY: sim
 
 SEEDS ?= 5000
-sim: setup ## everything fails in virtual time, for SEEDS seeds: no money is lost or made
+sim: setup ## simulate SEEDS seeds with faults, in virtual time: no money is lost or created
 	@$(BIN)/tidegate simulate --seeds $(SEEDS) --jobs $(CORES)
 
 .PHONY: sim-deep
 
 DEPTH ?= 3
 EVERY ?= 1
-sim-deep: setup ## every call of every path fails in every way, DEPTH=3 times in a run; hours, or EVERY=50
+sim-deep: setup ## all fault plans with DEPTH=3 faults: takes hours, or less with EVERY=50
 	@$(BIN)/python -m tests.simulation.plans --thorough --depth $(DEPTH) --every $(EVERY) \
 	  --jobs $(CORES)
 
 .PHONY: model model-tools
 
-model: setup model-tools ## check every state of the model of a transfer, and that planted bugs are caught
+model: setup model-tools ## check every state of the model of a transfer, and that it finds planted bugs
 	@$(BIN)/python -m tests.model.checker
 
-# Spin writes a verifier in C. Where it cannot be installed the tests of the model fail and say so.
+# Spin generates a verifier in C. Without Spin and gcc the tests of the model fail with a message.
 model-tools:
 	@if ! { command -v spin && command -v gcc && [ -e /usr/include/stdio.h ]; } > /dev/null; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
@@ -116,23 +116,23 @@ KILLS ?= 50
 TRANSFERS ?= 2000
 SEED ?= 1
 
-crash: setup ## KILLS=50 faults of every kind on everything that `up` runs, under load; then the books
+crash: setup ## KILLS=50 faults on all processes of `up` under load, then check the books
 	@$(BIN)/python -m tests.crash.run --kills $(KILLS) --transfers $(TRANSFERS) --seed $(SEED)
 
 .PHONY: differential
 
 OPERATIONS ?= 10000
-differential: setup ## PostgreSQL and its twin, OPERATIONS in the same order, with the same results
+differential: setup ## compare PostgreSQL and its twin: OPERATIONS in the same order must give the same results
 	@$(BIN)/python -m tests.differential --operations $(OPERATIONS)
 
 .PHONY: proof
 
-proof: setup model-tools ## try everything in one run, and keep the figures in docs/proof.md and docs/proof.json
+proof: setup model-tools ## run all large tests, and write the figures to docs/proof.md and docs/proof.json
 	@$(BIN)/python -m tests.proof
 
 .PHONY: bench bench-scale
 
-# The soak of the scale is shorter than that of `make soak`, unless it is told.
+# The soak of `bench-scale` takes 10 minutes unless MINUTES is given.
 bench: setup ## every case against its peers: 15 minutes, into bench/results/latest.json
 	@$(BIN)/python -m bench $(BENCH)
 

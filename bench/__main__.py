@@ -1,4 +1,4 @@
-"""`python -m bench`: every case in turn, several rounds of it, and what came of it."""
+"""`python -m bench`: runs every case in several rounds, and writes and prints the results."""
 
 import argparse
 import json
@@ -28,13 +28,13 @@ from bench.spec import Spec
 from bench.world import World
 
 ROUNDS, FULL, QUICK = 3, Timing(3.5, 1.0), Timing(1.0, 0.5)
-# A tape is recorded for so many times as long as it is played: to play costs less than to record.
+# A tape is recorded for longer than it is played by this factor: playing is faster than recording.
 TAPE_TIMES = 5
 FAULTS = (Failed, RuntimeError, OSError, subprocess.SubprocessError)
 ROOM = Path(__file__).parent / ".run"
 
 
-class Chosen(NamedTuple):
+class Selection(NamedTuple):
     cases: Sequence[Case]
     rounds: int
     timing: Timing
@@ -42,7 +42,7 @@ class Chosen(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What all rounds have left."""
+    """The results of all rounds."""
 
     runs: dict[str, list[Run]]
     speeds: list[machine.Speed]
@@ -50,24 +50,24 @@ class Measured(NamedTuple):
 
 def main() -> None:
     end_in_order()
-    chosen = choose()
+    selection = selection_of_arguments()
     out, yardstick, spent = Console(), checksums(), Spent()
     with spent.on("installing peers"):
-        missing = prepared(chosen.cases, out)
-    able = [case for case in chosen.cases if case.environment not in missing]
-    lost = {c.name: missing[c.environment] for c in chosen.cases if c.environment in missing}
+        missing = prepared(selection.cases, out)
+    able = [case for case in selection.cases if case.environment not in missing]
+    lost = {c.name: missing[c.environment] for c in selection.cases if c.environment in missing}
     with World(ROOM) as world:
         settings = world.settings()
         out.print(" ".join(f"{name}={value}" for name, value in sorted(settings.items())))
         with spent.on("bases"):
             build_bases(able, world)
         with spent.on("tape"):
-            tape = recorded(world, chosen.timing) if CEILING in able else ""
-        runs, speeds = rounds(chosen._replace(cases=able), world, tape, (lost, spent))
+            tape = recorded(world, selection.timing) if CEILING in able else ""
+        runs, speeds = rounds(selection._replace(cases=able), world, tape, (lost, spent))
     cases = {c.name: report.summary(c, runs[c.name]) for c in able if runs.get(c.name)}
     by_round = report.ratio_rounds(cases)
     fresh = {
-        "measured": measured(chosen),
+        "measured": measured(selection),
         "machine_speed": machine.summary(speeds),
         "checksums": yardstick,
         "postgresql": settings,
@@ -78,72 +78,80 @@ def main() -> None:
         "missing": lost,
         "spent_s": spent.rounded(),
     }
-    whole = report.keep_scale(report.load(chosen.out), fresh)
-    report.save(whole, chosen.out)
-    chosen.out.with_suffix(".svg").write_text(plot.svg(whole["cases"]), encoding="utf-8")
-    show(out, cases, lost, whole)
-    out.print(f"written to {chosen.out} and {chosen.out.with_suffix('.svg').name}")
+    figures = report.keep_scale(report.load(selection.out), fresh)
+    report.save(figures, selection.out)
+    selection.out.with_suffix(".svg").write_text(plot.svg(figures["cases"]), encoding="utf-8")
+    show(out, cases, lost, figures)
+    out.print(f"written to {selection.out} and {selection.out.with_suffix('.svg').name}")
 
 
 class Spent:
-    """How long each part of the run took, so that what takes too long can be found."""
+    """How long each part of the run took, to find slow parts."""
 
     def __init__(self) -> None:
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._parts: dict[str, float] = {}
 
     @contextmanager
     def on(self, part: str) -> Iterator[None]:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         try:
             yield
         finally:
-            self._parts[part] = self._parts.get(part, 0.0) + time.monotonic() - began_s
+            self._parts[part] = self._parts.get(part, 0.0) + time.monotonic() - started_s
 
     def rounded(self) -> dict[str, float]:
-        whole = {"whole run": time.monotonic() - self._began_s}
-        return {part: round(seconds, 1) for part, seconds in (whole | self._parts).items()}
+        total = {"whole run": time.monotonic() - self._started_s}
+        return {part: round(seconds, 1) for part, seconds in (total | self._parts).items()}
 
 
 def end_in_order() -> None:
-    """Asked to end, we end what we have started first."""
+    """On SIGTERM, stop all child processes before exiting."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
-def choose() -> Chosen:
-    words = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    words.add_argument("--quick", action="store_true", help="a second per case, one round: to try")
-    words.add_argument(
-        "--only", action="append", default=[], help="a case, or all whose names begin so"
+def selection_of_arguments() -> Selection:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="one second per case and one round, for a trial"
     )
-    words.add_argument("--rounds", type=int, help=f"{ROUNDS}, if not given")
-    words.add_argument("--seconds", type=float, help="the window of one case")
-    words.add_argument("--out", type=Path, help="results/latest.json after a whole run")
-    words.add_argument("--list", action="store_true", help="name the cases")
-    given = words.parse_args()
-    if given.list:
+    parser.add_argument(
+        "--only", action="append", default=[], help="a case, or all cases with this prefix"
+    )
+    parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, if not arguments")
+    parser.add_argument("--seconds", type=float, help="the window of one case")
+    parser.add_argument(
+        "--out", type=Path, help="the default is results/latest.json for a full run"
+    )
+    parser.add_argument("--list", action="store_true", help="list the cases")
+    arguments = parser.parse_args()
+    if arguments.list:
         for case in CASES:
-            sys.stdout.write(f"{case.name:28} {case.says}\n")
+            sys.stdout.write(f"{case.name:28} {case.description}\n")
         raise SystemExit
-    cases = [case for case in CASES if not given.only or any(meant(case, n) for n in given.only)]
+    cases = [
+        case
+        for case in CASES
+        if not arguments.only or any(is_selected(case, n) for n in arguments.only)
+    ]
     if not cases:
-        words.error("no case begins so; see --list")
-    timing = QUICK if given.quick else FULL
-    timing = timing._replace(seconds=given.seconds or timing.seconds)
-    # Ratios are of one whole run: what was only tried stays out of the last one.
-    tried = given.quick or given.only
-    out = given.out or (report.RESULTS / "quick.json" if tried else report.LATEST)
-    return Chosen(cases, given.rounds or (1 if given.quick else ROUNDS), timing, out)
+        parser.error("no such case; see --list")
+    timing = QUICK if arguments.quick else FULL
+    timing = timing._replace(seconds=arguments.seconds or timing.seconds)
+    # Ratios are of one full run: a trial or a partial run must not change its file.
+    partial = arguments.quick or arguments.only
+    out = arguments.out or (report.RESULTS / "quick.json" if partial else report.LATEST)
+    return Selection(cases, arguments.rounds or (1 if arguments.quick else ROUNDS), timing, out)
 
 
-def meant(case: Case, name: str) -> bool:
-    """The case of that name, or if there is none, all whose names begin so."""
-    exact = any(each.name == name for each in CASES)
+def is_selected(case: Case, name: str) -> bool:
+    """Whether the case has this name, or this prefix if no case has this name."""
+    exact = any(other.name == name for other in CASES)
     return case.name == name if exact else case.name.startswith(name)
 
 
 def prepared(cases: Sequence[Case], out: Console) -> dict[str, str]:
-    """Install the peers; of each that cannot be had, why."""
+    """Install the peers. Return the reason for each that cannot be installed."""
     wanted = {case.environment for case in cases if case.environment}
     missing = environments.install(wanted, out.print)
     for name, reason in missing.items():
@@ -152,38 +160,40 @@ def prepared(cases: Sequence[Case], out: Console) -> dict[str, str]:
 
 
 def build_bases(cases: Sequence[Case], world: World) -> None:
-    """Before the first round, so that no case's time is spent on it."""
+    """Build the databases before the first round, outside the time of any case."""
     for case in cases:
-        with suppress(*FAULTS):  # The case itself tells why, when it tries again.
+        with suppress(*FAULTS):  # The case tries again and reports the error.
             base_of(case, world)
 
 
-def rounds(chosen: Chosen, world: World, tape: str, told: tuple[dict[str, str], Spent]) -> Measured:
-    """Interleaved: every case once, then every case again."""
-    lost, spent = told
-    runs: dict[str, list[Run]] = {case.name: [] for case in chosen.cases}
+def rounds(
+    selection: Selection, world: World, tape: str, notes: tuple[dict[str, str], Spent]
+) -> Measured:
+    """Run all rounds, interleaved: every case once, then every case again."""
+    lost, spent = notes
+    runs: dict[str, list[Run]] = {case.name: [] for case in selection.cases}
     speeds: list[machine.Speed] = []
-    place = Console(stderr=True)
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=place) as shown:
-        task = shown.add_task("bench", total=len(chosen.cases) * chosen.rounds)
-        for number in range(chosen.rounds):
+    with Progress(*columns, TimeElapsedColumn(), console=console) as shown:
+        task = shown.add_task("bench", total=len(selection.cases) * selection.rounds)
+        for number in range(selection.rounds):
             with spent.on("machine's own speed"):
                 speeds.append(machine.speed(world.connection))
-            for case in chosen.cases:
+            for case in selection.cases:
                 shown.update(task, description=f"round {number + 1}  {case.name:26}")
                 try:
                     with spent.on(case.name):
-                        runs[case.name].append(run(case, world, chosen.timing, Extra(tape)))
+                        runs[case.name].append(run(case, world, selection.timing, Extra(tape)))
                 except FAULTS as fault:
                     lost[case.name] = f"{type(fault).__name__}: {fault}"
-                    place.print(f"[bold]{case.name} failed[/bold]: {fault}", highlight=False)
+                    console.print(f"[bold]{case.name} failed[/bold]: {fault}", highlight=False)
                 shown.advance(task)
     return Measured(runs, speeds)
 
 
 def recorded(world: World, timing: Timing) -> str:
-    """What the ceiling plays, recorded once on a stage of its own."""
+    """Record the tape that the ceiling plays, on a separate stage."""
     tape = world.directory / "tape"
     with world.stage(base_of(CEILING, world)) as stage:
         spec = Spec(
@@ -200,12 +210,12 @@ def recorded(world: World, timing: Timing) -> str:
     return str(tape)
 
 
-def measured(chosen: Chosen) -> dict[str, object]:
-    return {**here(), "rounds": chosen.rounds, "seconds": chosen.timing.seconds}
+def measured(selection: Selection) -> dict[str, object]:
+    return {**here(), "rounds": selection.rounds, "seconds": selection.timing.seconds}
 
 
 def here() -> dict[str, object]:
-    """When, on which machine and of which commit; with a sign if the tree was changed since."""
+    """The time, the machine and the commit, marked as dirty if the tree has changes."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(command, check=False, capture_output=True, text=True)
     return {
@@ -216,14 +226,14 @@ def here() -> dict[str, object]:
     }
 
 
-def show(out: Console, cases: report.Report, lost: dict[str, str], whole: report.Report) -> None:
+def show(out: Console, cases: report.Report, lost: dict[str, str], figures: report.Report) -> None:
     wide = out if out.is_terminal else Console(width=240)
     wide.print(report.table(cases, lost))
-    wide.print(report.ratio_table(whole["ratios"], whole.get("ratio_ranges", {})))
-    wide.print(f"the machine's own speed: {machine.told(whole['machine_speed'])}")
-    wide.print(f"the whole run took {whole['spent_s']['whole run'] / 60:.1f} minutes")
+    wide.print(report.ratio_table(figures["ratios"], figures.get("ratio_ranges", {})))
+    wide.print(f"the machine's own speed: {machine.text_of(figures['machine_speed'])}")
+    wide.print(f"the whole run took {figures['spent_s']['whole run'] / 60:.1f} minutes")
     if not out.is_terminal:
-        wide.print(json.dumps(whole["ratios"]))
+        wide.print(json.dumps(figures["ratios"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ceiling: the engine's own statements, fed again without engine or client.
+"""The ceiling: replays the engine's statements without the engine and its clients.
 
 To play a tape is to send the same text with the same values to a copy of the same database and
 core as it was recorded on, with nothing looked at, decided or gathered. Each session plays a tape
@@ -28,7 +28,7 @@ Statement: TypeAlias = tuple[str, Mapping[str, object]]
 
 
 class Step(NamedTuple):
-    """One transaction, one statement outside of any, or one question to the core."""
+    """One transaction, one statement outside a transaction, or one batch of questions."""
 
     statements: Sequence[Statement] = ()
     transaction: bool = False
@@ -37,8 +37,8 @@ class Step(NamedTuple):
 
 Unit: TypeAlias = list[Step]
 
-# What must be zero after playing: transfers that did not end well, answers that are refusals, and
-# operations whose balance does not follow from the one before, or accounts that differ from theirs.
+# These counts must be 0 after playing: transfers that are not COMMITTED, rejected answers,
+# operations whose balance does not follow the one before, and accounts that differ from these.
 FAULTS = """
 WITH chain AS (
     SELECT o.owner, o.book, o.asset_id, o.delta, o.balance_after,
@@ -60,19 +60,19 @@ SELECT (SELECT count(*) FROM transfers WHERE state <> 'COMMITTED'),
 
 
 def share_of(owners: int, sessions: int, number: int) -> range:
-    """The owners whose transfers one session plays; nobody is in two shares."""
+    """The owners whose transfers one session plays. No owner is in two shares."""
     return range(1 + number, owners + 1, sessions)
 
 
 def within_share(orders: Sequence[Order], share: Sequence[int], dice: random.Random) -> list[Order]:
-    """The same orders by owners of one share. Who orders twice in a batch still orders twice."""
-    asked = list(dict.fromkeys(order.owner for order in orders))
-    given = dict(zip(asked, dice.sample(share, len(asked)), strict=True))
-    return [order._replace(owner=given[order.owner]) for order in orders]
+    """The same orders by owners of one share. Orders of one owner stay orders of one owner."""
+    owners = list(dict.fromkeys(order.owner for order in orders))
+    substitutes = dict(zip(owners, dice.sample(share, len(owners)), strict=True))
+    return [order._replace(owner=substitutes[order.owner]) for order in orders]
 
 
 async def play(spec: Spec, tapes: Sequence[Sequence[Unit]]) -> Result:
-    """Every tape in its own order, all of them at the same time."""
+    """Play all tapes in parallel, each in its own order."""
     window = Window(spec)
     async with (
         PostgresStore(spec.database, STORE, StoreLimits(connections=len(tapes))) as store,
@@ -104,7 +104,7 @@ async def _feed(store: PostgresStore, core: TradingCoreClient, step: Step) -> No
         assert all(isinstance(answer, Done) for answer in answers), "the core did them all"
     elif step.transaction:
         async with store.transaction() as tx:
-            # Where a statement can be sent without waiting for its rows, none is waited for.
+            # Do not wait for the rows of a statement that can be sent without waiting.
             send = getattr(tx, "post", tx.fetch)
             for text, values in step.statements:
                 await send(text, values)
@@ -114,12 +114,12 @@ async def _feed(store: PostgresStore, core: TradingCoreClient, step: Step) -> No
 
 
 async def verify(store: PostgresStore, made: int) -> None:
-    """Every transfer has ended as COMMITTED, nothing was refused, and each balance follows."""
+    """All transfers are COMMITTED, nothing was rejected, and all balances are consistent."""
     [(*faults, transfers)] = await store.run(FAULTS, {})
     if any(faults) or transfers != made:
         names = ("not committed", "refused answers", "refused operations", "wrong balances")
-        told = ", ".join(f"{name} {count}" for name, count in zip(names, faults, strict=True))
-        raise RuntimeError(f"{transfers} transfers of {made} played: {told}")
+        problems = ", ".join(f"{name} {count}" for name, count in zip(names, faults, strict=True))
+        raise RuntimeError(f"{transfers} transfers of {made} played: {problems}")
 
 
 async def run(spec: Spec) -> Result:

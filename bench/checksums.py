@@ -1,4 +1,4 @@
-"""SHA-256 of what Tidegate is compared with and of what makes the load.
+"""SHA-256 of the code that Tidegate is compared with, and of the load generator.
 
 They are kept with the results, so that of two results everybody can see whether the yardstick was
 the same.
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 LITERAL = ("literal.py", "rail.py", "fastapi_app.py")
 PEERS = "peers/*.py"
 LOAD = ("load.py", "driving.py", "traffic.py", "http_client.py")
-SHOWN = 12  # Digits, where there is no room for all.
+SHOWN = 12  # The digits that are shown.
 
 
 def yardstick(directory: Path = HERE) -> list[Path]:
@@ -27,5 +27,5 @@ def checksums(directory: Path = HERE) -> dict[str, str]:
     }
 
 
-def told(found: dict[str, str]) -> str:
+def text_of(found: dict[str, str]) -> str:
     return ", ".join(f"`{name}` {digest[:SHOWN]}" for name, digest in found.items())

@@ -1,4 +1,4 @@
-"""The servers that stand before a case over HTTP, each a process of its own."""
+"""The servers of the cases over HTTP, each in its own process."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Front(NamedTuple):
 
 @contextmanager
 def opened(case: Case, stage: Stage) -> Iterator[Front]:
-    """Nothing for a case that needs none."""
+    """Start the server of a case. Do nothing for a case without one."""
     if not case.front:
         yield Front("", "", "", {})
         return
@@ -54,7 +54,7 @@ def _tidegate(case: Case, stage: Stage, keys: Path, held: ExitStack) -> Started:
     environ = {
         "TIDEGATE_KEYS": str(keys),
         "TIDEGATE_TOKEN_LIFETIME_S": "3600",
-        # Two hundred users do the work of thousands here, which is worth no warning.
+        # Two hundred users make the load of thousands here, which must raise no alerts.
         "TIDEGATE_ALERT_BUSY_OWNER": "1000000",
     }
     command = [sys.executable, *words, "--port", str(port)]
@@ -114,10 +114,10 @@ def _register(admin: int, port: int) -> None:
     address = f"http://127.0.0.1:{admin}/deployments"
 
     def accepted() -> bool:
-        asked = urllib.request.Request(address, body, headers)
+        request = urllib.request.Request(address, body, headers)
         try:
-            with urllib.request.urlopen(asked, timeout=10) as said:
-                return bool(said.status < 300)
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                return bool(reply.status < 300)
         except (urllib.error.URLError, OSError):
             return False
 
@@ -125,7 +125,7 @@ def _register(admin: int, port: int) -> None:
 
 
 def _child(command: Sequence[str], environ: Mapping[str, str], log: Path, held: ExitStack) -> int:
-    """Started with the log as its output; ended at the end."""
+    """Run a process with its output in the log, and stop it at the end."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     with log.open("wb") as out:
         child = subprocess.Popen(
@@ -171,8 +171,8 @@ def _listens(port: int) -> bool:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as said:
-            return bool(said.status == 200)
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
 

@@ -9,7 +9,7 @@ import psycopg
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 POSITION = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
-# From version 18 on the syncs of the WAL are told with all other input and output.
+# Since version 18, pg_stat_io contains the syncs of the WAL.
 SYNCS_18 = "SELECT coalesce(sum(fsyncs), 0)::bigint FROM pg_stat_io WHERE object = 'wal'"
 SYNCS = "SELECT wal_sync FROM pg_stat_wal"
 
@@ -20,19 +20,19 @@ class Written(NamedTuple):
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started, and so on."""
+    """A process and all its descendants."""
     found = [pid]
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 found += family(int(child))
     except (FileNotFoundError, ProcessLookupError):
-        pass  # It has ended meanwhile; what it used is its parent's by now.
+        pass  # It has ended, and its usage is now counted for its parent.
     return found
 
 
 def cpu_s(pid: int) -> float:
-    """Used so far by a process, by those of its children that have ended, and by the living."""
+    """CPU time used by a process and by its descendants, ended ones included."""
     total_s = 0.0
     for each in family(pid):
         try:
@@ -46,13 +46,13 @@ def cpu_s(pid: int) -> float:
 
 
 def _scheduled_s(pid: int) -> float:
-    """Of the threads that live, to the nanosecond: many sessions that do little are ticks of 0."""
+    """CPU time of the live threads in ns precision: in ticks, many idle sessions would be 0."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def memory_mb(pid: int) -> float:
-    """Resident, with what several processes share counted once."""
+    """Resident memory of a process and its descendants. Shared pages count once."""
     kilobytes = 0
     for each in family(pid):
         try:

@@ -1,4 +1,4 @@
-"""Tables that have grown: finished transfers by the million, and a backlog after an outage."""
+"""Large tables with millions of finished transfers, and a backlog after an outage."""
 
 import asyncio
 import time
@@ -11,8 +11,8 @@ from bench.traffic import Traffic
 from bench.world import Base, NotConserved, World, books
 from tidegate import Alert, Receipt, Setup, open_gate
 
-# Rows as an engine leaves them behind at the end of a transfer FUNDING → SPOT: same columns, same
-# widths, ids that grow with time. They are finished; nothing reads their hashes here.
+# The rows of a finished transfer FUNDING → SPOT as an engine writes them: the same columns and
+# widths, with ids that grow with time. Their hashes are not real, as nothing reads them here.
 FILL = f"""
 INSERT INTO {STORE}.transfers (id, owner, flow, state, lane, due_at, version, attempts, retries,
     paged, parties, asset_id, amount, undoes, cid, head_hash, created_at, updated_at)
@@ -46,12 +46,12 @@ SELECT (lpad(to_hex(1700000000000 + n / 20), 12, '0') || '7000' ||
   FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 CHUNK = 500_000
-OUTAGE = 4_000  # In flight while the core is away.
-DRAIN_S, LOOK_S = 300.0, 0.1
+OUTAGE = 4_000  # Transfers in flight while the core is unreachable.
+DRAIN_S, POLL_S = 300.0, 0.1
 
 
 def fill(world: World, accounts: int, count: int) -> Base:
-    """A base whose tables hold so many finished transfers, besides the money of every base."""
+    """A base with `count` finished transfers in its tables."""
     base = world.copied(world.base(accounts), f"finished_{count}")
     with psycopg.connect(world.server.url(base.database), autocommit=True) as connection:
         connection.execute("SET synchronous_commit = off")
@@ -69,44 +69,44 @@ def _fill(connection: psycopg.Connection, accounts: int, first: int, last: int) 
 
 
 def backlog(world: World, accounts: int, count: int) -> float:
-    """Transfers born while the core was away, and how many seconds they take once it is back."""
+    """Seconds to finish the transfers that were created while the core was unreachable."""
     with world.stage(world.base(accounts)) as stage:
         before = books(stage)
-        gone = f"unix:{stage.directory / 'nobody'}"
-        asyncio.run(_born(stage.database, gone, accounts, count))
-        began_s = time.monotonic()
+        unreachable = f"unix:{stage.directory / 'missing'}"
+        asyncio.run(_create(stage.database, unreachable, accounts, count))
+        started_s = time.monotonic()
         asyncio.run(_drain(stage.database, stage.core, count))
-        seconds = time.monotonic() - began_s
+        seconds = time.monotonic() - started_s
         after = books(stage)
     if after.money != before.money or after.open:
         raise NotConserved(f"backlog: {before} became {after}")
     return round(seconds, 2)
 
 
-async def _born(database: str, core: str, accounts: int, count: int) -> None:
-    """An engine that cannot reach its core: everything rests, and is due."""
+async def _create(database: str, core: str, accounts: int, count: int) -> None:
+    """Run an engine that cannot reach its core: all transfers rest and are due."""
     spec = Spec(kind="", database="", core="", inflight=0, seconds=0, warm_s=0, accounts=accounts)
     traffic = Traffic(spec)
-    async with open_gate(Setup(database, STORE, core, alert=_calm)) as gate:
+    async with open_gate(Setup(database, STORE, core, alert=_ignore)) as gate:
         for first in range(0, count, OUTAGE):
             numbers = range(first, min(first + OUTAGE, count))
             requests = [request_of(traffic.order(number)) for number in numbers]
-            said = await asyncio.gather(*(gate.engine.submit(r) for r in requests))
-            assert all(isinstance(each, Receipt) for each in said), "all were taken"
+            replies = await asyncio.gather(*(gate.engine.submit(r) for r in requests))
+            assert all(isinstance(reply, Receipt) for reply in replies), "not all were accepted"
 
 
 async def _drain(database: str, core: str, count: int) -> None:
-    """From the start of an engine that reaches it until nothing is open any more."""
+    """Run an engine that reaches the core until no transfer is open."""
     statement = f"SELECT count(*) FROM {STORE}.transfers WHERE lane IS NOT NULL".encode()
     async with (
-        open_gate(Setup(database, STORE, core, alert=_calm)),
+        open_gate(Setup(database, STORE, core, alert=_ignore)),
         await psycopg.AsyncConnection.connect(database, autocommit=True) as connection,
     ):
-        for _ in range(int(DRAIN_S / LOOK_S)):
+        for _ in range(int(DRAIN_S / POLL_S)):
             left = await _count(connection, statement)
             if not left:
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     raise RuntimeError(f"{left} of {count} are open after {DRAIN_S:g} s")
 
 
@@ -115,5 +115,5 @@ async def _count(connection: psycopg.AsyncConnection, statement: bytes) -> int:
     return int(count)
 
 
-def _calm(_: Alert) -> None:
-    """That the core is away is what is being tried."""
+def _ignore(_: Alert) -> None:
+    """Ignore alerts: the core is unreachable on purpose."""

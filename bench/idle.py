@@ -1,4 +1,4 @@
-"""What a `tidegate up` costs that has nothing to do."""
+"""The CPU usage of an idle `tidegate up`."""
 
 import subprocess
 import sys
@@ -11,12 +11,12 @@ SETTLE_S, STOP_S = 5.0, 60.0
 
 
 def idle_cpu_percents(directory: Path, watched_s: float, rounds: int) -> list[float]:
-    """Of one core, everything together: API, worker, trading core, PostgreSQL and their parent.
+    """CPU usage in percent of one core: API, worker, trading core, PostgreSQL and the supervisor.
 
-    One figure for each of so many times that it is watched, one after the other.
+    One figure per round. A round lasts `watched_s`.
     """
-    words = ["-m", "tidegate.cli", "up", "--bare", "--port", "0", "--data", str(directory)]
-    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as child:
+    arguments = ["-m", "tidegate.cli", "up", "--bare", "--port", "0", "--data", str(directory)]
+    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             if not child.stdout.readline().startswith("ready"):
@@ -29,7 +29,7 @@ def idle_cpu_percents(directory: Path, watched_s: float, rounds: int) -> list[fl
 
 
 def _percent(pid: int, watched_s: float) -> float:
-    before_s, began_s = cpu_s(pid), time.monotonic()
+    before_s, started_s = cpu_s(pid), time.monotonic()
     time.sleep(watched_s)
     used_s = cpu_s(pid) - before_s
-    return round(100 * used_s / (time.monotonic() - began_s), 3)
+    return round(100 * used_s / (time.monotonic() - started_s), 3)

@@ -1,4 +1,4 @@
-"""Tidegate in process: the engine in this process, the core and PostgreSQL in theirs."""
+"""Tidegate in process: the engine runs in this process, the core and PostgreSQL in others."""
 
 from bench.driving import DONE, REFUSED, Outcome, drive
 from bench.spec import ASSET, STORE, Result, Spec
@@ -17,17 +17,17 @@ def request_of(order: Order) -> Request:
 
 
 def alarmed(alert: Alert) -> None:
-    """Nothing may go wrong here: whoever is called for makes the run worthless."""
+    """Fail on every alert: a run with an alert is not valid."""
     if alert.alarm > Alarm.NONE:
-        raise RuntimeError(f"an alarm in a benchmark: {alert}")
+        raise RuntimeError(f"an alert in a benchmark: {alert}")
 
 
 async def transferred(engine: Engine, order: Order) -> Outcome:  # type: ignore[type-arg]
-    said = await engine.transfer(request_of(order), WAIT_S)
-    assert isinstance(said, Receipt), said
-    assert not said.duplicate, order.cid
+    receipt = await engine.transfer(request_of(order), WAIT_S)
+    assert isinstance(receipt, Receipt), receipt
+    assert not receipt.duplicate, order.cid
     state = "FAILED" if order.amount == TOO_MUCH else "COMMITTED"
-    assert said.transfer.state == state, said.transfer
+    assert receipt.transfer.state == state, receipt.transfer
     return REFUSED if order.amount == TOO_MUCH else DONE
 
 
@@ -35,7 +35,7 @@ async def run(spec: Spec) -> Result:
     traffic = Traffic(spec)
     async with open_gate(Setup(spec.database, STORE, spec.core, alert=alarmed)) as gate:
 
-        async def one(number: int) -> Outcome:
+        async def transfer(number: int) -> Outcome:
             return await transferred(gate.engine, traffic.order(number))
 
-        return await drive(spec, one)
+        return await drive(spec, transfer)

@@ -1,6 +1,6 @@
-"""How fast the machine itself is: a fixed loop in Python and one in SQL, before every round.
+"""The speed of the machine: a fixed loop in Python and one in SQL, run before every round.
 
-No change of Tidegate can change these figures. Where they are low, the hour was slow.
+These figures do not depend on Tidegate. If they are low, the machine was slow at that time.
 """
 
 import time
@@ -31,7 +31,7 @@ UNITS: Mapping[str, str] = {
 
 
 def speed(connection: psycopg.Connection) -> Speed:
-    """Of one core alone; each of the two takes less than a second."""
+    """The speed of one core. Each of the two loops takes less than a second."""
     return Speed(python_steps_per_s(), STATEMENTS / _sql_s(connection, STATEMENTS))
 
 
@@ -40,39 +40,39 @@ def python_steps_per_s() -> float:
 
 
 def _python_s(steps: int) -> float:
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     sums: dict[int, int] = {}
     for step in range(steps):
         key = step * 7_919 % KEYS
         sums[key] = sums.get(key, 0) + step
-    took_s = time.perf_counter() - began_s
-    assert sum(sums.values()) == steps * (steps - 1) // 2, "every step was made"
+    took_s = time.perf_counter() - started_s
+    assert sum(sums.values()) == steps * (steps - 1) // 2, "a step was not made"
     return took_s
 
 
 def _sql_s(connection: psycopg.Connection, statements: int) -> float:
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     for _ in range(statements):
         connection.execute(LOOP_SQL, (ROWS,), prepare=True)
-    return time.perf_counter() - began_s
+    return time.perf_counter() - started_s
 
 
 def summary(speeds: Sequence[Speed]) -> dict[str, dict[str, float]]:
-    """With the spread over all rounds."""
+    """The median and the range over all rounds."""
     return {name: figure([getattr(each, name) for each in speeds]) for name in Speed._fields}
 
 
-def told(speeds: Mapping[str, Mapping[str, float]]) -> str:
-    """In one line, for a page or a terminal."""
+def text_of(speeds: Mapping[str, Mapping[str, float]]) -> str:
+    """One line of text, for a page or a terminal."""
     parts = []
     for name, unit in UNITS.items():
         if name in speeds:
-            each = speeds[name]
-            spread = f"{each['min']:,.0f}…{each['max']:,.0f}"
-            parts.append(f"{each['median']:,.0f} ({spread}) {unit}")
+            speed_ = speeds[name]
+            spread = f"{speed_['min']:,.0f}…{speed_['max']:,.0f}"
+            parts.append(f"{speed_['median']:,.0f} ({spread}) {unit}")
     return ", ".join(parts)
 
 
 def over_parts(parts: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Of a run whose parts were each preceded by one look at the machine."""
+    """The summary of a run that measured the machine's speed before each part."""
     return summary([Speed(**each) for each in parts.values()])

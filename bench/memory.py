@@ -1,4 +1,4 @@
-"""Memory under load that goes on and on: what grows, and by how much per transfer."""
+"""Memory usage under a long load: whether it grows, and by how much per transfer."""
 
 import threading
 import time
@@ -13,18 +13,18 @@ SAMPLES = 20
 
 
 def soak(world: World, accounts: int, minutes: float) -> dict[str, object]:
-    """The base case for so many minutes; memory of every role at even steps."""
+    """Run the base case for some minutes, and sample the memory of every role regularly."""
     timing = Timing(seconds=minutes * 60, warm_s=2.0)
     samples: list[dict[str, float]] = []
     over = threading.Event()
 
     def watch(roles: Mapping[str, int]) -> None:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
 
         def sample() -> None:
             while not over.wait(timing.seconds / SAMPLES):
-                at_s = round(time.monotonic() - began_s, 1)
-                if at_s < timing.seconds:  # Behind that nobody may be there any more.
+                at_s = round(time.monotonic() - started_s, 1)
+                if at_s < timing.seconds:  # After that the processes may have ended.
                     samples.append({"at_s": at_s, **memory_of(roles)})
 
         threading.Thread(target=sample, daemon=True).start()

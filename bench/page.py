@@ -1,4 +1,4 @@
-"""`python -m bench.page`: put the figures of the last run into the page that explains them."""
+"""`python -m bench.page`: writes the figures of the last run into bench/README.md."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,31 +11,31 @@ BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
 def markdown(found: report.Report) -> str:
-    """All that was measured, as tables."""
+    """All figures as Markdown tables."""
     if not found:
-        return "No run has been kept yet."
+        return "There is no run yet."
     run, settings = found.get("measured", {}), found.get("postgresql", {})
-    told = ", ".join(f"{name} {value}" for name, value in run.items())
+    conditions = ", ".join(f"{name} {value}" for name, value in run.items())
     pinned = ", ".join(f"{name} {value}" for name, value in sorted(settings.items()))
     cases = report.rows(found.get("cases", {}), found.get("missing", {}))
-    parts = [f"Measured: {told}. PostgreSQL: {pinned}.", *surroundings(found), ratios(found)]
+    parts = [f"Measured: {conditions}. PostgreSQL: {pinned}.", *surroundings(found), ratios(found)]
     parts += [f"Of each case {report.SPREAD}:"]
     parts += [grid((*report.COLUMNS, *report.MORE), cases), "![Transfers per second](latest.svg)"]
     return "\n\n".join(parts).replace("(latest.svg)", "(results/latest.svg)")
 
 
 def surroundings(found: report.Report) -> list[str]:
-    """How fast the machine was by itself, and whether the yardstick is the same as before."""
+    """The speed of the machine, and the checksums of the code that others are compared with."""
     parts = []
     if speeds := found.get("machine_speed"):
-        parts.append(f"The machine's own speed before each round: {machine.told(speeds)}.")
+        parts.append(f"The machine's own speed before each round: {machine.text_of(speeds)}.")
     if by_part := found.get("scale", {}).get("machine_speed"):
-        told = machine.told(machine.over_parts(by_part))
-        parts.append(f"The same before each part of the scale: {told}.")
+        text = machine.text_of(machine.over_parts(by_part))
+        parts.append(f"The same before each part of the scale: {text}.")
     if digests := found.get("checksums"):
         parts.append(
             "SHA-256 of the literal protocol, the peers and the load generator, the first"
-            f" digits: {checksums.told(digests)}."
+            f" digits: {checksums.text_of(digests)}."
         )
     return parts
 
@@ -46,7 +46,7 @@ def ratios(found: report.Report) -> str:
         [
             f"`{name}`",
             f"{measured[name]:,.4g}" if name in measured else "not measured",
-            " to ".join(f"{each:,.4g}" for each in ranges.get(name, ())),
+            " to ".join(f"{value:,.4g}" for value in ranges.get(name, ())),
             f"{least:,g}",
             f"{goal:,g}",
             report.verdict(name, measured),
@@ -68,7 +68,7 @@ def main() -> None:
     _, _, after = rest.partition(END)
     figures = markdown(report.load())
     PAGE.write_text(f"{before}{BEGIN}\n{figures}\n{END}{after}", encoding="utf-8")
-    sys.stdout.write(f"{PAGE} holds the figures of {report.LATEST.name}\n")
+    sys.stdout.write(f"{PAGE} contains the figures of {report.LATEST.name}\n")
 
 
 if __name__ == "__main__":

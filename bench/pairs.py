@@ -1,7 +1,7 @@
-"""`python -m bench.pairs REVISION`: this tree and an earlier one in turn, case by case.
+"""`python -m bench.pairs REVISION`: compares this tree with an earlier one, case by case.
 
-The machine's speed changes within minutes, so only neighbours in time are compared: a pair is one
-run of each tree, and the figure of a case is the median of its ratios over all pairs.
+The machine's speed changes within minutes, so the trees run in pairs: a pair is one run of each
+tree, and the figure of a case is the median of its ratios over all pairs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ RUN_S = 600.0
 
 
 def measured(tree: Path, cases: Sequence[str], seconds: float) -> dict[str, float]:
-    """Transfers per second of each case, by the benchmark of that tree itself."""
+    """Transfers per second of each case, measured by the benchmark of this tree."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "run.json"
         words = [sys.executable, "-m", "bench", "--rounds", "1", "--seconds", str(seconds)]
@@ -51,22 +51,22 @@ def measured(tree: Path, cases: Sequence[str], seconds: float) -> dict[str, floa
 
 def main() -> None:
     words = argparse.ArgumentParser(prog="python -m bench.pairs", description=__doc__)
-    words.add_argument("revision", help="the earlier tree, as git names it")
+    words.add_argument("revision", help="the git revision of the earlier tree")
     words.add_argument("--pairs", type=int, default=4)
     words.add_argument("--seconds", type=float, default=3.0)
     words.add_argument("--only", action="append", default=[], help="a case; may be repeated")
-    given = words.parse_args()
-    cases, console = given.only or list(CASES), Console()
+    options = words.parse_args()
+    cases, console = options.only or list(CASES), Console()
     ratios: dict[str, list[float]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory() as place:
         base = Path(place) / "base"
         git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", base, given.revision], check=True)
+        subprocess.run([*git, "add", "--quiet", "--detach", base, options.revision], check=True)
         try:
-            for number in range(given.pairs):
-                # Who goes first changes, because the second finds the disk busier.
+            for number in range(options.pairs):
+                # The order alternates, because the second run finds a busier disk.
                 order = (base, ROOT) if number % 2 == 0 else (ROOT, base)
-                found = {tree: measured(tree, cases, given.seconds) for tree in order}
+                found = {tree: measured(tree, cases, options.seconds) for tree in order}
                 for case in cases:
                     if case in found[base] and case in found[ROOT]:
                         ratios[case].append(found[ROOT][case] / found[base][case])
@@ -82,10 +82,10 @@ def shown(before: dict[str, float], after: dict[str, float]) -> str:
 
 def table(ratios: dict[str, list[float]]) -> Table:
     rows = Table("case", "median", "lowest", "highest", f"≥ {LEAST}")
-    for case, each in ratios.items():
-        if each:
-            middle = statistics.median(each)
-            figures = (f"{f:.3f}" for f in (middle, min(each), max(each)))
+    for case, values in ratios.items():
+        if values:
+            middle = statistics.median(values)
+            figures = (f"{f:.3f}" for f in (middle, min(values), max(values)))
             rows.add_row(case, *figures, "yes" if middle >= LEAST else "no")
     return rows
 

@@ -1,4 +1,4 @@
-"""The picture of a run: transfers per second of every case, on a logarithmic scale, as SVG."""
+"""The chart of a run: transfers per second of every case, on a logarithmic scale, as SVG."""
 
 import math
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ def svg(cases: Mapping[str, Mapping[str, Any]]) -> str:
         f'<text x="{LEFT}" y="20" font-size="15">{TITLE}</text>',
         *_axis(decades, height),
     ]
-    for place, case in enumerate(shown):
-        parts += _bar(case.name, cases[case.name]["per_s"], TOP + ROW * place, decades)
+    for row, case in enumerate(shown):
+        parts += _bar(case.name, cases[case.name]["per_s"], TOP + ROW * row, decades)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

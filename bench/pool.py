@@ -1,4 +1,4 @@
-"""The transfer pool as a bot uses it: service, coordinator and listener in this process."""
+"""The transfer pool as a bot uses it: with service, coordinator and listener in this process."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ SESSIONS = 8
 
 
 class Ends:
-    """Who waits for which transfer. An end may be heard before its id has come back."""
+    """Futures of the ends of transfers. The event of an end may arrive before the transfer's id."""
 
     def __init__(self) -> None:
         self._ends: dict[str, asyncio.Future[None]] = {}
@@ -25,7 +25,7 @@ class Ends:
             self._ends[id_] = asyncio.get_running_loop().create_future()
         return self._ends[id_]
 
-    def heard(self, event: Mapping[str, object]) -> None:
+    def on_event(self, event: Mapping[str, object]) -> None:
         assert event["event_type"] != "transaction_denied", event
         if event["event_type"] == "transaction_success":
             self.of(str(event["transfer_id"])).set_result(None)
@@ -37,16 +37,16 @@ class Ends:
 
 async def run(spec: Spec) -> Result:
     traffic, ends, listening = Traffic(spec), Ends(), asyncio.Event()
-    ears = TelemetryListener(heard=ends.heard, begun=listening.set)
+    listener = TelemetryListener(heard=ends.on_event, begun=listening.set)
     async with (
         AsyncConnectionPool(spec.database, min_size=SESSIONS, max_size=SESSIONS) as pool,
-        ears.on(pool),
+        listener.on(pool),
         TransferEventPoolCoordinator(pool),
     ):
         await listening.wait()
         service = TransferService(pool, event_pool_enabled=True)
 
-        async def one(number: int) -> Outcome:
+        async def transfer(number: int) -> Outcome:
             order = traffic.order(number)
             id_ = await service.transfer_currency(
                 guild_id=(order.owner - 1) // GUILD + 1,
@@ -59,4 +59,4 @@ async def run(spec: Spec) -> Result:
             await ends.wait(str(id_))
             return DONE
 
-        return await drive(spec, one)
+        return await drive(spec, transfer)

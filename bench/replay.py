@@ -1,4 +1,4 @@
-"""The trading core alone: how fast it applies batches, and how fast it reads its log again."""
+"""The trading core alone: how fast it applies batches, and how fast it replays its log."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tidegate.trading_core.disk import RealDisk
 BATCH, SEED, STARTS = 1_024, 7, 3
 REPLAYED_ACCOUNTS = 10_000
 UUID = bytes(range(16))
-# No snapshot between: what is replayed is the whole log.
+# No snapshots, so that the complete log is replayed.
 ONE_LOG = CoreLimits(snapshot_records=10**9, snapshot_bytes=2**40)
 
 
@@ -32,7 +32,7 @@ def bodies(records: int, accounts: int) -> Iterator[bytes]:
 
 
 def apply_per_s(directory: Path, accounts: int, records: int) -> float:
-    """Batches of 1 024, each durable before it is answered, on accounts that exist already."""
+    """Operations per second in durable batches of 1 024, on accounts that already exist."""
     return asyncio.run(_apply(directory / "applied", accounts, records))
 
 
@@ -40,21 +40,21 @@ async def _apply(directory: Path, accounts: int, records: int) -> float:
     core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
     running = asyncio.create_task(core.run())
     await core.submit(FrameKind.ASSETS, wire.pack_assets([ASSET]))
-    for body in _each_once(accounts):
+    for body in _one_credit_each(accounts):
         await core.submit(FrameKind.ASK, body)
     prepared = list(bodies(records, accounts))
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     for body in prepared:
         await core.submit(FrameKind.ASK, body)
-    seconds = time.perf_counter() - began_s
-    assert sum(core.book.totals.values()) == accounts + records, "each was done"
+    seconds = time.perf_counter() - started_s
+    assert sum(core.book.totals.values()) == accounts + records, "an operation was not executed"
     core.stop()
     await running
     shutil.rmtree(directory)
     return round(records / seconds)
 
 
-def _each_once(accounts: int) -> Iterator[bytes]:
+def _one_credit_each(accounts: int) -> Iterator[bytes]:
     for first in range(1, accounts + 1, BATCH):
         yield wire.pack_operations(
             CoreOperation(
@@ -69,7 +69,7 @@ def _each_once(accounts: int) -> Iterator[bytes]:
 
 
 def replay_per_s(directory: Path, records: int) -> dict[str, object]:
-    """From a log of so many records to a core that may serve: the median of some starts."""
+    """Records per second when the core starts from a log: the median of some starts."""
     return asyncio.run(_replay(directory / "replayed", records))
 
 
@@ -90,11 +90,11 @@ async def _replay(directory: Path, records: int) -> dict[str, object]:
 
 
 async def _start(directory: Path, records: int, total: int) -> float:
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     core = await Core.open(RealDisk(directory), UUID, time.time, ONE_LOG)
-    seconds = time.perf_counter() - began_s
-    assert core.place.position == 1 + records, "every record was read, and that of the asset"
-    assert sum(core.book.totals.values()) == total == records, "no money was made or lost"
+    seconds = time.perf_counter() - started_s
+    assert core.log_position.position == 1 + records, "not all records and the asset's were read"
+    assert sum(core.book.totals.values()) == total == records, "money was created or lost"
     core.log.close()
     core.disk.unlock()
     return round(seconds, 2)

@@ -1,4 +1,4 @@
-"""From runs to figures: medians with their range, the ratios that are asked for, a table."""
+"""The figures of all runs: medians with their range, ratios with their targets, and tables."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ LATEST = RESULTS / "latest.json"
 
 Report: TypeAlias = dict[str, Any]
 
-# By name: what it must at least reach, the goal, and whether more is better.
+# By name: the least acceptable value, the goal, and whether more is better.
 TARGETS: Mapping[str, tuple[float, float, bool]] = {
     "saturation_over_literal": (20, 30, True),
     "inflight64_over_literal64": (10, 14, True),
@@ -36,7 +36,7 @@ TARGETS: Mapping[str, tuple[float, float, bool]] = {
 }
 
 SATURATION = ("tidegate-1", "tidegate-64", "tidegate-256", "tidegate-4096")
-# Of each ratio the cases above and below the line; the best of several counts.
+# The cases of the numerator and of the denominator of each ratio. The best of several counts.
 RATIOS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "saturation_over_literal": (SATURATION, ("literal-",)),
     "inflight64_over_literal64": (
@@ -51,7 +51,7 @@ RATIOS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "engine_over_ceiling": (SATURATION, ("ceiling",)),
     "pool256_over_pgqueuer_members": (("pool-256",), ("pgqueuer-members-256",)),
 }
-# Of each latency the case and the figure.
+# The case and the figure of each latency.
 LATENCIES: Mapping[str, tuple[str, str]] = {
     "p99_inflight256_ms": ("tidegate-256", "p99_ms"),
     "p50_lone_http_ms": ("http-1", "p50_ms"),
@@ -65,7 +65,7 @@ def summary(case: Case, runs: Sequence[Run]) -> Report:
         return figure([read(run) for run in runs])
 
     return {
-        "says": case.says,
+        "says": case.description,
         "rounds": len(runs),
         "transfers": sum(run.result.made for run in runs),
         "refused": sum(run.result.refused for run in runs),
@@ -89,7 +89,7 @@ def _by_role(runs: Sequence[Mapping[str, float]]) -> dict[str, Report]:
 
 
 def ratios(cases: Mapping[str, Report]) -> dict[str, float]:
-    """Of medians. What a partial run has not measured is left out."""
+    """The ratios of the medians. A partial run has only those that it measured."""
     found: dict[str, float] = {}
     for name, (above, below) in RATIOS.items():
         over, under = _best(cases, above), _best(cases, below)
@@ -102,7 +102,7 @@ def ratios(cases: Mapping[str, Report]) -> dict[str, float]:
 
 
 def ratio_rounds(cases: Mapping[str, Report]) -> dict[str, list[float]]:
-    """What each ratio was in every round: the best of that round over the best of that round."""
+    """The ratios of every round: the best of one group over the best of the other."""
     found: dict[str, list[float]] = {}
     rounds = max((len(case["per_s"]["rounds"]) for case in cases.values()), default=0)
     for name, (above, below) in RATIOS.items():
@@ -112,28 +112,28 @@ def ratio_rounds(cases: Mapping[str, Report]) -> dict[str, list[float]]:
     for name, (case, key) in LATENCIES.items():
         if case in cases:
             found[name] = cases[case][key]["rounds"]
-    return {name: each for name, each in found.items() if each}
+    return {name: values for name, values in found.items() if values}
 
 
 def ranges(by_round: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The lowest and the highest of any round."""
-    return {name: [min(each), max(each)] for name, each in by_round.items()}
+    """The lowest and the highest value of all rounds."""
+    return {name: [min(values), max(values)] for name, values in by_round.items()}
 
 
 def _by_round(cases: Mapping[str, Report], names: Sequence[str], rounds: int) -> list[float]:
-    """The best of each round. Nothing, if a case failed in one: nobody knows in which."""
-    all_speeds = [case["per_s"]["rounds"] for case in _meant(cases, names)]
+    """The best of each round. Empty if a case failed in a round, as it is not known in which."""
+    all_speeds = [case["per_s"]["rounds"] for case in _selected(cases, names)]
     if any(len(speeds) < rounds for speeds in all_speeds):
         return []
     return [max(speeds) for speeds in zip(*all_speeds, strict=True)]
 
 
 def _best(cases: Mapping[str, Report], names: Sequence[str]) -> float | None:
-    return max((case["per_s"]["median"] for case in _meant(cases, names)), default=None)
+    return max((case["per_s"]["median"] for case in _selected(cases, names)), default=None)
 
 
-def _meant(cases: Mapping[str, Report], names: Sequence[str]) -> list[Report]:
-    """A name that ends in a dash stands for all that begin so."""
+def _selected(cases: Mapping[str, Report], names: Sequence[str]) -> list[Report]:
+    """The cases with these names. A name that ends in a dash is a prefix."""
     return [
         case
         for name, case in cases.items()
@@ -147,7 +147,7 @@ RATIO_PARTS = ("ratios", "ratio_ranges", "ratio_rounds")
 
 
 def keep_scale(old: Report, fresh: Report) -> Report:
-    """A new run, with what the measurements of scale have left beside the last one."""
+    """The results of a new run, with the scale results of the last file."""
     both: Report = {"scale": old["scale"]} if "scale" in old else {}
     for part in RATIO_PARTS:
         kept = {n: v for n, v in old.get(part, {}).items() if n in OF_SCALE}
@@ -161,17 +161,17 @@ def add_scale(
     found: Mapping[str, float],
     by_round: Mapping[str, Sequence[float]],
 ) -> Report:
-    """The same from the other side: what was measured of scale, into the last run."""
+    """The results of the last run, with new scale results."""
     before = old.get("scale", {})
     both = {**before, **scale}
     for part in ("measured", "machine_speed"):
         both[part] = {**before.get(part, {}), **scale.get(part, {})}
-    whole = {**old, "scale": both}
+    results = {**old, "scale": both}
     fresh = (found, ranges(by_round), by_round)
     for part, values in zip(RATIO_PARTS, fresh, strict=True):
         kept = {n: v for n, v in old.get(part, {}).items() if n not in found}
-        whole[part] = {**kept, **values}
-    return whole
+        results[part] = {**kept, **values}
+    return results
 
 
 def load(path: Path = LATEST) -> Report:
@@ -189,7 +189,7 @@ SPREAD = "the median of all rounds (lowest…highest)"
 
 
 def table(cases: Mapping[str, Report], missing: Mapping[str, str]) -> Table:
-    # Folded where there is no room: a spread of which half is cut off tells nothing.
+    # Long cells are folded, because a range that is cut off is useless.
     columns = (Column(name, overflow="fold") for name in (*COLUMNS, *MORE))
     shown = Table(*columns, title=f"per transfer; {SPREAD}", pad_edge=False)
     for cells in rows(cases, missing):
@@ -200,7 +200,7 @@ def table(cases: Mapping[str, Report], missing: Mapping[str, str]) -> Table:
 def rows(cases: Mapping[str, Report], missing: Mapping[str, str]) -> Iterable[list[str]]:
     for case in CASES:
         if case.name in cases:
-            # Failed in some round: what is left of it must not look whole.
+            # A case that failed in some round is marked, as its figures are incomplete.
             short = f" ({cases[case.name]['rounds']} rounds only)" if case.name in missing else ""
             yield _cells(case.name + short, cases[case.name])
         elif case.name in missing:
@@ -231,7 +231,7 @@ def ratio_table(found: Mapping[str, float], ranges: Mapping[str, Sequence[float]
     shown = Table("ratio", "measured", "in any round", "at least", "goal", "", pad_edge=False)
     for name, (least, goal, _) in TARGETS.items():
         value = "not measured" if name not in found else f"{found[name]:,.4g}"
-        span = "…".join(f"{each:,.4g}" for each in ranges.get(name, ()))
+        span = "…".join(f"{value:,.4g}" for value in ranges.get(name, ()))
         shown.add_row(name, value, span, f"{least:,g}", f"{goal:,g}", verdict(name, found))
     return shown
 

@@ -1,4 +1,4 @@
-"""One run of one case: stage it, start the load, read the gauges, check the books."""
+"""One run of one case: prepares its stage, starts the load, reads the gauges, checks the books."""
 
 import os
 import statistics
@@ -16,7 +16,7 @@ from bench.peers import environments
 from bench.spec import MEMBERS, Result, Spec
 from bench.world import Base, Books, NotConserved, World, books, tpcb_books
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class Timing(NamedTuple):
@@ -25,11 +25,11 @@ class Timing(NamedTuple):
 
 
 class Failed(Exception):
-    """The case could not be run; its last words say why."""
+    """The case could not be run. The message contains the end of its log."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured."""
+    """The figures of one run."""
 
     result: Result
     per_s: float
@@ -43,11 +43,11 @@ Watch: TypeAlias = Callable[[Mapping[str, int]], None]
 
 
 class Extra(NamedTuple):
-    """What few cases need."""
+    """Settings that only few cases need."""
 
     tape: str = ""
-    base: Base | None = None  # Other than the one of its accounts.
-    watch: Watch = lambda _: None  # Told who plays which role, when the window opens.
+    base: Base | None = None  # If not the usual base of its accounts.
+    watch: Watch = lambda _: None  # Called with the process of each role when the window opens.
 
 
 NOTHING = Extra()
@@ -84,7 +84,7 @@ def run(case: Case, world: World, timing: Timing, extra: Extra = NOTHING) -> Run
 
 
 def base_of(case: Case, world: World) -> Base:
-    """What the case begins with; made when it is first asked for."""
+    """The base of the case. It is created on first use."""
     if case.kind == "tpcb":
         return world.tpcb()
     return (world.guilds if case.direction == MEMBERS else world.base)(case.accounts)
@@ -100,7 +100,7 @@ class Load(NamedTuple):
 def _measure(world: World, load: Load, watch: Watch) -> Run:
     case, log = load.case, load.log
     wal_before = written(world.connection)
-    # Of a client that plays beside a server, the server's Python is what counts.
+    # If there is a client and a server, the Python of the server counts.
     with _started("" if case.front else case.environment, load.spec, log) as child:
         everyone = {**load.roles, "client" if case.front else "python": child.pid}
         _expect(child, "open", log)
@@ -110,11 +110,11 @@ def _measure(world: World, load: Load, watch: Watch) -> Run:
         ended, memory = cpu_of(everyone), memory_of(everyone)
         assert child.stdout is not None
         assert child.stdin is not None
-        said = child.stdout.readline()
-        child.stdin.close()  # Until now it waited, so that its memory could be read.
-        if child.wait(PATIENCE_S) or not said:
+        output = child.stdout.readline()
+        child.stdin.close()  # It has waited for this, so that its memory could be read.
+        if child.wait(TIMEOUT_S) or not output:
             raise Failed(f"{case.name}: {_last_words(log)}")
-    result = msgspec.json.decode(said, type=Result)
+    result = msgspec.json.decode(output, type=Result)
     if not result.counted:
         raise Failed(f"{case.name}: nothing ended inside the window; {_last_words(log)}")
     wal_after = written(world.connection)
@@ -145,21 +145,21 @@ def _started(environment: str, spec: Spec, log: Path) -> "subprocess.Popen[str]"
 
 
 def _expect(child: "subprocess.Popen[str]", word: str, log: Path) -> None:
-    """Whatever else a peer prints on its way is its own affair."""
+    """Skip everything else that a peer prints."""
     assert child.stdout is not None
     for line in child.stdout:
         if line.strip() == word:
             return
-    child.wait(PATIENCE_S)
+    child.wait(TIMEOUT_S)
     raise Failed(_last_words(log))
 
 
 def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
 def figure(values: Sequence[float]) -> dict[str, Any]:
-    """Of all rounds: the median, the spread, and each of them in their order."""
+    """The median, the range and all values in the order of the rounds."""
     median, least, most = (round(f(values), 3) for f in (statistics.median, min, max))
     return {"median": median, "min": least, "max": most, "rounds": [round(v, 3) for v in values]}

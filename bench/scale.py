@@ -1,4 +1,4 @@
-"""`python -m bench.scale`: how the cost of a transfer grows, and what does not grow at all."""
+"""`python -m bench.scale`: the cost of a transfer with large tables, backlogs and long loads."""
 
 import argparse
 import statistics
@@ -25,7 +25,7 @@ MOST_FINISHED = MOST_RECORDS = str(10 * MILLION)
 
 
 class Sizes(NamedTuple):
-    """How large the largest are: all of them, or small ones to try."""
+    """The sizes of the measurements: large, or small for a trial."""
 
     finished: tuple[int, ...] = (10_000, 100_000, MILLION, 10 * MILLION)
     accounts: tuple[int, ...] = (1_000, 10_000, 100_000, MILLION)
@@ -53,7 +53,7 @@ def main() -> None:
     given = words.parse_args()
     sizes = QUICK if given.quick else Sizes()
     chosen = [name for name in PARTS if not given.only or name in given.only]
-    # By part: what is measured another day, on other code, must not take this one's name.
+    # The conditions are recorded per part, as parts may be measured on other days and code.
     speeds: dict[str, object] = {}
     found: dict[str, object] = {"measured": dict.fromkeys(chosen, here()), "machine_speed": speeds}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def finished(world: World, sizes: Sizes, _: float) -> dict[str, object]:
-    """Throughput on tables that hold so many ended transfers; rounds are interleaved."""
+    """Throughput by the number of ended transfers in the tables, in interleaved rounds."""
     bases = {count: fill(world, SMALL, count) for count in sizes.finished}
     runs: dict[int, list[Run]] = {count: [] for count in bases}
     for _round in range(sizes.rounds):
@@ -90,7 +90,7 @@ def accounts(world: World, sizes: Sizes, _: float) -> dict[str, object]:
 
 
 def hot(world: World, sizes: Sizes, _: float) -> dict[str, object]:
-    """All transfers are of one owner, and so lock one account."""
+    """All transfers are of one owner, so that they lock the same account."""
     return _summary(world, sizes, 1)
 
 
@@ -140,7 +140,7 @@ PARTS: dict[str, Callable[[World, Sizes, float], dict[str, object]]] = {
 
 
 def ratios(found: Mapping[str, object]) -> dict[str, float]:
-    """By their names; each is there only if its largest size was measured."""
+    """The ratios by name. A ratio exists only if its largest size was measured."""
     named: dict[str, float] = {}
 
     def at(*path: str) -> float | None:
@@ -163,7 +163,7 @@ def ratios(found: Mapping[str, object]) -> dict[str, float]:
 
 
 def rounds(found: Mapping[str, object]) -> dict[str, list[float]]:
-    """The same in every round, as far as there were several."""
+    """The ratios of every round, where there were several."""
 
     def at(*path: str) -> list[float]:
         value = _at(found, *path)

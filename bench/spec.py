@@ -1,4 +1,4 @@
-"""What a case is told to do, and what it says when it is done."""
+"""The input and the output of the process that makes the load of a case."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ GUILD = 100  # Members in each.
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one case, as the process that makes the load is told of it."""
+    """The input: one run of one case."""
 
     kind: str  # The module that makes the load.
     database: str
@@ -26,19 +26,19 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     path: str = ""
     users: str = ""  # A file with users and their tokens.
-    programs: str = ""  # Where pgbench is.
-    tape: str = ""  # What the ceiling plays.
+    programs: str = ""  # The directory of pgbench.
+    tape: str = ""  # The directory of the tapes that the ceiling plays.
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that made the load has seen."""
+    """The output: what the load has measured."""
 
     counted: int  # Transfers that ended inside the window.
-    seconds: float  # How long the window was.
-    made: int  # All that ended, before and after the window too.
+    seconds: float  # The length of the window.
+    made: int  # All transfers that ended, also before and after the window.
     p50_ms: float
     p95_ms: float
     p99_ms: float
     max_ms: float
-    refused: int = 0  # Of those made: ended as FAILED, which was meant.
-    overloaded: int = 0  # Turned away, and not counted as made.
+    refused: int = 0  # The part of `made` that ended as FAILED, as intended.
+    overloaded: int = 0  # Refused because of overload, and not counted in `made`.

@@ -1,4 +1,4 @@
-"""One PostgreSQL for the whole run, and for every case a fresh copy of the same money."""
+"""One PostgreSQL for the whole run, and for every case a new copy of the same accounts."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from tidegate.core.wire import Binding
 from tidegate.postgres import find_binaries
 from tidegate.systems.guild import POINT
 
-# Every commit is durable, as everywhere; the rest gives all cases the same room to write in.
+# Every commit is durable. The other settings give all cases the same space for WAL.
 SETTINGS = {
     "fsync": "on",
     "synchronous_commit": "on",
@@ -48,7 +48,7 @@ SELECT owner, {asset}, {start} FROM generate_series(1, {accounts}) AS owner;
 """
 
 
-# Guilds without a daily limit, whose members have as much as anybody.
+# Guilds without a daily limit, whose members have the same balance as all owners.
 MEMBERS = """
 UPDATE economy.guild_settings SET daily_limit = 0;
 INSERT INTO {store}.ledger_accounts (owner, book, asset_id, available)
@@ -58,22 +58,22 @@ SELECT (member - 1) / {guild} + 1, 'member:' || member, {point}, {start}
 
 
 class NotConserved(Exception):
-    """Money was made or lost, or a transfer has not ended."""
+    """Money was created or lost, or a transfer has not ended."""
 
 
 class Base(NamedTuple):
-    """What every case of one kind begins with; copied, and never used itself."""
+    """The database and core with which cases start. It is copied, and never used itself."""
 
     database: str
     core: Path | None
 
 
 class Stage(NamedTuple):
-    """Where one run of one case takes place."""
+    """The database, core and directory of one run of one case."""
 
     database: str
     core: str
-    roles: Mapping[str, int]  # The process that plays each role.
+    roles: Mapping[str, int]  # The process id of each role.
     directory: Path
 
 
@@ -81,7 +81,9 @@ class World:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
-        self._sockets = Path(tempfile.mkdtemp(prefix="tg-"))  # Short: a socket's name must be.
+        self._sockets = Path(
+            tempfile.mkdtemp(prefix="tg-")
+        )  # Short, as the path of a socket is limited.
         self._bases: dict[str, Base] = {}
         self._held = ExitStack()
         self.server = EmbeddedPostgres(self._directory / "pg", settings=SETTINGS)
@@ -115,7 +117,7 @@ class World:
         return dict(rows.fetchall())
 
     def base(self, accounts: int) -> Base:
-        """Owners with the same money in each account of each world, made once."""
+        """A base of owners with the same money in each account. It is created once."""
         name = f"base_{accounts}"
         if name not in self._bases:
             self._create(name)
@@ -124,7 +126,7 @@ class World:
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(TABLES)
                 values = {"store": STORE, "asset": ASSET, "start": START, "accounts": accounts}
-                # Numbers and a name of our own: nothing of it comes from outside.
+                # Only numbers and names of our own: no input from outside.
                 connection.execute(FUND.format(**values).encode())
                 _count(connection, f"{STORE}.ledger_accounts", "literal.balances_tb")
             core = self._directory / f"core-{name}"
@@ -134,7 +136,7 @@ class World:
         return self._bases[name]
 
     def guilds(self, accounts: int) -> Base:
-        """The same with members of guilds, made once."""
+        """A base of guild members. It is created once."""
         name = f"base_{accounts}_members"
         if name not in self._bases:
             self._bases[name] = self.copied(self.base(accounts), name)
@@ -145,7 +147,7 @@ class World:
         return self._bases[name]
 
     def copied(self, base: Base, name: str) -> Base:
-        """Another base that begins as this one does."""
+        """A copy of a base, to be changed."""
         self._create(name, base.database)
         return base._replace(database=name)
 
@@ -153,7 +155,7 @@ class World:
         self._drop(base.database)
 
     def tpcb(self) -> Base:
-        """What pgbench makes for itself."""
+        """The base that pgbench creates."""
         if "tpcb" not in self._bases:
             self._create("base_tpcb")
             command = [str(self.programs / "pgbench"), "--initialize", "--quiet"]
@@ -164,7 +166,7 @@ class World:
 
     @contextmanager
     def stage(self, base: Base) -> Iterator[Stage]:
-        """A copy of the money, right after a checkpoint, gone at the end."""
+        """A copy of a base right after a checkpoint. It is removed at the end."""
         self._create("run", base.database)
         directory = Path(tempfile.mkdtemp(prefix="case-", dir=self._directory))
         roles = {"postgres": self.server.pid}
@@ -183,7 +185,7 @@ class World:
 
     @contextmanager
     def _core(self, directory: Path) -> Iterator[tuple[str, int]]:
-        """The trading core as its own process, as `tidegate core` runs it."""
+        """Run the trading core as a process, like `tidegate core`."""
         address = f"unix:{self._sockets / 'core'}"
         words = ["-m", "tidegate.trading_core", "--data", str(directory), "--listen", address]
         with subprocess.Popen(
@@ -200,7 +202,7 @@ class World:
                 child.wait(STOP_S)
 
     def _create(self, name: str, template: str = "template0") -> None:
-        # Copied as files between two checkpoints: the copy is in no case's WAL.
+        # Copied as files between two checkpoints, so that the copy is in no case's WAL.
         self._drop(name)
         statement = "CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy"
         names = (sql.Identifier(name), sql.Identifier(template))
@@ -220,9 +222,9 @@ SELECT i.store::text, c.system_identifier || '/' || d.oid
 
 @contextmanager
 def bound(address: str, database: str) -> Iterator[None]:
-    """The core serves the store of this database, and whoever greets it meanwhile speaks for it.
+    """Bind the core to the store of this database.
 
-    A copied database is another place to a core, so that each copy has to be confirmed.
+    For the core, a copied database is another one, so that each copy has to be bound again.
     """
     with psycopg.connect(database, autocommit=True) as connection:
         [store, place] = connection.execute(PLACE.encode()).fetchone() or ("", "")
@@ -237,11 +239,11 @@ def bound(address: str, database: str) -> Iterator[None]:
 async def _rebind(address: str, binding: Binding) -> None:
     async with open_trading(address) as trading:
         found = await trading.rebind(binding.store, binding)
-        assert found in (binding, Binding()), found  # An unbound core binds at the greeting.
+        assert found in (binding, Binding()), found  # An unbound core binds at the hello.
 
 
 def _count(connection: psycopg.Connection, *filled: str) -> None:
-    """Only what has rows: no store begins with tables that were counted while they were empty."""
+    """Analyze the tables with rows, or the planner would assume that they are empty."""
     for table in filled:
         connection.execute(f"VACUUM ANALYZE {table}".encode())
 
@@ -259,7 +261,7 @@ async def _credit(address: str, accounts: int) -> None:
 
 
 class Books(NamedTuple):
-    """All the money there is, and what has not ended."""
+    """All money, and the number of open transfers."""
 
     money: int
     open: int
@@ -274,7 +276,7 @@ SELECT (SELECT coalesce(sum(available + held), 0) FROM {STORE}.ledger_accounts)
 
 
 def books(stage: Stage) -> Books:
-    """Everything that the accounts of the ledgers and of the core hold together."""
+    """The sum of all accounts of the ledgers and of the core."""
     with psycopg.connect(stage.database, autocommit=True) as connection:
         [money, open_] = connection.execute(SUMS.encode()).fetchone() or (0, 0)
     return Books(int(money) + asyncio.run(_core_total(stage.core)), open_)
@@ -287,7 +289,7 @@ SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM 
 
 
 def tpcb_books(stage: Stage) -> Books:
-    """Of pgbench's four tables, each must come to the same."""
+    """The sums of pgbench's four tables, which must be equal."""
     with psycopg.connect(stage.database, autocommit=True) as connection:
         sums = connection.execute(TPCB_SUMS).fetchone() or (0,)
     return Books(max(map(int, sums)) - min(map(int, sums)), 0)

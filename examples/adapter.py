@@ -1,4 +1,4 @@
-"""An adapter in under 60 lines: a piggy bank in SQLite that keeps each answer under its key."""
+"""An adapter in under 60 lines: a piggy bank in SQLite that stores each answer under its key."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from typing import Any
 from tidegate import Alarm, Answer, Done, Question, Rejected, Unknown, Verb
 
 TABLE = """CREATE TABLE IF NOT EXISTS operations (id, version, owner, asset,
-    asked, undoes, why, moved, PRIMARY KEY (id, version))"""
-SELECT = "SELECT version, asked, undoes, why, moved FROM operations WHERE id = ?"
+    question, undoes, code, moved, PRIMARY KEY (id, version))"""
+SELECT = "SELECT version, question, undoes, code, moved FROM operations WHERE id = ?"
 BALANCE = "SELECT coalesce(sum(moved), 0) FROM operations WHERE owner = ? AND asset = ?"
 
 
@@ -26,34 +26,34 @@ class PiggyBank:
             return [self.answer(question) for question in questions]
 
     def answer(self, q: Question) -> Answer:
-        asked = repr((q.verb, q.party, q.asset_id, q.amount, q.undoes))
-        kept = {row[0]: row[1:] for row in self.db.execute(SELECT, [q.transfer_id.hex])}
-        if q.version in kept:  # The key decides: what was said is said again.
-            was, _, why, _ = kept[q.version]
-            said = Rejected(why) if why else Done()
-            return said if was in (asked, "") else Unknown("KEY_REUSED", Alarm.PAGE)
-        verdict = self.undo(q, kept) if q.undoes is not None and not q.void else self.judge(q)
-        return verdict if isinstance(verdict, Unknown) else self.keep(q, q.version, asked, *verdict)
+        text = repr((q.verb, q.party, q.asset_id, q.amount, q.undoes))
+        stored = {row[0]: row[1:] for row in self.db.execute(SELECT, [q.transfer_id.hex])}
+        if q.version in stored:  # A known key always gets the stored answer.
+            question, _, code, _ = stored[q.version]
+            answer = Rejected(code) if code else Done()
+            return answer if question in (text, "") else Unknown("KEY_REUSED", Alarm.PAGE)
+        result = self.undo(q, stored) if q.undoes is not None and not q.void else self.judge(q)
+        return result if isinstance(result, Unknown) else self.store(q, q.version, text, *result)
 
-    def judge(self, q: Question) -> tuple[str, int] | Unknown:  # Why not, and what it moves.
+    def judge(self, q: Question) -> tuple[str, int] | Unknown:  # Refusal code, amount moved.
         if q.verb not in (Verb.DEBIT, Verb.CREDIT) and not q.void:
-            return Unknown(f"a piggy bank knows no {q.verb}", Alarm.PAGE)
+            return Unknown(f"a piggy bank does not support {q.verb}", Alarm.PAGE)
         moved = q.amount if q.verb is Verb.CREDIT else -q.amount
         if q.void or not 0 < q.amount < 2**62:
             return "UNDONE" if q.void else "INVALID_AMOUNT", 0
         [balance] = self.db.execute(BALANCE, [q.party.owner, q.asset_id]).fetchone()
         return ("", moved) if balance + moved >= 0 else ("INSUFFICIENT_BALANCE", 0)
 
-    def undo(self, q: Question, kept: dict[Any, Any]) -> tuple[str, int] | Unknown:
-        _, _, why, moved = kept.get(q.undoes, ("", None, "UNDONE", 0))
-        if q.verb is not Verb.REFUND or (q.expect_done and why):
+    def undo(self, q: Question, stored: dict[Any, Any]) -> tuple[str, int] | Unknown:
+        _, _, code, moved = stored.get(q.undoes, ("", None, "UNDONE", 0))
+        if q.verb is not Verb.REFUND or (q.expect_done and code):
             return Unknown("UNDO_UNFOUNDED", Alarm.HALT)
-        if q.undoes not in kept:  # A tombstone: should the original come late, it is refused.
-            self.keep(q, q.undoes, "", "UNDONE", 0)
-        undone = any(row[1] == q.undoes and row[3] for row in kept.values())
+        if q.undoes not in stored:  # A tombstone: if the original arrives later, it is refused.
+            self.store(q, q.undoes, "", "UNDONE", 0)
+        undone = any(row[1] == q.undoes and row[3] for row in stored.values())
         return "", 0 if undone else -moved
 
-    def keep(self, q: Question, version: Any, asked: str, why: str, moved: int) -> Answer:
-        row = (q.transfer_id.hex, version, q.party.owner, q.asset_id, asked, q.undoes, why, moved)
+    def store(self, q: Question, version: Any, text: str, code: str, moved: int) -> Answer:
+        row = (q.transfer_id.hex, version, q.party.owner, q.asset_id, text, q.undoes, code, moved)
         self.db.execute("INSERT INTO operations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        return Rejected(why) if why else Done()
+        return Rejected(code) if code else Done()

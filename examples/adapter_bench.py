@@ -1,4 +1,4 @@
-"""The bench of the piggy bank: how to see its money, and how to break it."""
+"""The test bench of the piggy bank: it reads balances directly, and restarts the bank."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from examples.adapter import BALANCE, PiggyBank
 
 
 class PiggyBench:
-    in_order = True  # Each question of a batch sees what the ones before it have done.
+    in_order = True  # Each question of a batch sees the effects of those before it.
 
     def __init__(self, path: Path, bank: type[PiggyBank] = PiggyBank) -> None:
         self.path, self.bank, self.system = path, bank, bank(path)

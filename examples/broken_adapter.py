@@ -1,4 +1,4 @@
-"""A piggy bank with two short cuts that look harmless. The certificate says what they cost."""
+"""A piggy bank with two errors that look harmless. The certificate shows what they cost."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,13 +12,13 @@ from tidegate import Answer, Question, Rejected, Unknown
 
 
 class ForgetfulBank(PiggyBank):
-    def keep(self, q: Question, version: Any, asked: str, why: str, moved: int) -> Answer:
-        if why:  # «Nothing happened, so there is nothing to write down.»
-            return Rejected(why)
-        return super().keep(q, version, asked, why, moved)
+    def store(self, q: Question, version: Any, text: str, code: str, moved: int) -> Answer:
+        if code:  # Wrong: a refusal is not stored, because it had no effect.
+            return Rejected(code)
+        return super().store(q, version, text, code, moved)
 
-    def undo(self, q: Question, kept: dict[Any, Any]) -> tuple[str, int] | Unknown:
-        return "", q.amount  # «They ask for a refund, so they must have paid.»
+    def undo(self, q: Question, stored: dict[Any, Any]) -> tuple[str, int] | Unknown:
+        return "", q.amount  # Wrong: it assumes that the debit was done.
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A bot's loop without a platform: messages come in, payments go out, events are told."""
+"""A chat bot without a platform: it turns messages into payments and prints their events."""
 
 import asyncio
 import sys
@@ -23,15 +23,15 @@ MESSAGES = [
     "ben pays cara 30 for stamps",
     "cara pays anna -5 for fun",
 ]
-RENT = "anna pays ben 450 for rent"  # Over the day's limit: the pool keeps it until tomorrow.
+RENT = "anna pays ben 450 for rent"  # Above the daily limit: it waits in the pool until tomorrow.
 
 
 class Bot:
-    """What a platform would call."""
+    """The methods that a chat platform would call."""
 
     def __init__(self, service: TransferService) -> None:
         self.service = service
-        self.told = asyncio.Queue[str]()
+        self.news = asyncio.Queue[str]()
 
     async def message(self, number: int, text: str) -> str:
         payer, _, payee, amount, _, *reason = text.split()
@@ -48,11 +48,11 @@ class Bot:
             return f"{payer}: {refused}"
         return f"{payer}: noted"
 
-    def heard(self, event: Mapping[str, object]) -> None:
-        """A hint, for people; who must not miss anything reads the table."""
+    def on_event(self, event: Mapping[str, object]) -> None:
+        """An event may be lost: a program that must not miss any reads the table."""
         if event["event_type"] == "transaction_success":
             payer, payee = (NAMES[int(str(event[k]))] for k in ("initiator_id", "target_id"))
-            self.told.put_nowait(f"{payer} paid {payee} {event['amount']}")
+            self.news.put_nowait(f"{payer} paid {payee} {event['amount']}")
 
 
 async def run(address: str) -> None:
@@ -61,18 +61,18 @@ async def run(address: str) -> None:
             await bank.issue_currency(GUILD, member, 1_000, cid=f"welcome-{name}")
         bot = Bot(TransferService(pool, event_pool_enabled=True))
         listening = asyncio.Event()
-        ears = TelemetryListener(heard=bot.heard, begun=listening.set)
-        async with ears.on(pool), TransferEventPoolCoordinator(pool):
+        listener = TelemetryListener(heard=bot.on_event, begun=listening.set)
+        async with listener.on(pool), TransferEventPoolCoordinator(pool):
             await listening.wait()
             for number, text in enumerate(MESSAGES):
-                print(await twice(bot, number, text))
-            for line in sorted([await bot.told.get() for _ in range(2)]):
+                print(await send_twice(bot, number, text))
+            for line in sorted([await bot.news.get() for _ in range(2)]):
                 print(line)
-            # Not before: of two payments on their way, the second may be made first.
-            print(await twice(bot, len(MESSAGES), RENT))
+            # Only now: a later payment may be made before an earlier one that is still pending.
+            print(await send_twice(bot, len(MESSAGES), RENT))
 
 
-async def twice(bot: Bot, number: int, text: str) -> str:
+async def send_twice(bot: Bot, number: int, text: str) -> str:
     await bot.message(number, text)
     return await bot.message(number, text)
 

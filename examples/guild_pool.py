@@ -1,4 +1,4 @@
-"""A guild's points: one member pays another through the transfer pool."""
+"""A guild member pays another member through the transfer pool."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A shop pays a customer back in the same transaction in which it cancels the order."""
+"""A shop refunds a customer in the transaction that cancels the order."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ def cancel(address: str) -> None:
     """The order and the request are committed together, or neither is."""
     with psycopg.connect(address) as connection:
         connection.execute("SET SESSION AUTHORIZATION shop")
-        for _ in range(2):  # The second time nothing new is asked for: the cid is the order's id.
+        for _ in range(2):  # The second call requests nothing new: the cid is the order's id.
             connection.execute(CANCEL, (CUSTOMER,))
 
 
@@ -41,8 +41,8 @@ async def serve(address: str) -> None:
             outcome = None
             while outcome is None:
                 await asyncio.sleep(0.1)
-                look = f"SELECT cid, outcome FROM {STORE}.inbox_requests"
-                [(cid, outcome)] = connection.execute(look).fetchall()
+                query = f"SELECT cid, outcome FROM {STORE}.inbox_requests"
+                [(cid, outcome)] = connection.execute(query).fetchall()
             print(f"{cid}: {outcome}")
 
 

@@ -1,4 +1,4 @@
-"""Deposit money, move it into the trading core and part of it back, all in one program."""
+"""Deposit money, move it to the trading core, and move a part of it back."""
 
 import asyncio
 import sys
@@ -14,11 +14,11 @@ async def move(setup: tg.Setup) -> None:
         assert gate.core is not None
         await gate.deposit(tg.ExternalTransfer("FUNDING", "USDT", "100", cid="first"), OWNER)
         for source, target, amount in (("FUNDING", "SPOT", "60.5"), ("SPOT", "FUNDING", "20")):
-            said = await gate.transfer(
+            reply = await gate.transfer(
                 tg.TransferRequest(source, target, "USDT", amount), OWNER, wait_s=5
             )
-            assert isinstance(said, tg.Receipt), said
-            print(f"{amount} USDT {source} → {target}: {said.transfer.state}")
+            assert isinstance(reply, tg.Receipt), reply
+            print(f"{amount} USDT {source} → {target}: {reply.transfer.state}")
         print("SPOT:", (await gate.core.balance(OWNER, "SPOT", 3)).amount, "millionths of a USDT")
 
 

@@ -1,7 +1,7 @@
-"""An own flow with an own system: a game pays prizes out of its ledger into a card network.
+"""A flow and a system of your own: a game pays prizes from its ledger to a card network.
 
-The network is far away, so that it may answer late, twice or not at all. It keeps what it decided
-under the key of each question: that is all that Tidegate asks of it.
+The network is remote: it may answer late, twice or not at all. It stores its answer under the key
+of each question. Tidegate requires nothing else.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ class CardNetwork:
     name, reversible = "cards", False
 
     def __init__(self) -> None:
-        self.decided: dict[tuple[UUID, int], Answer] = {}
+        self.answers: dict[tuple[UUID, int], Answer] = {}
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         answers: list[Answer] = []
         for q in questions:
-            first_time = (q.transfer_id, q.version) not in self.decided
-            verdict = Rejected("CARD_EXPIRED") if q.party.owner == 13 else Done()
-            decided = self.decided.setdefault((q.transfer_id, q.version), verdict)
-            answers.append(tg.Unknown("no reply yet") if first_time else decided)
+            first_time = (q.transfer_id, q.version) not in self.answers
+            answer = Rejected("CARD_EXPIRED") if q.party.owner == 13 else Done()
+            stored = self.answers.setdefault((q.transfer_id, q.version), answer)
+            answers.append(tg.Unknown("no reply yet") if first_time else stored)
         return answers
 
 
@@ -63,9 +63,9 @@ async def pay(setup: Setup) -> None:
                 "target": Party("cards", "visa", player),
             }
             prize = tg.Request(player, "prize", parties, asset_id=6, amount=40, cid="prize-1")
-            said = await gate.engine.transfer(prize, wait_s=10)
-            assert isinstance(said, tg.Receipt), said
-            print(f"player {player}: {said.transfer.state} after {said.transfer.retries} retries")
+            reply = await gate.engine.transfer(prize, wait_s=10)
+            assert isinstance(reply, tg.Receipt), reply
+            print(f"player {player}: {reply.transfer.state} after {reply.transfer.retries} retries")
 
 
 def main(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The way into pytest. It costs a run nothing that does not ask for it, not even an import."""
+"""The entry point of the pytest plugin. It imports Tidegate only if its option is used."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="MODULE:FACTORY",
-        help="try the system that this factory puts on a bench: one test for each check",
+        help="certify the system of this factory's bench: one test for each check",
     )
 
 

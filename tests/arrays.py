@@ -1,18 +1,18 @@
-"""Lets psycopg's own cursors send what Tidegate sends through its pipe: arrays as bytes."""
+"""Lets psycopg's own cursors send Tidegate's encoded arrays, by converting them to text."""
 
 from psycopg import adapters
 from psycopg.adapt import Dumper
 
 from tidegate.core.sql import Binary, EncodedText
 
-# PostgreSQL's numbers of the types.
+# The type ids of PostgreSQL.
 BYTES, BIGINTS, INTEGERS, TEXTS, UUIDS = 17, 20, 23, 25, 2950
 
 
 class AsText(Dumper):
     def dump(self, obj: Binary) -> bytes:
         type_ = int.from_bytes(obj[8:12], "big")
-        texts = ["NULL" if each is None else as_text(type_, each) for each in elements(obj)]
+        texts = ["NULL" if item is None else as_text(type_, item) for item in elements(obj)]
         return ("{" + ",".join(texts) + "}").encode()
 
 

@@ -10,43 +10,43 @@ from psycopg.conninfo import make_conninfo
 
 from tidegate.postgres import Server, private_directory
 
-# The process that starts the workers starts the server too, and leaves its address here for
-# them: they inherit the environment.
+# The process that starts the pytest workers also starts the server, and sets this variable to its
+# address. The workers inherit the environment.
 ADDRESS = "TIDEGATE_TEST_DATABASE"
 
-# Nothing here makes the server less durable than in use: a test that passes says something.
+# Nothing here makes the server less durable than in production, or the tests would prove less.
 SETTINGS = {
     "max_connections": "200",
     "shared_buffers": "64MB",
-    # There are hundreds of databases here, each of them for a moment. What a planner knows of one
-    # must not depend on how long the run has taken.
+    # A run creates hundreds of short-lived databases. The planner's statistics of one must not
+    # depend on how long the run has taken.
     "autovacuum": "off",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the tests' server is, and what to close at the end."""
+    """The address of the tests' server, and what to close at the end."""
 
     url: str
-    held: ExitStack
+    resources: ExitStack
 
 
 def start_cluster() -> Cluster:
-    """Start the tests' server, unless `DATABASE_URL` names one; from the main thread."""
-    with ExitStack() as held:
+    """Start the tests' server from the main thread, unless `DATABASE_URL` names one."""
+    with ExitStack() as resources:
         url = os.environ.get("DATABASE_URL")
         if not url:
-            directory = held.enter_context(private_directory())
-            url = held.enter_context(Server(directory, settings=SETTINGS)).url()
+            directory = resources.enter_context(private_directory())
+            url = resources.enter_context(Server(directory, settings=SETTINGS)).url()
         os.environ[ADDRESS] = url
-        return Cluster(url, held.pop_all())
+        return Cluster(url, resources.pop_all())
 
 
 def stop_cluster(cluster: Cluster) -> None:
     """Stop the server and remove its files."""
     os.environ.pop(ADDRESS, None)
-    cluster.held.close()
+    cluster.resources.close()
 
 
 def cluster_url() -> str:
@@ -55,7 +55,7 @@ def cluster_url() -> str:
 
 
 def create_database(url: str, name: str, template: str | None = None) -> str:
-    """Make the database `name`, cloned from `template` if one is named, and return its address."""
+    """Create the database `name`, cloned from `template` if given, and return its address."""
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
         sql.Identifier(name), sql.Identifier(template or "template1")
     )
@@ -65,9 +65,10 @@ def create_database(url: str, name: str, template: str | None = None) -> str:
 
 
 def leave_database(url: str, name: str) -> None:
-    """Be done with a database. On our own server, which is removed as a whole, it stays.
+    """Disconnect all clients of a database. It is dropped only on a server that is not ours.
 
-    To drop one is a checkpoint of all of them, which took longer than most tests.
+    Dropping a database is a checkpoint of all of them, which took longer than most tests. Our own
+    server is removed as a whole.
     """
     if os.environ.get("DATABASE_URL"):
         drop_database(url, name)
@@ -79,7 +80,7 @@ def leave_database(url: str, name: str) -> None:
 
 
 def drop_database(url: str, name: str) -> None:
-    """Remove the database `name`, whoever is still connected to it."""
+    """Drop the database `name`, even if clients are connected to it."""
     statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(statement)

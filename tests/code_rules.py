@@ -1,4 +1,4 @@
-"""The house rules that a program can check: each finds in a source what breaks it."""
+"""The style rules that a program can check: each finds the violations in a source file."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ MAX_COLUMNS = 100
 MAX_PARAMETERS = 5
 
 BANNED_WORDS = frozenset({"manager", "helper", "util", "handler", "process", "data", "info"})
-# Names that the code cannot choose, or that are meant to the letter, and why.
+# Banned names that are allowed, because another library requires them or they are exact, and why.
 BORROWED_NAMES = {
     ("src/tidegate/service/connections.py", "data_received"): "asyncio calls it by this name",
     ("src/tidegate/core/wire.py", "process"): "of the operating system: each has its own mark",
@@ -36,7 +36,7 @@ CORE_MAY_IMPORT = re.compile(
 
 
 class Source(NamedTuple):
-    """A file under the name by which the rules know it."""
+    """A source file with its path relative to the root."""
 
     path: str
     text: str
@@ -65,10 +65,10 @@ def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
         yield node
 
 
-def matches(source: Source, pattern: str, said: str) -> Iterator[Finding]:
+def matches(source: Source, pattern: str, problem: str) -> Iterator[Finding]:
     for number, line in enumerate(source.text.splitlines(), 1):
         for found in re.finditer(pattern, line, re.IGNORECASE):
-            yield number, f"{found[0]}: {said}"
+            yield number, f"{found[0]}: {problem}"
 
 
 # Size.
@@ -108,7 +108,7 @@ def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list
 
 
 def names(source: Source) -> Iterator[tuple[int, str]]:
-    """Every name that the source gives to something, its own included."""
+    """Every name that the source defines, and the name of the file."""
     yield 1, Path(source.path).stem
     for node in ast.walk(source.tree):
         match node:
@@ -134,7 +134,7 @@ def banned_names(source: Source) -> Iterator[Finding]:
     for line, name in names(source):
         for word in BANNED_WORDS & set(words(name)):
             if (source.path, name) not in BORROWED_NAMES:
-                yield line, f"{name}: «{word}» says nothing"
+                yield line, f"{name}: the word {word!r} has no meaning"
 
 
 def needless_dos(source: Source) -> Iterator[Finding]:
@@ -243,7 +243,7 @@ def unexplained_statements(source: Source) -> Iterator[Finding]:
         body = statement.strip()
         header = re.match(r"-- ([a-z_]+): ((?:.*\n--)*.*)\n", body)
         if body and (header is None or not header[2].endswith(".")):
-            yield line, "a statement has no header «-- name: a sentence.»"
+            yield line, "a statement has no header '-- name: a sentence.'"
         elif header is not None and header[1] in seen:
             yield line, f"{header[1]} is there twice"
         seen |= {header[1]} if header else set()

@@ -1,4 +1,4 @@
-"""What the whole suite stands on: one PostgreSQL per run, a fresh database per test."""
+"""Fixtures of the whole suite: one PostgreSQL per run, and a new database per test."""
 
 import os
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | N
     return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
-# Whole directories that take their time: `make test` runs them, `make check` does not.
+# Slow directories: `make test` runs them, `make check` does not.
 SLOW = ("acceptance", "crash", "postgres", "store", "service")
 
 
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def template() -> Iterator[str]:
-    """A migrated database of this worker's own, from which each test's is cloned."""
+    """A migrated database of this pytest worker, from which each test's database is cloned."""
     name = f"template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
     migrate(create_database(cluster_url(), name), SCHEMA, FLOWS.values())
     yield name

@@ -1,8 +1,8 @@
 """Python programs as children of a test, forked from a process that has imported Tidegate.
 
-To start Python and import everything takes about half a second of a processor, and the tests
-start programs by the hundred. A child is a process of its own: it is stopped and killed for real.
-Imports are tried by the tests that start the program itself (`tests/running.py`).
+Starting Python and importing everything takes about half a second of CPU time, and the tests start
+hundreds of programs. A child is a separate process: it is really stopped and killed. The tests that
+start the program itself (`tests/running.py`) test its imports.
 """
 
 import multiprocessing
@@ -21,26 +21,26 @@ FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 class Forked:
-    """`python -m WORDS`, with what a test asks of a `subprocess.Popen`.
+    """`python -m ARGUMENTS`, with the parts of `subprocess.Popen` that tests need.
 
-    What it says goes to the log, if one is given, else to `stdout`.
+    The output is written to the log, if one is given, else to `stdout`.
     """
 
-    def __init__(self, words: Sequence[str], log: Path | None = None) -> None:
-        ours, theirs = (None, None) if log else FORKS.Pipe(duplex=False)
+    def __init__(self, arguments: Sequence[str], log: Path | None = None) -> None:
+        reader, writer = (None, None) if log else FORKS.Pipe(duplex=False)
         if log is not None:
-            log.touch()  # Who reads it at once finds nothing in it, and not no log.
+            log.touch()  # A test that reads it at once finds an empty file, not a missing one.
         self._process = FORKS.Process(
-            target=_run, args=(list(words), dict(os.environ), log, theirs), daemon=True
+            target=_run, args=(list(arguments), dict(os.environ), log, writer), daemon=True
         )
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.stdout: IO[str] | None = None
-        if ours is not None and theirs is not None:
-            theirs.close()
-            self.stdout = os.fdopen(os.dup(ours.fileno()), encoding="utf-8")
-            ours.close()
+        if reader is not None and writer is not None:
+            writer.close()
+            self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+            reader.close()
 
     @property
     def returncode(self) -> int | None:
@@ -63,7 +63,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def ended(self) -> int:
-        """Killed, if it still ran. Nothing of it is left."""
+        """Kill it if it still runs, and return its exit code."""
         self.kill()
         code = self.wait()
         if self.stdout is not None:
@@ -72,7 +72,10 @@ class Forked:
 
 
 def _run(
-    words: list[str], environment: Mapping[str, str], log: Path | None, said: Connection | None
+    arguments: list[str],
+    environment: Mapping[str, str],
+    log: Path | None,
+    output: Connection | None,
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -80,11 +83,11 @@ def _run(
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 2)
     else:
-        assert said is not None
-        out = said.fileno()
+        assert output is not None
+        out = output.fileno()
     os.dup2(out, 1)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    module, *arguments = words
+    module, *arguments = arguments
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

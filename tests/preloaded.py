@@ -1,4 +1,4 @@
-"""What programs that tests start import: loaded once, before they are forked."""
+"""The imports of the programs that tests start: loaded once, before the programs are forked."""
 
 import tests.acceptance.fuse
 import tests.crash.fuse

@@ -1,7 +1,7 @@
-"""Everything that is tried, in one run: `make proof`.
+"""Runs all large tests and records their figures: `make proof`.
 
-Each part runs as a program of its own and tells its figures as JSON. When all of them hold, the
-figures are kept in docs/proof.json, and docs/proof.md shows them to a reader.
+Each part runs as a separate program and prints its figures as JSON. If all parts pass, the
+figures are written to docs/proof.json and shown in docs/proof.md.
 """
 
 import json
@@ -22,131 +22,141 @@ from rich.table import Table
 from bench.machine import python_steps_per_s
 
 ROOT = Path(__file__).parent.parent
-KEPT, PAGE = ROOT / "docs" / "proof.json", ROOT / "docs" / "proof.md"
+FIGURES_FILE, PAGE = ROOT / "docs" / "proof.json", ROOT / "docs" / "proof.md"
 PART_S = 3600.0
-LOOKS = 5  # At the machine's speed, before the simulation and after it.
+SPEED_SAMPLES = 5  # Of the machine's speed, before the simulation and after it.
 
-Said = Mapping[str, Any]
+Report = Mapping[str, Any]
 Figures = dict[str, float]
 
 
 class Part(NamedTuple):
-    """One way in which it is tried."""
+    """One part of the proof: a program and the figures that it yields."""
 
     name: str
     command: tuple[str, ...]
-    figures: Callable[[Said], Figures]  # Among them `violations`: what must be none.
+    figures: Callable[[Report], Figures]  # They include `violations`, which must be 0.
 
 
 class Figure(NamedTuple):
-    """One line of the table."""
+    """One row of the table."""
 
     key: str
     text: str
-    least: float | None  # A run that reaches less proves less than we say.
-    aim: float | None = None  # Of speed: a run that reaches less proves the same, and says so.
+    least: float | None  # A run that reaches less fails.
+    aim: float | None = None  # A speed. A run that reaches less passes, and the page reports it.
 
 
 PARTS = (
     Part(
         "simulation",
         ("-m", "tidegate.cli", "simulate", "--seeds", "5000", "--jobs", "2"),
-        lambda said: {
-            "seeds": said["seeds"],
-            "transfers": said["transfers"],
-            "seeds_per_second_per_core": said["seeds_per_second_per_core"],
-            "worst_liveness_s": said["worst_liveness_s"],
-            "edges_below_100": said["edges_below_100"],
-            "faults_below_100": len(said["below_100"]),
-            "violations": said["violations"],
+        lambda report: {
+            "seeds": report["seeds"],
+            "transfers": report["transfers"],
+            "seeds_per_second_per_core": report["seeds_per_second_per_core"],
+            "worst_liveness_s": report["worst_liveness_s"],
+            "edges_below_100": report["edges_below_100"],
+            "faults_below_100": len(report["below_100"]),
+            "violations": report["violations"],
         },
     ),
     Part(
         "exhaustive fault plans",
         ("-m", "tests.simulation.plans", "--depth", "2", "--thorough"),
-        lambda said: {"plans": said["plans"], "violations": said["violations"]},
+        lambda report: {"plans": report["plans"], "violations": report["violations"]},
     ),
     Part(
         "mutants",
         ("-m", "tests.simulation.mutants"),
-        lambda said: {
-            "mutants": said["mutants"],
-            "mutants_caught": said["mutants_caught"],
-            "violations": said["mutants"] - said["mutants_caught"],
+        lambda report: {
+            "mutants": report["mutants"],
+            "mutants_caught": report["mutants_caught"],
+            "violations": report["mutants"] - report["mutants_caught"],
         },
     ),
     Part(
         "PostgreSQL against its twin",
         ("-m", "tests.differential", "--operations", "10000"),
-        lambda said: {"differential_operations": said["operations"], "violations": 0},
+        lambda report: {"differential_operations": report["operations"], "violations": 0},
     ),
     Part(
         "real kills",
         ("-m", "tests.crash.run", "--kills", "50", "--transfers", "2000"),
-        lambda said: {
-            "real_kills": said["kills"],
-            "transfers_under_kills": said["transfers"],
-            "violations": len(said["violations"]),
+        lambda report: {
+            "real_kills": report["kills"],
+            "transfers_under_kills": report["transfers"],
+            "violations": len(report["violations"]),
         },
     ),
     Part(
         "damaged logs",
         ("-m", "tests.trading_core.mutations"),
-        lambda said: {"wal_mutations": said["wal_mutations"], "violations": said["undetected"]},
+        lambda report: {
+            "wal_mutations": report["wal_mutations"],
+            "violations": report["undetected"],
+        },
     ),
     Part(
         "model",
         ("-m", "tests.model.checker"),
-        lambda said: {"model_states": said["model_states"], "violations": int(not said["ok"])},
+        lambda report: {
+            "model_states": report["model_states"],
+            "violations": int(not report["ok"]),
+        },
     ),
 )
 
 FIGURES = (
-    Figure("seeds", "seeds of the simulation, each a world in which everything fails", 5_000),
-    Figure("transfers", "transfers in it", 100_000),
+    Figure("seeds", "seeds of the simulation, each with faults of all kinds", 5_000),
+    Figure("transfers", "transfers in these seeds", 100_000),
     Figure("seeds_per_second_per_core", "seeds per second and core", None, aim=50),
-    Figure("python_steps_per_s", "steps of a fixed Python loop per second, just then", None),
-    Figure("worst_liveness_s", "virtual seconds until all had ended after healing, at worst", None),
-    Figure("edges_below_100", "edges of flows that were taken less than 100 times", None),
-    Figure("faults_below_100", "edges, faults and doings that happened less than 100 times", None),
+    Figure("python_steps_per_s", "steps of a fixed Python loop per second at that time", None),
     Figure(
-        "plans", "exhaustive plans: every call with every fault, then with a second one", 13_000
+        "worst_liveness_s", "virtual seconds until all had ended after the faults, at most", None
     ),
+    Figure("edges_below_100", "edges of flows that were taken less than 100 times", None),
+    Figure("faults_below_100", "edges, faults and events that happened less than 100 times", None),
+    Figure("plans", "plans: every call with every fault, then every pair of faults", 13_000),
     Figure("mutants", "planted bugs", 25),
     Figure("mutants_caught", "planted bugs caught", 25),
-    Figure("differential_operations", "operations on PostgreSQL and on its twin, compared", 10_000),
-    Figure("real_kills", "kills, stops and cuts of real processes", 50),
-    Figure("transfers_under_kills", "transfers over HTTP meanwhile", 2_000),
+    Figure(
+        "differential_operations",
+        "operations with equal results on PostgreSQL and its twin",
+        10_000,
+    ),
+    Figure("real_kills", "kills, pauses and disconnects of real processes", 50),
+    Figure("transfers_under_kills", "transfers over HTTP during these", 2_000),
     Figure("wal_mutations", "truncations and bit flips of a log", 30_000),
-    Figure("model_states", "states of the model, safety", 100_000),
-    Figure("violations", "violations, of all of these together", None),
+    Figure("model_states", "states of the model that were checked for safety", 100_000),
+    Figure("violations", "violations in all parts", None),
 )
 
 
-def run(part: Part) -> Said:
-    """Its bar is shown; what it says is read. A part that fails ends the run."""
+def run(part: Part) -> Report:
+    """Run a part and return its report. A part that fails ends the whole run."""
     command = [sys.executable, *part.command, "-o", "json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=PART_S, check=False)
     if done.returncode:
         sys.stderr.write(done.stdout.decode())
-        raise SystemExit(f"{part.name} does not hold: {' '.join(command[1:])}")
-    said: Said = json.loads(done.stdout)
-    return said
+        raise SystemExit(f"{part.name} failed: {' '.join(command[1:])}")
+    report: Report = json.loads(done.stdout)
+    return report
 
 
 def prove() -> dict[str, Any]:
     figures: Figures = {"violations": 0}
     seconds: Figures = {}
     console = Console(stderr=True)
-    for place, part in enumerate(PARTS, 1):
-        console.print(f"[bold]{place} of {len(PARTS)}: {part.name}")
-        speeds = looks() if part.name == "simulation" else []
-        begun_s = time.monotonic()
+    for number, part in enumerate(PARTS, 1):
+        console.print(f"[bold]{number} of {len(PARTS)}: {part.name}")
+        speeds = machine_speeds() if part.name == "simulation" else []
+        started_s = time.monotonic()
         for key, value in part.figures(run(part)).items():
             figures[key] = figures[key] + value if key == "violations" else value
-        seconds[part.name] = round(time.monotonic() - begun_s, 1)
+        seconds[part.name] = round(time.monotonic() - started_s, 1)
         if speeds:
-            figures["python_steps_per_s"] = round(median(speeds + looks()))
+            figures["python_steps_per_s"] = round(median(speeds + machine_speeds()))
     return {
         **{figure.key: figures[figure.key] for figure in FIGURES},
         "seconds": seconds,
@@ -156,19 +166,19 @@ def prove() -> dict[str, Any]:
     }
 
 
-def looks() -> list[float]:
-    return [python_steps_per_s() for _ in range(LOOKS)]
+def machine_speeds() -> list[float]:
+    return [python_steps_per_s() for _ in range(SPEED_SAMPLES)]
 
 
 def revision() -> str:
-    words = ["git", "describe", "--always", "--dirty"]
+    command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=True
+        command, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
-def missing(proof: Said) -> list[str]:
-    """What a run did not reach."""
+def missing(proof: Report) -> list[str]:
+    """The figures that a run had to reach and did not."""
     short = [
         f"{figure.text}: {proof[figure.key]} instead of {figure.least}"
         for figure in FIGURES
@@ -179,16 +189,16 @@ def missing(proof: Said) -> list[str]:
     ]
 
 
-def too_slow(proof: Said) -> list[str]:
-    """The aims of speed that a run did not reach."""
+def too_slow(proof: Report) -> list[str]:
+    """The speed aims that a run did not reach."""
     return [
-        f"{figure.text}: {proof[figure.key]}, and the aim is {figure.aim}"
+        f"{figure.text}: {proof[figure.key]}, below the aim of {figure.aim}"
         for figure in FIGURES
         if figure.aim is not None and proof[figure.key] < figure.aim
     ]
 
 
-def page(proof: Said) -> str:
+def page(proof: Report) -> str:
     rows = [f"| {figure.text} | {_shown(proof[figure.key])} |" for figure in FIGURES]
     rows += [f"| *missed:* {text} | |" for text in too_slow(proof)]
     parts = [f"| {name} | {seconds:.0f} s |" for name, seconds in proof["seconds"].items()]
@@ -205,39 +215,39 @@ def _shown(value: float) -> str:
     return f"{value:,}".replace(",", " ")
 
 
-TEXT = """# What was tried
+TEXT = """# What was tested
 
-A money engine is trusted for how it was tried. `make proof` tries all of this and prints this
-table; it was last run on revision {revision}, {at}, on {machine}.
+`make proof` runs all of these tests and prints this table. The last run was on revision
+{revision}, {at}, on {machine}.
 
 | what | figure |
 |---|---:|
 {rows}
 
-Nothing here is a mock. The simulation runs the engine, the flows, the trading core and its client
-as they are shipped, in virtual time, on a disk, a network and a database that fail; an auditor
-that reads only bytes and commits, and none of the engine's own bookkeeping, checks every step. A
-seed that fails can be run again: `tidegate simulate --seed N` prints what happened in it.
+Nothing here is a mock. The simulation runs the released engine, flows, trading core and core
+client in virtual time, on a disk, a network and a database with faults. An auditor checks every
+step. It reads only durable bytes, wire frames and commits, and none of the engine's bookkeeping.
+A seed that fails can be run again: `tidegate simulate --seed N` prints its trace.
 
-Planted bugs show that the trials have teeth: each is a mistake that somebody could make, switched
-on from outside, and must be caught. The kills are signals to real processes under load, with a
-client that keeps its own books. The model is checked by Spin, all states of it; variants with
-known mistakes must fail. Of the plans with two faults none is left out here. A run of the tests
-tries every single fault, all pairs on the paths of a flow whose table was changed, and a sample of
-the other pairs, which differs with each commit. `make sim-deep` goes on to three.
+Planted bugs show that the tests find bugs: each is a plausible mistake, patched into the code, and
+must be caught. The kills are signals to real processes under load, with clients that keep their
+own books. Spin checks all states of the model, and variants with known bugs must fail. This run
+includes all plans with two faults. A test run executes all plans with one fault, all pairs on the
+paths of a flow whose table was changed, and a sample of the other pairs, which differs with each
+commit. `make sim-deep` runs plans with three faults.
 
 | part | time |
 |---|---:|
 {parts}
 
-What this does not show: a disk that lies about a sync on real hardware, a PostgreSQL that loses
-what it has acknowledged, and mistakes that are the same in the code, the twin and the auditor.
+These tests do not cover a real disk that reports a sync that it has not done, a PostgreSQL that
+loses acknowledged commits, and mistakes that are the same in the code, the twin and the auditor.
 """
 
 
 def main() -> int:
     proof = prove()
-    table = Table("what", "figure", title="Tried", title_justify="left")
+    table = Table("what", "figure", title="Tested", title_justify="left")
     for figure in FIGURES:
         table.add_row(figure.text, _shown(proof[figure.key]))
     Console().print(table)
@@ -245,9 +255,9 @@ def main() -> int:
         print("\n".join(short))
         return 1
     print("\n".join(too_slow(proof)))
-    KEPT.write_text(json.dumps(proof, indent=2) + "\n")
+    FIGURES_FILE.write_text(json.dumps(proof, indent=2) + "\n")
     PAGE.write_text(page(proof))
-    print(f"kept in {KEPT.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
+    print(f"written to {FIGURES_FILE.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Everything as `tidegate up` runs it: started, watched and ended as a user would."""
+"""`tidegate up` as a child process: started, used and stopped as a user would do it."""
 
 import json
 import os
@@ -16,11 +16,11 @@ START_S, STOP_S = 120.0, 60.0
 
 
 class Up:
-    """A running `tidegate up` and the directory it works in."""
+    """A running `tidegate up` and its directory."""
 
-    def __init__(self, directory: Path, child: subprocess.Popen[str], said: str) -> None:
-        self.directory, self.child, self.said = directory, child, said
-        self.url = said.removeprefix("ready ").strip()
+    def __init__(self, directory: Path, child: subprocess.Popen[str], ready_line: str) -> None:
+        self.directory, self.child, self.ready_line = directory, child, ready_line
+        self.url = ready_line.removeprefix("ready ").strip()
 
     @property
     def endpoints(self) -> dict[str, str]:
@@ -36,13 +36,13 @@ class Up:
     def descendants(self) -> list[int]:
         return descendants(self.child.pid)
 
-    def tidegate(self, *words: str, code: int = 0) -> str:
-        said = tidegate(*words, "--data", str(self.directory))
-        assert said.returncode == code, said.stderr + said.stdout
-        return said.stdout if code == 0 else said.stderr
+    def tidegate(self, *arguments: str, code: int = 0) -> str:
+        done = tidegate(*arguments, "--data", str(self.directory))
+        assert done.returncode == code, done.stderr + done.stdout
+        return done.stdout if code == 0 else done.stderr
 
-    def json(self, *words: str) -> Any:
-        return json.loads(self.tidegate(*words, "-o", "json"))
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.tidegate(*arguments, "-o", "json"))
 
     def balances(self, user: int = 4001) -> dict[tuple[str, str], str]:
         found = self.json("balances", "--user", str(user))["balances"]
@@ -53,9 +53,11 @@ class Up:
         return self.child.wait(STOP_S)
 
 
-def tidegate(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def tidegate(
+    *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PROGRAM, *words],
+        [PROGRAM, *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -65,14 +67,14 @@ def tidegate(*words: str, env: dict[str, str] | None = None) -> subprocess.Compl
 
 
 @contextmanager
-def running(directory: Path, *words: str) -> Iterator[Up]:
-    command = [str(PROGRAM), "up", "--data", str(directory), *(words or ("--port", "0"))]
+def running(directory: Path, *arguments: str) -> Iterator[Up]:
+    command = [str(PROGRAM), "up", "--data", str(directory), *(arguments or ("--port", "0"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
-            said = child.stdout.readline()
-            assert said.startswith("ready "), "see the message above"
-            yield Up(directory, child, said)
+            ready_line = child.stdout.readline()
+            assert ready_line.startswith("ready "), "tidegate up failed: see its message above"
+            yield Up(directory, child, ready_line)
         finally:
             child.terminate()
             child.wait(STOP_S)
@@ -81,8 +83,8 @@ def running(directory: Path, *words: str) -> Iterator[Up]:
 def descendants(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for each in (task / "children").read_text().split():
-            found += [int(each), *descendants(int(each))]
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
     return found
 
 
@@ -93,8 +95,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def eventually(true: Callable[[], bool], within_s: float) -> None:
+def eventually(is_true: Callable[[], bool], within_s: float) -> None:
     deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not become so in time"
+    while not is_true():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)

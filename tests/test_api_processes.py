@@ -1,4 +1,4 @@
-"""Several API processes on one port, as real processes: what they share, and what outlives one."""
+"""Several API processes on one port, as real processes: what they share, and how one recovers."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.acceptance.rig import TERMS, Stack, jwks, stacked, token, until, wish
+from tests.acceptance.rig import TERMS, Stack, jwks, stacked, token, transfer_body, until
 from tests.cluster import cluster_url, create_database, leave_database
 from tests.conftest import SCHEMA
 from tests.forked import Forked
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 MAKE, BATCH = "/api/v1/internal_transfer", "/api/v1/internal_transfers"
 PER_SECOND = 20
-END_S = 25.0  # What is promised for a single process.
+END_S = 25.0  # The promised time for a single process to end.
 REQUESTS = re.compile(
     r'^internal_transfer_requests_total\{route="(.+)",status="200"\} (\S+)$', re.MULTILINE
 )
@@ -56,17 +56,17 @@ class Program:
         self.config.write_text("\n".join(lines))
         self.log = directory / "api.log"
         self.child = Forked(["tidegate.cli", "api", "--config", str(self.config)], self.log)
-        said = until(lambda: self.said("all serve"))
-        self.port = int(said["address"][1])
-        self.health_ports: list[int] = said["health_ports"]
+        reply = until(lambda: self.event("all_processes_ready"))
+        self.port = int(reply["address"][1])
+        self.health_ports: list[int] = reply["health_ports"]
 
-    def said(self, event: str) -> Any:
+    def event(self, name: str) -> Any:
         assert self.child.poll() is None, self.log.read_text()
         lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
-        return next((told for told in map(json.loads, lines) if told["event"] == event), None)
+        return next((entry for entry in map(json.loads, lines) if entry["event"] == name), None)
 
-    def client(self, who: str | Bearer = "") -> httpx2.Client:
-        headers = {"Authorization": f"Bearer {who}"} if who else {}
+    def client(self, bearer: str | Bearer = "") -> httpx2.Client:
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         base = f"http://127.0.0.1:{self.port}"
         return httpx2.Client(base_url=base, headers=headers, timeout=30, trust_env=False)
 
@@ -75,12 +75,12 @@ class Program:
         return httpx2.get(url, timeout=10, trust_env=False)
 
     @contextmanager
-    def both(self, who: str | Bearer = "") -> Iterator[list[httpx2.Client]]:
-        """A client with a connection to each process; a process's requests share a name."""
+    def both(self, bearer: str | Bearer = "") -> Iterator[list[httpx2.Client]]:
+        """Yield a client for each process: the prefix of X-Request-Id identifies the process."""
         found: dict[str, httpx2.Client] = {}
         with ExitStack() as held:
             for _ in range(200):
-                client = held.enter_context(self.client(who))
+                client = held.enter_context(self.client(bearer))
                 name = client.get("/healthz").headers["X-Request-Id"].partition("-")[0]
                 found.setdefault(name, client)
                 if len(found) == 2:
@@ -94,7 +94,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def stack(template: str) -> Iterator[Stack]:
-    """A core and a single API, through which users get their money."""
+    """A core and a single API, through which users are funded."""
     name = f"{template}_siblings"
     with stacked(create_database(cluster_url(), name, template)) as stack:
         stack.start_core()
@@ -123,104 +123,105 @@ def program(stack: Stack) -> Iterator[Program]:
         program.child.ended()
 
 
-def test_both_serve_the_port_and_each_has_an_address_of_its_own(program: Program) -> None:
+def test_both_processes_serve_the_port_and_each_has_its_own_health_port(program: Program) -> None:
     with program.both() as clients:
         for client in clients:
             assert client.get("/readyz").json()["status"] == "ok"
-            said = client.get("/metrics")
-            assert (said.status_code, said.json()["code"]) == (404, "NOT_FOUND")
-            assert "each has its metrics" in said.json()["detail"]
+            reply = client.get("/metrics")
+            assert (reply.status_code, reply.json()["code"]) == (404, "NOT_FOUND")
+            assert "health address" in reply.json()["detail"]
     for number in (0, 1):
         assert program.health(number, "/readyz").json()["status"] == "ok"
         page = program.health(number, "/metrics").text
-        assert dict(REQUESTS.findall(page))["/healthz"] != "0.0", "it has served the port"
+        assert dict(REQUESTS.findall(page))["/healthz"] != "0.0", "it has served requests"
         assert program.health(number, "/api/v1/assets").status_code == 404
         assert program.health(number, "/healthz").headers["Date"]
 
 
 def test_one_cid_at_both_processes_at_once_is_one_transfer(program: Program, stack: Stack) -> None:
     user = stack.user(funding=10)
-    with program.both(user.who) as clients, ThreadPoolExecutor(8) as pool:
-        body = wish("in", "1") | {"cid": "same"}
-        asked = [
+    with program.both(user.token) as clients, ThreadPoolExecutor(8) as pool:
+        body = transfer_body("in", "1") | {"cid": "same"}
+        futures = [
             pool.submit(clients[number % 2].post, MAKE, json=body, headers={"Prefer": "wait=10"})
             for number in range(8)
         ]
-        answers = [each.result() for each in asked]
-    assert {each.status_code for each in answers} <= {200, 201}, answers
-    assert len({each.json()["req_id"] for each in answers}) == 1
+        answers = [future.result() for future in futures]
+    assert {reply.status_code for reply in answers} <= {200, 201}, answers
+    assert len({reply.json()["req_id"] for reply in answers}) == 1
     assert len(user.transfers()) == 1
     user.has(9, 1)
 
 
-def test_two_processes_together_keep_the_limit_of_one(program: Program, stack: Stack) -> None:
+def test_two_processes_share_one_rate_limit(program: Program, stack: Stack) -> None:
     user = stack.user(funding=1000)
-    batch = {"transfers": [wish("in", "0.01")] * 3 * PER_SECOND}
-    with program.both(user.who) as clients, ThreadPoolExecutor(2) as pool:
+    batch = {"transfers": [transfer_body("in", "0.01")] * 3 * PER_SECOND}
+    with program.both(user.token) as clients, ThreadPoolExecutor(2) as pool:
         began_s = time.monotonic()
-        asked = [pool.submit(client.post, BATCH, json=batch) for client in clients]
-        results = [item for each in asked for item in each.result().json()["results"]]
+        futures = [pool.submit(client.post, BATCH, json=batch) for client in clients]
+        results = [item for future in futures for item in future.result().json()["results"]]
         took_s = time.monotonic() - began_s
-    made = [item for item in results if item["status"] in (201, 202)]
+    created = [item for item in results if item["status"] in (201, 202)]
     refused = [item for item in results if item.get("code") == "RATE_LIMIT_EXCEEDED"]
-    assert len(made) + len(refused) == 6 * PER_SECOND
-    assert PER_SECOND <= len(made) <= PER_SECOND * (1 + took_s)
+    assert len(created) + len(refused) == 6 * PER_SECOND
+    assert PER_SECOND <= len(created) <= PER_SECOND * (1 + took_s)
 
 
-def test_how_far_an_audit_is_can_be_asked_of_either(program: Program) -> None:
+def test_either_process_reports_the_progress_of_an_audit(program: Program) -> None:
     with program.both(token("olga", "operator", "auditor")) as clients:
         audited = clients[0].get("/api/v1/operator/audit")
         assert audited.json()["ok"], audited.text
-        told = [each.get("/api/v1/operator/audit/progress").json() for each in clients]
-    assert told[0] == told[1]
-    assert told[0]["read"] > 0
+        replies = [client.get("/api/v1/operator/audit/progress").json() for client in clients]
+    assert replies[0] == replies[1]
+    assert replies[0]["read"] > 0
 
 
 def test_a_revoked_token_is_refused_by_both(program: Program) -> None:
-    revoked, kept = token("4711", "user"), token("4712", "user")
+    revoked, other_token = token("4711", "user"), token("4712", "user")
     with program.both() as clients:
 
-        def statuses(who: str) -> set[int]:
-            headers = {"Authorization": f"Bearer {who}"}
+        def statuses(bearer: str) -> set[int]:
+            headers = {"Authorization": f"Bearer {bearer}"}
             return {c.get("/api/v1/assets", headers=headers).status_code for c in clients}
 
-        assert statuses(revoked) == statuses(kept) == {200}
+        assert statuses(revoked) == statuses(other_token) == {200}
         (program.directory / "denied").write_text(fingerprint(revoked))
         until(lambda: statuses(revoked) == {401}, 10.0)
-        assert statuses(kept) == {200}
+        assert statuses(other_token) == {200}
 
 
-async def insistent(client: httpx2.AsyncClient, cid: str) -> str:
-    """The id of one transfer, asked for by one cid until some process says that it ended."""
-    body = wish("in", "1") | {"cid": cid}
+async def transfer_until_ended(client: httpx2.AsyncClient, cid: str) -> str:
+    """Repeat a request with one cid until a process reports its end; return the id."""
+    body = transfer_body("in", "1") | {"cid": cid}
     for _ in range(100):
         try:
-            said = await client.post(MAKE, json=body, headers={"Prefer": "wait=1"})
+            reply = await client.post(MAKE, json=body, headers={"Prefer": "wait=1"})
         except httpx2.TransportError:
-            continue  # The process that had it was killed.
-        if said.status_code in (200, 201):
-            return str(said.json()["req_id"])
-        assert said.status_code in (202, 429, 503), said.text
+            continue  # The process with this connection was killed.
+        if reply.status_code in (200, 201):
+            return str(reply.json()["req_id"])
+        assert reply.status_code in (202, 429, 503), reply.text
         await asyncio.sleep(0.1)
     raise AssertionError(f"{cid} does not end")
 
 
-def test_a_killed_process_loses_nothing_and_comes_back(program: Program, stack: Stack) -> None:
+def test_a_killed_process_loses_nothing_and_is_restarted(program: Program, stack: Stack) -> None:
     user, count = stack.user(funding=100), 30
     killed, other = program.pids()
 
     async def load(kill: int | None = None) -> list[str]:
-        base, headers = f"http://127.0.0.1:{program.port}", {"Authorization": f"Bearer {user.who}"}
+        base = f"http://127.0.0.1:{program.port}"
+        headers = {"Authorization": f"Bearer {user.token}"}
         async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=30) as client:
             cids = (f"k{number}" for number in range(count))
-            asking = [asyncio.ensure_future(insistent(client, cid)) for cid in cids]
+            asking = [asyncio.ensure_future(transfer_until_ended(client, cid)) for cid in cids]
             if kill is not None:
                 await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 os.kill(kill, signal.SIGKILL)
             return list(await asyncio.gather(*asking))
 
     first = asyncio.run(load(killed))
-    assert first == asyncio.run(load()), "the same cid is the same transfer, whoever is asked"
+    assert first == asyncio.run(load()), "the same cid is the same transfer at each process"
     assert len(set(first)) == len(user.transfers()) == count
     user.has(100 - count, count)
     until(lambda: both_ready(program))
@@ -237,15 +238,15 @@ def both_ready(program: Program) -> bool:
         return False
 
 
-def refusal(*words: str) -> str:
-    said = tidegate("api", *words)
-    assert said.returncode == 1, said
-    assert said.stdout == ""
-    [line] = set(said.stderr.splitlines())  # Of two children, both may have time to say it.
+def refusal(*arguments: str) -> str:
+    reply = tidegate("api", *arguments)
+    assert reply.returncode == 1, reply
+    assert reply.stdout == ""
+    [line] = set(reply.stderr.splitlines())  # Both children may print it.
     return line
 
 
-def test_what_cannot_run_is_refused_in_one_line(program: Program, database: str) -> None:
+def test_wrong_settings_are_one_line_errors(program: Program, database: str) -> None:
     config = ("--config", str(program.config))
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         for port, count in ((program.port, 1), (program.port, 2), (taken.getsockname()[1], 2)):
@@ -260,18 +261,18 @@ def test_what_cannot_run_is_refused_in_one_line(program: Program, database: str)
     assert "nowhere" in line
 
 
-def test_the_end_of_the_parent_is_the_end_of_all(database: str, tmp_path: Path) -> None:
+def test_the_children_end_with_their_parent(database: str, tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     program = Program(tmp_path, database)
-    everyone = program.pids()
-    assert len(everyone) == 2
+    children = program.pids()
+    assert len(children) == 2
     program.child.kill()
-    until(lambda: not any(map(alive, everyone)), 5.0)
-    # At once again on the same port, by a program that then ends in order.
+    until(lambda: not any(map(alive, children)), 5.0)
+    # Start again on the same port at once, and stop this one by SIGTERM.
     program = Program(tmp_path / "again", database, port=program.port)
-    everyone, began_s = program.pids(), time.monotonic()
+    children, began_s = program.pids(), time.monotonic()
     with program.both():
         program.child.send_signal(signal.SIGTERM)
         assert program.child.wait(END_S) == 0
     assert time.monotonic() - began_s < END_S
-    assert not any(map(alive, everyone))
+    assert not any(map(alive, children))

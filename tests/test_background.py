@@ -1,4 +1,4 @@
-"""Background tasks are started again when they fail, and people are told, once."""
+"""Background tasks are tried again when they fail, and each failure raises one alert."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from tidegate.engine.alerts import Alert, AlertCode
 
 
 class Rounds:
-    """Work that fails as it is told to, round by round, and then does its work."""
+    """Work that raises these faults round by round, and then succeeds."""
 
     def __init__(self, *faults: BaseException | None) -> None:
         self.faults = list(faults)
@@ -33,15 +33,15 @@ class Time:
         return self.now_s
 
 
-def played(scene: Callable[[BackgroundTasks, list[Alert], Time], Awaitable[None]]) -> None:
-    async def whole() -> None:
+def play(scene: Callable[[BackgroundTasks, list[Alert], Time], Awaitable[None]]) -> None:
+    async def run() -> None:
         alerts: list[Alert] = []
         time = Time()
         background = BackgroundTasks(alerts.append, time)
         await asyncio.wait_for(scene(background, alerts, time), 20)
         await background.stop()
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tidegate.background, "LONGEST_PAUSE_S", 0.001)
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
@@ -64,7 +64,7 @@ async def until(holds: Callable[[], bool]) -> None:
         AssertionError(),
     ],
 )
-def test_a_task_that_raises_goes_on_and_is_told_once_and_when_it_is_over(
+def test_a_task_that_raises_continues_and_raises_one_alert_until_it_succeeds(
     fault: BaseException,
 ) -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
@@ -77,11 +77,11 @@ def test_a_task_that_raises_goes_on_and_is_told_once_and_when_it_is_over(
         ]
         assert alerts[0].cause.startswith("assets failed and is tried again: ")
 
-    played(scene)
+    play(scene)
 
 
-@pytest.mark.parametrize("fault", [StoreUnavailable("gone"), Unreachable("no word")])
-def test_a_round_that_reaches_nobody_is_put_off_and_its_age_tells(fault: Exception) -> None:
+@pytest.mark.parametrize("fault", [StoreUnavailable("lost"), Unreachable("no reply")])
+def test_a_round_that_reaches_no_system_raises_no_alert_and_its_age_grows(fault: Exception) -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], time: Time) -> None:
         work = Rounds(None, *[fault] * 10)
         background.start(BackgroundTask("audit", work, 0.001))
@@ -92,24 +92,24 @@ def test_a_round_that_reaches_nobody_is_put_off_and_its_age_tells(fault: Excepti
         assert background.ages() == {"audit": 0.0}
         assert alerts == []
 
-    played(scene)
+    play(scene)
 
 
 LATE_S = 0.2
 
 
-@pytest.mark.parametrize("fault", [StoreUnavailable("gone"), Unreachable("no word")])
-def test_a_task_that_is_put_off_for_too_long_is_told_once_and_when_it_is_over(
+@pytest.mark.parametrize("fault", [StoreUnavailable("lost"), Unreachable("no reply")])
+def test_a_task_without_a_success_for_too_long_raises_one_alert_until_it_succeeds(
     fault: Exception,
 ) -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         work = Rounds(None, *[fault] * 10_000)
         clock = asyncio.get_running_loop().time
-        began_s = clock()
-        chore = BackgroundTask("leadership", work, 0.001, AlertCode.LEADER_UNKNOWN, late_s=LATE_S)
-        background.start(chore)
+        started_s = clock()
+        task = BackgroundTask("leadership", work, 0.001, AlertCode.LEADER_UNKNOWN, late_s=LATE_S)
+        background.start(task)
         await until(lambda: bool(alerts))
-        assert clock() - began_s > 0.9 * LATE_S
+        assert clock() - started_s > 0.9 * LATE_S
         await asyncio.sleep(2 * LATE_S)
         [alert] = alerts
         assert (alert.alarm, alert.code) == (Alarm.CRITICAL, AlertCode.LEADER_UNKNOWN)
@@ -120,10 +120,10 @@ def test_a_task_that_is_put_off_for_too_long_is_told_once_and_when_it_is_over(
         await until(lambda: len(alerts) == 2)
         assert (alerts[1].code, alerts[1].cleared) == (AlertCode.LEADER_UNKNOWN, True)
 
-    played(scene)
+    play(scene)
 
 
-def test_a_round_that_does_not_end_is_told() -> None:
+def test_a_round_that_does_not_end_raises_an_alert() -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         async def endless() -> None:
             await asyncio.Event().wait()
@@ -136,36 +136,36 @@ def test_a_round_that_does_not_end_is_told() -> None:
             "watch has not succeeded for over 0.2 s: its round has not ended yet"
         )
 
-    played(scene)
+    play(scene)
 
 
-def test_a_task_that_succeeds_now_and_then_is_not_late() -> None:
+def test_a_task_that_sometimes_succeeds_is_not_late() -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
         late_s = 5 * LATE_S
-        work = Rounds(*[StoreUnavailable("gone"), None] * 1_000)
+        work = Rounds(*[StoreUnavailable("lost"), None] * 1_000)
         background.start(BackgroundTask("watch", work, LATE_S / 10, late_s=late_s))
         await asyncio.sleep(1.5 * late_s)
         assert alerts == []
         await background.stop("watch")
         background.start(BackgroundTask("watch", Rounds(), LATE_S / 10))
         await asyncio.sleep(1.5 * late_s)
-        assert alerts == [], "what was stopped is not late, and what was started again neither"
+        assert alerts == [], "neither the stopped task nor its successor is late"
 
-    played(scene)
+    play(scene)
 
 
-def test_a_task_that_never_succeeded_is_as_old_as_its_start() -> None:
+def test_the_age_of_a_task_without_a_success_is_the_time_since_its_start() -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], time: Time) -> None:
         background.start(BackgroundTask("keys", Rounds(*[OSError("no")] * 10_000), 0.001))
         await until(lambda: bool(alerts))
         time.now_s += 7
         assert background.ages() == {"keys": 7.0}
 
-    played(scene)
+    play(scene)
 
 
-def test_an_alert_that_raises_ends_no_task() -> None:
-    async def whole() -> None:
+def test_an_exception_of_the_alert_function_does_not_end_a_task() -> None:
+    async def run() -> None:
         def raises(_: Alert) -> None:
             raise ZeroDivisionError("a planted bug")
 
@@ -175,15 +175,15 @@ def test_an_alert_that_raises_ends_no_task() -> None:
         await asyncio.wait_for(until(lambda: work.done >= 2), 20)
         await background.stop()
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_a_stop_ends_the_round_under_way_and_tells_nobody() -> None:
+def test_a_stop_ends_the_current_round_without_an_alert() -> None:
     async def scene(background: BackgroundTasks, alerts: list[Alert], _: Time) -> None:
-        begun, ended = asyncio.Event(), asyncio.Event()
+        started, ended = asyncio.Event(), asyncio.Event()
 
         async def slow() -> None:
-            begun.set()
+            started.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -191,7 +191,7 @@ def test_a_stop_ends_the_round_under_way_and_tells_nobody() -> None:
 
         background.start(BackgroundTask("slow", slow, 0.001))
         background.start(BackgroundTask("other", Rounds(), 0.001))
-        await begun.wait()
+        await started.wait()
         await background.stop("slow")
         assert ended.is_set()
         assert (list(background.ages()), alerts) == (["other"], [])
@@ -199,4 +199,4 @@ def test_a_stop_ends_the_round_under_way_and_tells_nobody() -> None:
         await background.stop("slow")
         assert background.ages() == {}
 
-    played(scene)
+    play(scene)

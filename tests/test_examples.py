@@ -1,4 +1,4 @@
-"""The examples are programs: run as a reader would run them, and short enough to read."""
+"""The examples run as programs, print the expected lines and are short."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
-SAID = {
+OUTPUTS = {
     "internal_transfer": (
         40,
         ["60.5 USDT FUNDING → SPOT: COMMITTED", "20 USDT SPOT → FUNDING: COMMITTED"],
@@ -24,7 +24,7 @@ SAID = {
         [
             "anna: noted",
             "ben: noted",
-            "cara: amount must be a whole number from 1 on, not -5",
+            "cara: amount must be a positive whole number, not -5",
             "anna paid ben 100",
             "ben paid cara 30",
             "anna: noted",
@@ -33,13 +33,13 @@ SAID = {
     "inbox": (60, ["order-17: created"]),
     "own_flow": (80, ["player 7: PAID after 1 retries", "player 13: RETURNED after 1 retries"]),
 }
-# Certified in tests/certify/test_adapters_page.py, or shown not to be.
+# These are tested in tests/certify/test_adapters_page.py.
 ADAPTERS = {"adapter", "adapter_bench", "broken_adapter"}
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", OUTPUTS)
 def test_the_example_runs_and_is_short(name: str, tmp_path: Path) -> None:
-    fewer_than, lines = SAID[name]
+    fewer_than, lines = OUTPUTS[name]
     source = EXAMPLES / f"{name}.py"
     assert len(source.read_text().splitlines()) < fewer_than
     run = subprocess.run(
@@ -49,4 +49,4 @@ def test_the_example_runs_and_is_short(name: str, tmp_path: Path) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == ADAPTERS | set(SAID)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == ADAPTERS | set(OUTPUTS)

@@ -1,4 +1,4 @@
-"""What is loaded when: a command answers at once, and everything of the library is found."""
+"""Imports: a command loads only what it needs, and every public name is found."""
 
 import subprocess
 import sys
@@ -6,44 +6,46 @@ import sys
 import pytest
 
 import tidegate
-from tidegate.cli import COMMANDS, typed_in
+from tidegate.cli import COMMANDS, needed_commands
 
-# What takes longest to load: PostgreSQL's client, the HTTP server, and the log.
+# The modules that load slowest: PostgreSQL's client, the HTTP server, and the log.
 HEAVY = {"psycopg", "uvicorn", "structlog"}
-WITHOUT = {name for name, module in COMMANDS.items() if module in ("core", "desk", "money", "pool")}
+LIGHT_COMMANDS = {
+    name for name, module in COMMANDS.items() if module in ("core", "operator", "user", "pool")
+}
 
 
 def loaded_by(code: str) -> set[str]:
     command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    return set(said.stdout.split())
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
 
 
-def test_whoever_asks_a_service_that_runs_loads_nothing_of_one() -> None:
-    loaded = loaded_by(f"from tidegate.cli import cli; cli({sorted(WITHOUT)})")
+def test_commands_that_only_call_a_service_do_not_load_its_modules() -> None:
+    loaded = loaded_by(f"from tidegate.cli import cli; cli({sorted(LIGHT_COMMANDS)})")
     assert {"tidegate.commands.operator", "tidegate.commands.core"} <= loaded
     assert not HEAVY & loaded
 
 
-def test_the_core_loads_no_database() -> None:
+def test_the_trading_core_does_not_load_the_database_client() -> None:
     loaded = loaded_by("import tidegate.trading_core.server")
     assert "tidegate.trading_core.judge" in loaded
     assert not HEAVY & loaded
 
 
-def test_a_line_loads_what_it_begins_with_and_a_mistake_everything() -> None:
-    assert list(typed_in(["show", "transfer"])) == ["show"]
-    assert list(typed_in(["--version"])) == []
-    for words in ([], ["--help"], ["shwo"], ["--data", "show"]):
-        assert list(typed_in(words)) == list(COMMANDS)
+def test_a_command_line_loads_its_command_and_an_unknown_one_loads_all() -> None:
+    assert list(needed_commands(["show", "transfer"])) == ["show"]
+    assert list(needed_commands(["--version"])) == []
+    for arguments in ([], ["--help"], ["shwo"], ["--data", "show"]):
+        assert list(needed_commands(arguments)) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", tidegate.__all__)
-def test_the_library_has_what_it_says(name: str) -> None:
-    own = getattr(getattr(tidegate, name), "__name__", name)  # A union has none.
+def test_every_public_name_can_be_imported(name: str) -> None:
+    own = getattr(getattr(tidegate, name), "__name__", name)  # A union has no name.
     assert own == ("Server" if name == "EmbeddedPostgres" else name)
 
 
-def test_and_nothing_else() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tidegate.nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -1,4 +1,4 @@
-"""Settings reach what they set: patience, limits, account types, rings."""
+"""Settings take effect: retries, limits, account types, rings, tokens."""
 
 import asyncio
 import time
@@ -24,9 +24,9 @@ def asks(settings: Settings) -> dict[str, Ask]:
     return {str(state): row for state, row in flow.rows.items() if isinstance(row, Ask)}
 
 
-def test_the_specifications_own_names_set_backoff_scan_and_thresholds() -> None:
+def test_the_names_of_the_specifications_set_backoff_scan_and_thresholds() -> None:
     environ = {
-        "DATABASE_URL": "postgresql://nobody@/nothing",
+        "DATABASE_URL": "postgresql://user@/database",
         "TIDEGATE_SCAN_INTERVAL_MS": "250",
         "TIDEGATE_RETRY_BACKOFF_MS": "2000",
         "TIDEGATE_ALERT_THRESHOLD": "7",
@@ -34,29 +34,29 @@ def test_the_specifications_own_names_set_backoff_scan_and_thresholds() -> None:
     }
     settings = read_settings({}, environ)
     setup = setup_of(settings)
-    assert (setup.database, setup.scan_s) == ("postgresql://nobody@/nothing", 0.25)
-    source = asks(settings)["SOURCE_PENDING"].patience
+    assert (setup.database, setup.scan_s) == ("postgresql://user@/database", 0.25)
+    source = asks(settings)["SOURCE_PENDING"].retry
     assert (source.first_s, source.page_attempts, source.page_after_s) == (2.0, 7, 120.0)
 
 
-def test_what_is_urgent_stays_urgent_however_patient_an_operator_is() -> None:
+def test_an_urgent_page_is_never_later_than_the_built_in_time() -> None:
     settings = Settings(database="d", alert_after_s=3_600.0)
-    assert asks(settings)["TARGET_PENDING"].patience.page_after_s == 60.0
-    assert asks(settings)["COMPENSATING"].patience.page_after_s == 60.0
+    assert asks(settings)["TARGET_PENDING"].retry.page_after_s == 60.0
+    assert asks(settings)["COMPENSATING"].retry.page_after_s == 60.0
 
 
-def test_an_operator_may_wait_longer_than_five_minutes_for_what_is_not_urgent() -> None:
+def test_an_operator_may_set_any_time_for_other_pages() -> None:
     for seconds in (1.0, 299.0, 301.0, 3_600.0):
         settings = Settings(database="d", alert_after_s=seconds)
-        assert asks(settings)["SOURCE_PENDING"].patience.page_after_s == seconds
+        assert asks(settings)["SOURCE_PENDING"].retry.page_after_s == seconds
 
 
-def test_patience_is_no_part_of_the_table_that_the_database_enforces() -> None:
+def test_retry_settings_do_not_change_the_checksum_of_a_flow() -> None:
     for flow in FLOWS.values():
         assert checksum(tuned(flow, 9.0, 99, 999.0)) == checksum(flow)
 
 
-def test_limits_hold_only_when_they_are_on() -> None:
+def test_limits_apply_only_when_they_are_on() -> None:
     off = setup_of(Settings(database="d", transfers_per_day=5, daily_amounts={"USDT": "10"}))
     assert (off.transfers_per_day, off.daily_amounts) == (None, {})
     on = setup_of(
@@ -65,28 +65,28 @@ def test_limits_hold_only_when_they_are_on() -> None:
     assert (on.transfers_per_day, on.daily_amounts) == (5, {"USDT": "10"})
 
 
-def test_account_types_and_rings_are_as_they_are_set() -> None:
+def test_account_types_and_the_ring_size_are_set() -> None:
     setup = setup_of(Settings(database="d", accounts=("FUNDING", "SPOT", "MARGIN"), ring_size=50))
     assert (setup.accounts, setup.ring_size) == (frozenset({"FUNDING", "SPOT", "MARGIN"}), 50)
 
 
-def taken(settings: Settings, lifetime_s: float) -> bool:
-    """Whether a token that is right in all else may live so long."""
+def accepts(settings: Settings, lifetime_s: float) -> bool:
+    """Whether a token with this lifetime is accepted."""
     private, public = new_keypair()
-    terms = TokenPolicy(issuer="tidegate", audience="tidegate", max_lifetime_s=lifetime_s)
-    token = issue(private, "k", terms.claims("7", ["user"], time.time()))
+    policy = TokenPolicy(issuer="tidegate", audience="tidegate", max_lifetime_s=lifetime_s)
+    token = issue(private, "k", policy.claims("7", ["user"], time.time()))
     return verifier(settings, FixedKeys([key_of_pem("k", public)])).verify(token) is not None
 
 
-def test_a_token_lives_a_quarter_of_an_hour_unless_it_is_set_otherwise() -> None:
-    assert taken(Settings(), 900.0)
-    assert not taken(Settings(), 901.0)
-    assert taken(Settings(token_lifetime_s=28_800.0), 28_800.0)
-    assert not taken(Settings(token_lifetime_s=60.0), 61.0)
+def test_the_lifetime_of_a_token_is_at_most_15_minutes_or_as_set() -> None:
+    assert accepts(Settings(), 900.0)
+    assert not accepts(Settings(), 901.0)
+    assert accepts(Settings(token_lifetime_s=28_800.0), 28_800.0)
+    assert not accepts(Settings(token_lifetime_s=60.0), 61.0)
 
 
-def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Path) -> None:
-    async def whole() -> None:
+def test_an_unreadable_deny_list_raises_one_alert_and_still_denies(tmp_path: Path) -> None:
+    async def run() -> None:
         checker, alerts = verifier(Settings(), FixedKeys(())), list[Alert]()
         path = tmp_path / "denied"
         path.write_text("one\ntwo\n")
@@ -94,13 +94,13 @@ def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Pa
         deny = partial(deny_revoked, checker, str(path))
         rounds = 0
 
-        async def counted() -> None:
+        async def counted_deny() -> None:
             nonlocal rounds
             rounds += 1
             await deny()
 
         background.start(
-            BackgroundTask("deny list", counted, 0.001, AlertCode.DENY_LIST_UNREADABLE)
+            BackgroundTask("deny list", counted_deny, 0.001, AlertCode.DENY_LIST_UNREADABLE)
         )
         for unreadable in (False, True, False):
             if unreadable:
@@ -116,8 +116,8 @@ def test_a_deny_list_that_cannot_be_read_is_told_once_and_denies_on(tmp_path: Pa
             (AlertCode.DENY_LIST_UNREADABLE, False),
             (AlertCode.DENY_LIST_UNREADABLE, True),
         ]
-        assert all(checker._denied.has(mark, time.time()) for mark in ("one", "two"))
+        assert all(checker._denied.has(token_id, time.time()) for token_id in ("one", "two"))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tidegate.background, "LONGEST_PAUSE_S", 0.001)
-        asyncio.run(whole())
+        asyncio.run(run())

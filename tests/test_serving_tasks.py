@@ -1,4 +1,4 @@
-"""What the API runs beside the requests: each task is supervised, and says when it cannot work."""
+"""The background tasks of the API and of a worker: each is supervised and reports failures."""
 
 import asyncio
 import re
@@ -34,7 +34,7 @@ LEADER = (
 
 
 class Login(NamedTuple):
-    """An account of our services, and who may close it."""
+    """A database role for our processes, and a superuser who can limit it."""
 
     name: str
     database: str
@@ -78,33 +78,33 @@ class Metrics:
         return {task: float(age) for task, age in AGE.findall(page)}
 
     async def done(self) -> bool:
-        """All that one process does for all has just succeeded, as far as this process knows."""
+        """Whether the tasks of the leader have just succeeded, as far as this process knows."""
         ages = await self.ages()
         return max(ages["audit"], ages["watch"], ages["leadership"]) < 0.5
 
     async def late(self) -> bool:
-        """None of that has succeeded for a while."""
+        """Whether none of these tasks has succeeded for a while."""
         ages = await self.ages()
         return min(ages["audit"], ages["watch"], ages["leadership"]) > 2.0
 
     async def alerts(self) -> dict[str, float]:
-        """Of leader_unknown, by alarm."""
+        """The number of leader_unknown alerts, by alarm."""
         page = (await self._client.get("/metrics")).text
         return {alarm: float(number) for alarm, number in ALERTS.findall(page)}
 
 
 @asynccontextmanager
 async def running(settings: Settings, *, worker: bool = False) -> AsyncIterator[Metrics]:
-    """The program in this process, on a port of its own."""
+    """Run the program in this process, on a free port."""
     servers: list[Any] = []
 
-    def kept(*given: Any) -> Any:
-        servers.append(server_of(*given))
+    def recording(*arguments: Any) -> Any:
+        servers.append(server_of(*arguments))
         return servers[0]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(serving, "server_of", kept)
-        patched.setattr(serving, "collect_seldom", lambda: None)
+        patched.setattr(serving, "server_of", recording)
+        patched.setattr(serving, "collect_garbage_less_often", lambda: None)
         task = asyncio.ensure_future((serve_worker if worker else serve_api)(settings))
         while not (servers and servers[0].started):
             assert not task.done(), task.exception()
@@ -123,11 +123,11 @@ def settings_for(database: str, **more: Any) -> Settings:
 
 
 def test_every_task_of_the_api_and_of_a_worker_is_supervised(database: str) -> None:
-    nobody = "http://127.0.0.1:9/keys"
-    settings = settings_for(database, core="unix:/nowhere/socket", jwks_url=nobody)
+    unreachable = "http://127.0.0.1:9/keys"
+    settings = settings_for(database, core="unix:/nowhere/socket", jwks_url=unreachable)
     everywhere = {"pager", "rates", "database check", "asset refresh", "retirement"}
 
-    async def whole() -> None:
+    async def run() -> None:
         async with running(settings, worker=True) as metrics:
             assert (await metrics.ages()).keys() == everywhere
         async with running(settings) as metrics:
@@ -135,62 +135,62 @@ def test_every_task_of_the_api_and_of_a_worker_is_supervised(database: str) -> N
                 *("leadership", "audit", "watch", "key refresh"),
             }
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-async def seen(look: Any) -> Any:
-    """What a look finds as soon as it finds anything."""
+async def until(check: Any) -> Any:
+    """Wait until the check returns a true value. Return it."""
     async with asyncio.timeout(20):
-        while not (found := await look()):  # noqa: ASYNC110
+        while not (result := await check()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    return found
+    return result
 
 
-def test_a_process_that_cannot_find_out_who_leads_says_so(
+def test_a_process_that_knows_no_leader_raises_an_alert(
     login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own sessions work, but it gets no new one: it neither audits nor knows who does."""
+    """Its open sessions work, but it gets no new one: it does not audit and knows no leader."""
     monkeypatch.setattr(serving, "LEAD_EVERY_S", 0.05)
     monkeypatch.setattr(serving, "LEAD_RETRY_S", 0.05)
     monkeypatch.setattr(serving, "WATCH_EVERY_S", 0.05)
     monkeypatch.setattr(serving, "LEADERLESS_S", 3.0)
 
-    async def whole() -> None:
+    async def run() -> None:
         async with running(settings_for(login.database, audit_s=0.05)) as metrics:
             await asyncio.sleep(1.0)
-            await seen(metrics.done)
+            await until(metrics.done)
             login.limit(0)
             login.end_leader()
-            await seen(metrics.alerts)
-            await seen(metrics.late)
+            await until(metrics.alerts)
+            await until(metrics.late)
             assert await metrics.alerts() == {"CRITICAL": 1.0}
             login.limit(-1)
-            await seen(metrics.done)
+            await until(metrics.done)
             assert await metrics.alerts() == {"CRITICAL": 1.0, "NONE": 1.0}
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_a_follower_counts_the_work_of_the_leader_as_done_while_it_knows_of_one(
+def test_the_tasks_of_a_follower_succeed_only_while_it_knows_a_leader(
     login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "LEAD_EVERY_S", 0.05)
     monkeypatch.setattr(serving, "LEAD_RETRY_S", 0.05)
     monkeypatch.setattr(serving, "WATCH_EVERY_S", 0.05)
 
-    async def whole() -> None:
+    async def run() -> None:
         leader = Leadership(login.database, SCHEMA)
-        await leader.look()
+        await leader.check()
         assert leader.held
         try:
             async with running(settings_for(login.database, audit_s=0.05)) as metrics:
                 await asyncio.sleep(1.0)
-                await seen(metrics.done)
+                await until(metrics.done)
                 login.limit(0)
                 login.end_followers()
-                await seen(metrics.late)
-                assert leader.held, "somebody does the work, but this process cannot know it"
+                await until(metrics.late)
+                assert leader.held, "there is a leader, but this process cannot know it"
         finally:
             await leader.close()
 
-    asyncio.run(whole())
+    asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Settings: which source wins, and what a wrong one is told."""
+"""Settings: the order of their sources, and the messages for invalid ones."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from tidegate.settings import HINTS, InvalidSetting, Settings, as_environment, r
 def refusal(**environ: str) -> str:
     with pytest.raises(InvalidSetting) as refused:
         read_settings({}, environ)
-    said = str(refused.value)
-    assert "\n" not in said
-    return said
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
 
 
-def test_without_any_source_the_defaults_hold() -> None:
+def test_without_any_source_the_defaults_apply() -> None:
     settings = read_settings({}, {})
     assert settings == Settings()
     assert (settings.host, settings.port, settings.wait_ms) == ("127.0.0.1", 8080, 500)
@@ -25,7 +25,7 @@ def test_without_any_source_the_defaults_hold() -> None:
     assert settings.accounts == ("FUNDING", "SPOT")
 
 
-def test_a_flag_beats_the_environment_and_that_the_file(tmp_path: Path) -> None:
+def test_a_flag_overrides_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "chosen.toml"
     file.write_text('port = 1\nhost = "::1"\nscan_s = 3\n[daily_amounts]\nUSDT = "10.5"\n')
     environ = {"TIDEGATE_PORT": "2", "TIDEGATE_HOST": "::2"}
@@ -34,20 +34,22 @@ def test_a_flag_beats_the_environment_and_that_the_file(tmp_path: Path) -> None:
     assert settings.daily_amounts == {"USDT": "10.5"}
 
 
-def test_a_file_is_found_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, here = tmp_path / "all", tmp_path / "here"
+def test_the_named_file_wins_over_the_working_directory_and_that_over_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, current = tmp_path / "all", tmp_path / "current"
     directory.mkdir()
-    here.mkdir()
-    monkeypatch.chdir(here)
+    current.mkdir()
+    monkeypatch.chdir(current)
     (directory / "tidegate.toml").write_text("port = 1\n")
     assert read_settings({}, {}, None, directory).port == 1
-    (here / "tidegate.toml").write_text("port = 2\n")
+    (current / "tidegate.toml").write_text("port = 2\n")
     assert read_settings({}, {}, None, directory).port == 2
     assert read_settings({}, {}, directory / "tidegate.toml").port == 1
 
 
 @pytest.mark.parametrize("prefix", ["", "TIDEGATE_"])
-def test_the_specifications_names_are_honoured(prefix: str) -> None:
+def test_the_names_of_the_specifications_are_accepted(prefix: str) -> None:
     environ = {
         "DATABASE_URL": "postgresql:///money",
         f"{prefix}SCAN_INTERVAL_MS": "5000",
@@ -62,14 +64,14 @@ def test_the_specifications_names_are_honoured(prefix: str) -> None:
     assert read_settings({}, {"alert_after_retries": "9"}).alert_after_attempts == 9
 
 
-def test_the_specifications_names_stand_in_a_file_too(tmp_path: Path) -> None:
+def test_the_names_of_the_specifications_are_accepted_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tidegate.toml"
     file.write_text("scan_interval_ms = 1500\nalert_after_retries = 4\nalert_after_seconds = 9\n")
     settings = read_settings({}, {}, file)
     assert (settings.scan_s, settings.alert_after_attempts, settings.alert_after_s) == (1.5, 4, 9)
 
 
-def test_settings_survive_the_way_to_a_child() -> None:
+def test_a_child_process_gets_the_same_settings() -> None:
     settings = Settings(
         database="postgresql:///money",
         schema="another",
@@ -100,7 +102,7 @@ def test_settings_survive_the_way_to_a_child() -> None:
         transfers_per_day=17,
         daily_amounts={"USDT": "1000.50", "BTC": "2"},
         accounts=("SPOT", "FUTURE"),
-        issuer="somebody",
+        issuer="an issuer",
         audience="us",
         token_lifetime_s=18.5,
         keys="keys.json",
@@ -137,13 +139,13 @@ def test_settings_survive_the_way_to_a_child() -> None:
         ("ALERT_THRESHOLD", "0", "from 1"),
     ],
 )
-def test_a_wrong_setting_is_told_its_name_and_what_is_allowed(
+def test_the_message_for_an_invalid_setting_has_its_name_and_the_allowed_values(
     name: str, value: str, allowed: str
 ) -> None:
-    said = refusal(**{name: value})
-    assert name.removeprefix("TIDEGATE_").lower() in said
-    assert repr(value) in said
-    assert allowed in said
+    message = refusal(**{name: value})
+    assert name.removeprefix("TIDEGATE_").lower() in message
+    assert repr(value) in message
+    assert allowed in message
 
 
 def test_an_unknown_setting_is_refused_by_name() -> None:
@@ -152,12 +154,12 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
 
 
 def test_two_names_of_one_setting_must_agree() -> None:
-    said = refusal(DATABASE_URL="postgresql:///a", TIDEGATE_DATABASE="postgresql:///b")
-    assert "database_url and database are one setting and differ" in said
+    message = refusal(DATABASE_URL="postgresql:///a", TIDEGATE_DATABASE="postgresql:///b")
+    assert "database_url and database are the same setting with two values" in message
     assert read_settings({}, {"SCAN_INTERVAL_MS": "2000", "TIDEGATE_SCAN_S": "2"}).scan_s == 2
 
 
-def test_what_is_not_a_setting_is_left_alone() -> None:
+def test_variables_that_are_not_settings_are_ignored() -> None:
     environ = {"TIDEGATE_TOKEN": "t", "TIDEGATE_URL": "u", "TIDEGATE_TEST_DATABASE": "d"}
     assert read_settings({}, environ) == Settings()
 
@@ -167,14 +169,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"tidegate\.toml cannot be read"):
         read_settings({}, {}, file)
     file.write_text("port = \n")
-    with pytest.raises(InvalidSetting, match=r"tidegate\.toml is not TOML"):
+    with pytest.raises(InvalidSetting, match=r"tidegate\.toml is not valid TOML"):
         read_settings({}, {}, file)
     file.write_text("port = '80'\nports = 1\n")
     with pytest.raises(InvalidSetting, match=r"tidegate\.toml: there is no setting 'ports'"):
         read_settings({}, {}, file)
 
 
-def test_every_setting_says_what_it_may_be() -> None:
+def test_every_setting_describes_its_allowed_values() -> None:
     for name in HINTS:
-        with pytest.raises(InvalidSetting, match=rf"{name} = .* is wrong; allowed: \w"):
+        with pytest.raises(InvalidSetting, match=rf"{name} = .* is invalid; allowed: \w"):
             read_settings({name: object()}, {})

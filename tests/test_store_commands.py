@@ -1,4 +1,4 @@
-"""A database is copied and restored, and people say which of the two the core shall serve."""
+"""A database is copied or restored, and an operator chooses which one the core serves."""
 
 import asyncio
 import json
@@ -27,9 +27,9 @@ def restored(database: str) -> Iterator[str]:
 
 
 def refusal(database: str, address: str) -> str | None:
-    """What the core says to this database; if it serves, money goes through it."""
+    """Return the core's refusal of this database. If it does not refuse, make a deposit."""
 
-    async def whole() -> str | None:
+    async def main() -> str | None:
         async with open_gate(Setup(database, SCHEMA, address)) as gate:
             assert gate.core is not None
             if gate.core.refusal is None:
@@ -37,7 +37,7 @@ def refusal(database: str, address: str) -> str | None:
                 assert isinstance(paid, Receipt)
             return gate.core.refusal
 
-    return asyncio.run(whole())
+    return asyncio.run(main())
 
 
 def test_a_restore_is_confirmed_and_a_copy_gets_a_new_identity(
@@ -46,57 +46,57 @@ def test_a_restore_is_confirmed_and_a_copy_gets_a_new_identity(
     with core_child(tmp_path / "core") as address:
         assert refusal(database, address) is None
         assert "MOVED" in (refusal(restored, address) or "")
-        words = ("--database", restored, "--core", address, "--schema", SCHEMA)
-        told = tidegate("store", "confirm", *words, "-o", "json")
-        assert told.returncode == 0, told.stderr
+        arguments = ("--database", restored, "--core", address, "--schema", SCHEMA)
+        confirmed = tidegate("store", "confirm", *arguments, "-o", "json")
+        assert confirmed.returncode == 0, confirmed.stderr
         assert refusal(restored, address) is None
         assert "MOVED" in (refusal(database, address) or "")
-        made = tidegate(
+        created = tidegate(
             "store", "new-identity", "--database", database, "--schema", SCHEMA, "-o", "json"
         )
-        assert made.returncode == 0, made.stderr
-        told_of = json.loads(made.stdout)
-        assert UUID(told_of["before"]) != UUID(told_of["store"])
-        assert json.loads(told.stdout)["store"] == told_of["before"]
+        assert created.returncode == 0, created.stderr
+        stores = json.loads(created.stdout)
+        assert UUID(stores["before"]) != UUID(stores["store"])
+        assert json.loads(confirmed.stdout)["store"] == stores["before"]
         assert "OTHER_STORE" in (refusal(database, address) or "")
-        words = ("--database", database, "--core", address, "--schema", SCHEMA)
-        refused = tidegate("store", "confirm", *words)
+        arguments = ("--database", database, "--core", address, "--schema", SCHEMA)
+        refused = tidegate("store", "confirm", *arguments)
         assert refused.returncode == 1
-        assert f"the core serves store {told_of['before']}" in refused.stderr
+        assert f"the core serves store {stores['before']}" in refused.stderr
 
 
-def test_a_copy_of_the_core_is_told_which_store_it_serves_instead(
+def test_a_copy_of_the_core_can_serve_another_store(
     database: str, restored: str, tmp_path: Path
 ) -> None:
     with core_child(tmp_path / "core") as address:
         assert refusal(database, address) is None
-        made = tidegate(
+        created = tidegate(
             "store", "new-identity", "--database", restored, "--schema", SCHEMA, "-o", "json"
         )
-        before = json.loads(made.stdout)["before"]
-        words = ("--database", restored, "--core", address, "--schema", SCHEMA)
-        told = tidegate("store", "confirm", *words, "--instead-of", before)
-        assert told.returncode == 0, told.stderr
+        before = json.loads(created.stdout)["before"]
+        arguments = ("--database", restored, "--core", address, "--schema", SCHEMA)
+        confirmed = tidegate("store", "confirm", *arguments, "--instead-of", before)
+        assert confirmed.returncode == 0, confirmed.stderr
         assert refusal(restored, address) is None
 
 
-def test_a_worker_of_the_old_database_that_is_still_connected_moves_nothing_after_confirm(
+def test_after_confirm_a_connected_worker_of_the_old_database_moves_no_money(
     database: str, restored: str, tmp_path: Path
 ) -> None:
-    async def whole(address: str) -> None:
+    async def main(address: str) -> None:
         async with (
             open_gate(Setup(database, SCHEMA, address)) as old,
             open_gate(Setup(database, SCHEMA, address)) as second,
         ):
             for gate, cid in ((old, "one"), (second, "two")):
                 assert isinstance(await gate.deposit(five(cid), 4001), Receipt)
-            words = ("--database", restored, "--core", address, "--schema", SCHEMA)
-            told = await asyncio.to_thread(tidegate, "store", "confirm", *words)
-            assert told.returncode == 0, told.stderr
+            arguments = ("--database", restored, "--core", address, "--schema", SCHEMA)
+            confirmed = await asyncio.to_thread(tidegate, "store", "confirm", *arguments)
+            assert confirmed.returncode == 0, confirmed.stderr
             for gate, cid in ((old, "late"), (second, "later")):
                 receipt = await gate.deposit(five(cid), 4001)
                 assert isinstance(receipt, Receipt)
-                assert receipt.transfer.state == "CREDITING"  # Neither done nor refused.
+                assert receipt.transfer.state == "CREDITING"  # Open: neither done nor refused.
                 assert gate.core is not None
                 assert "MOVED" in (gate.core.refusal or "")
             async with open_gate(Setup(restored, SCHEMA, address)) as new:
@@ -107,7 +107,7 @@ def test_a_worker_of_the_old_database_that_is_still_connected_moves_nothing_afte
                 assert held.amount == 3 * 5 * 10**usdt.decimals
 
     with core_child(tmp_path / "core") as address:
-        asyncio.run(whole(address))
+        asyncio.run(main(address))
 
 
 def five(cid: str) -> ExternalTransfer:

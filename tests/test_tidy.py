@@ -1,4 +1,4 @@
-"""Where each house rule holds. Each is shown to fail on a source that breaks it."""
+"""The files to which each style rule applies. Each rule is tested on sources that break it."""
 
 import re
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ from tests.code_rules import (
 ROOT = Path(__file__).parents[1]
 PACKAGE = "src/tidegate"
 
-# The composition root, and what runs as a process of its own or watches over one.
+# The composition root, and the modules that run as a process or supervise one.
 CLOCKS_ALLOWED = (
     "app.py",
     "serving.py",
@@ -42,7 +42,7 @@ CLOCKS_ALLOWED = (
     "supervisor/",
     "postgres/",
     "trading_core/server.py",
-    "simulation/runs.py",  # It says how many seeds it runs in a second.
+    "simulation/runs.py",  # It measures how many seeds it runs per second.
 )
 
 
@@ -51,7 +51,7 @@ class Rule(NamedTuple):
     check: Check
     where: str  # A regular expression over paths.
     broken: tuple[str, ...]
-    but: str = "$^"  # Another: where it does not hold.
+    but: str = "$^"  # A regular expression over paths that are excepted.
 
 
 PYTHON, OURS, QUERIES = r".*\.py", rf"{PACKAGE}/.*\.py", rf"{PACKAGE}/.*\.sql"
@@ -74,7 +74,7 @@ RULES = (
         ("def f(a, b, c, d, e, f): ...", "class A:\n    def f(self, a, b, c, d, /, e, *, f): ..."),
     ),
     Rule(
-        "a name says what it names",
+        "a name has a meaning",
         banned_names,
         OURS,
         (
@@ -113,7 +113,7 @@ RULES = (
         but=ROOTS,
     ),
     Rule(
-        "only engine/step.py, write_batch.py and inbox_reader.py, which call others' code, catch any exception",
+        "only step.py, write_batch.py and inbox_reader.py in engine/ catch any exception",
         broad_excepts,
         OURS,
         (
@@ -214,18 +214,18 @@ def sources() -> Iterable[Source]:
 
 
 @pytest.fixture(scope="module")
-def house() -> list[Source]:
+def all_sources() -> list[Source]:
     return list(sources())
 
 
 @every_rule
-def test_the_house_is_tidy(rule: Rule, house: list[Source]) -> None:
+def test_every_source_keeps_the_rule(rule: Rule, all_sources: list[Source]) -> None:
     ruled = [
         source
-        for source in house
+        for source in all_sources
         if re.fullmatch(rule.where, source.path) and not re.fullmatch(rule.but, source.path)
     ]
-    assert ruled, f"the rule holds nowhere: {rule.sentence}"
+    assert ruled, f"the rule applies to no file: {rule.sentence}"
     findings = [
         f"{source.path}:{line}: {rule.sentence}: {what}"
         for source in ruled
@@ -258,14 +258,14 @@ def test_a_rule_can_be_broken(rule: Rule) -> None:
         (missing_docstrings, '"""One sentence.\n\nAnd more."""'),
     ],
 )
-def test_a_rule_lets_good_work_pass(check: Check, text: str) -> None:
+def test_a_rule_accepts_good_code(check: Check, text: str) -> None:
     assert list(check(Source("src/tidegate/good.py", text))) == []
 
 
-def test_every_borrowed_name_is_still_borrowed(house: list[Source]) -> None:
+def test_every_exception_to_the_banned_names_is_still_used(all_sources: list[Source]) -> None:
     given = {
         (source.path, name)
-        for source in house
+        for source in all_sources
         if source.path.endswith(".py")
         for _, name in names(source)
     }

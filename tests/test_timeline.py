@@ -1,4 +1,4 @@
-"""The life of a transfer, as `tidegate show` prints it."""
+"""The history of a transfer as `tidegate show` prints it."""
 
 from tidegate.commands.timeline import timeline
 
@@ -25,7 +25,7 @@ LIFE = {
 }
 
 
-def test_what_waits_for_an_unreachable_system_says_so() -> None:
+def test_a_transfer_that_waits_for_an_unreachable_system_shows_why() -> None:
     *_, (last, _) = timeline(LIFE)
     assert "COMPENSATING: waits for core, asked 3 times, 41 retries" in last
     assert "(unreachable: connection refused)" in last

@@ -1,4 +1,4 @@
-"""No test depends on how long the run of all tests has taken before it."""
+"""No token in a test can expire during a long run of all tests."""
 
 import pytest
 
@@ -11,13 +11,13 @@ from tests.token_clients import COLLECTING
 def test_no_token_is_made_while_test_modules_are_imported(
     rig: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be older than its life in a run that takes a quarter of an hour."""
+    """Such a token would expire in a run of more than 15 minutes."""
     monkeypatch.setenv(COLLECTING, "yes")
     with pytest.raises(AssertionError, match="at import"):
         rig.token("olga", "operator")  # type: ignore[attr-defined]
 
 
-def test_a_bearer_shows_a_fresh_token_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bearer_makes_a_fresh_token_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_800_000_000.0
     monkeypatch.setattr("time.time", lambda: now)
     alice = service.bearer("4001", "user")

@@ -1,6 +1,6 @@
-"""Which tests run in one worker, one after the other, because they share what takes long to make.
+"""Test files that run in one pytest worker, one after the other, to share expensive fixtures.
 
-By file, and not by the marks of pytest-xdist: it writes them where pytest 9 no longer reads.
+Grouped by file, and not by the marks of pytest-xdist, which do not work with pytest 9.
 """
 
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
@@ -18,7 +18,7 @@ TOGETHER = {
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests of one group are one piece of work; each of the others is a piece of its own."""
+    """The tests of a group are one unit of work. Each other test is a unit of its own."""
 
     def _split_scope(self, nodeid: str) -> str:
         return TOGETHER.get(nodeid.split("::", maxsplit=1)[0], nodeid)

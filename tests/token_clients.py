@@ -1,6 +1,6 @@
-"""Who calls a service in a test, with a token that is made when it is used.
+"""Clients in tests, whose tokens are made when they are used.
 
-A token lives for minutes, and nobody knows how long a run of all tests takes.
+A token expires after minutes, and a run of all tests can take longer.
 """
 
 import os
@@ -12,7 +12,7 @@ COLLECTING = "TIDEGATE_TESTS_COLLECTING"  # Set while test modules are imported.
 
 @dataclass(frozen=True)
 class Bearer:
-    """Stands for a fresh token wherever it is put into text: f"Bearer {bearer}"."""
+    """Formats as a fresh token wherever it is used: f"Bearer {bearer}"."""
 
     mint: Callable[[], str]
 
@@ -21,4 +21,4 @@ class Bearer:
 
 
 def assert_used_in_a_test() -> None:
-    assert COLLECTING not in os.environ, "made at import, a token is too old when it is used"
+    assert COLLECTING not in os.environ, "a token made at import can expire before it is used"

@@ -57,9 +57,10 @@ __all__ = [
     "open_gate",
 ]
 
-# What needs PostgreSQL is loaded when it is asked for: the core and most commands need none of it.
-_LATER = {
-    "ExternalTransfer": ("engine.gate", "ExternalTransfer"),
+# Names whose modules need PostgreSQL. They are imported on first use, because the trading core and
+# most commands do not need them.
+_LAZY = {
+    "ExternalTransfer": ("engine.request_forms", "ExternalTransfer"),
     "EmbeddedPostgres": ("postgres", "Server"),
     "Gate": ("engine.gate", "Gate"),
     "Setup": ("app", "Setup"),
@@ -72,7 +73,7 @@ _LATER = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in _LATER:
+        if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, own = _LATER[name]
-        return getattr(import_module(f"tidegate.{module}"), own)
+        module, attribute = _LAZY[name]
+        return getattr(import_module(f"tidegate.{module}"), attribute)

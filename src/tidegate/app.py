@@ -1,4 +1,4 @@
-"""The composition root: the one place with a clock and dice, where the parts are put together."""
+"""The composition root: builds the engine from its parts, with real clocks and randomness."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ from tidegate.core.ports import StoreUnavailable, System
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Asset
 from tidegate.core.wire import Binding
-from tidegate.engine.alerts import Alert, AlertCode, told_as
+from tidegate.engine.alerts import Alert, AlertCode, alert_fields
 from tidegate.engine.engine import Engine, EngineParts
 from tidegate.engine.gate import ACCOUNTS, CORE, Gate
 from tidegate.engine.inbox_reader import Form
@@ -58,31 +58,31 @@ log = structlog.get_logger("tidegate")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a program chooses. Everything has a default but the database."""
+    """The choices of a program. Only the database has no default."""
 
     database: str
     schema: str = SCHEMA
-    core: str | None = None  # Where the trading core listens: unix:PATH or tcp:HOST:PORT.
-    systems: tuple[System, ...] = ()  # The program's own, besides the ledger and the core.
-    flows: tuple[Flow, ...] = ()  # The program's own, besides the built-in ones.
+    core: str | None = None  # The address of the trading core: unix:PATH or tcp:HOST:PORT.
+    systems: tuple[System, ...] = ()  # Systems of the program, besides the ledger and the core.
+    flows: tuple[Flow, ...] = ()  # Flows of the program, besides the built-in ones.
     bounds: StoreLimits | None = None
     scan_s: float = 1.0
     ring_size: int = RING_SIZE
     alert: Callable[[Alert], None] | None = None
-    # Is told of every end recorded here.
+    # Called with the transfers whose end this engine has recorded.
     ended: Callable[[Sequence[Transfer]], None] = lambda _: None
-    background: BackgroundTasks | None = None  # That of the program, if it has one.
-    transfers_per_day: int | None = None  # Of one owner; None: as many as they like.
-    daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset.
+    background: BackgroundTasks | None = None  # The tasks of the program, if it has any.
+    transfers_per_day: int | None = None  # The limit of one owner. None: no limit.
+    daily_amounts: Mapping[str, str] = field(default_factory=dict)  # Decimals, by asset code.
     accounts: frozenset[str] = frozenset({"FUNDING", "SPOT"})
-    forms: Mapping[str, Form] = field(default_factory=dict)  # For the inbox, of flows of your own.
+    forms: Mapping[str, Form] = field(default_factory=dict)  # Inbox forms for flows of the program.
 
 
-def collect_seldom() -> None:
-    """For a program that does nothing but serve: look for cycles of garbage less often.
+def collect_garbage_less_often() -> None:
+    """Run the garbage collector less often, for a program that does nothing but serve.
 
-    A batch is thousands of objects that go away by themselves. Looking through all of them every
-    few hundred took a fifth of the time that a transfer costs.
+    A batch creates thousands of objects, which reference counting frees. With the default
+    thresholds the collector takes a fifth of the time of a transfer.
     """
     gc.collect()
     gc.freeze()
@@ -91,7 +91,7 @@ def collect_seldom() -> None:
 
 @asynccontextmanager
 async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
-    """Start an engine; at the end of the block it stops cleanly and gives its leases back."""
+    """Start an engine. At the end of the block it stops cleanly and releases its leases."""
     alert = setup.alert or log_alert
     async with AsyncExitStack() as stack:
         store = PostgresStore(setup.database, setup.schema, setup.bounds)
@@ -103,8 +103,9 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             core = trading(store, setup.core, alert)
             await store.forget_marks(CORE)
             stack.push_async_callback(core.close)
-            # Ids must be above the floor of the core. If it is away, the stored floor serves: it
-            # is lower only if this database was restored, or is new to its floor.
+            # New ids must be above the floor of the core, which it sends on each new connection. If
+            # the core is unreachable, the stored floor is used. It is lower only if this database
+            # was restored, or has not stored a floor yet.
             with suppress(Unreachable):
                 await core.totals()
         ledger = Ledger(LEDGER)
@@ -119,7 +120,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             outside=[*([core] if core else []), *setup.systems],
             local=[ledger, Allowance(), Checks()],
             clock=time.monotonic,
-            dice=random.Random(os.urandom(16)),  # noqa: S311  It spreads retries; it hides nothing.
+            dice=random.Random(os.urandom(16)),  # noqa: S311  Only for jitter of retries.
             alert=alert,
             ended=setup.ended,
             scan_s=setup.scan_s,
@@ -138,13 +139,13 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
 
 
 def daily_limits(setup: Setup, assets: Mapping[str, Asset]) -> DailyLimits | None:
-    """None where nothing is limited: then nothing is counted either."""
+    """The daily limits. None without any, so that nothing is counted."""
     amounts = {}
     for code, text in setup.daily_amounts.items():
         asset = assets.get(code)
         amount = parse_amount(text, asset.decimals) if asset else Refusal.INVALID_ASSET
         if asset is None or isinstance(amount, Refusal):
-            raise ValueError(f"daily_amounts: {code}={text} is no amount of an asset")
+            raise ValueError(f"daily_amounts: {code}={text} is not an amount of a known asset")
         amounts[asset.id] = amount
     if setup.transfers_per_day is None and not amounts:
         return None
@@ -154,14 +155,14 @@ def daily_limits(setup: Setup, assets: Mapping[str, Asset]) -> DailyLimits | Non
 def trading(
     store: PostgresStore, address: str, alert: Callable[[Alert], None]
 ) -> TradingCoreClient:
-    """The trading core, shown on every connection what this store has seen it acknowledge."""
+    """A client of the core that shows, on every connection, what this store knows of the core."""
 
-    async def recalled() -> KnownCore:
+    async def known_core() -> KnownCore:
         try:
             async with store.transaction() as tx:
                 return await load_known_core(tx, CORE)
         except StoreUnavailable as fault:
-            raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
+            raise Unreachable(f"the stored marks of the core cannot be read: {fault}") from fault
 
     def refused(reason: str) -> None:
         alert(Alert(Alarm.CRITICAL, AlertCode.CORE_REFUSED, reason, CORE))
@@ -170,47 +171,51 @@ def trading(
         try:
             await PostgresFloors(store).raise_to(floor)
         except StoreUnavailable as fault:
-            raise Unreachable(f"we cannot keep the floor of the core: {fault}") from fault
+            raise Unreachable(f"the floor of the core cannot be stored: {fault}") from fault
 
     caller = CoreCaller(worker_name(socket.gethostname(), os.getpid()))
-    core = TradingCoreClient(CORE, dial(address), caller, recalled, refused)
+    core = TradingCoreClient(CORE, dial(address), caller, known_core, refused)
     core.on_floor = raise_floor
     return core
 
 
 def fresh_identity() -> UUID:
-    """For a store that was copied."""
+    """A new identity, for a store that was copied."""
     return UUID(bytes=os.urandom(16), version=4)
 
 
 async def administrator(store: PostgresStore, address: str) -> tuple[TradingCoreClient, Binding]:
-    """A client of a core that speaks for no store, and what would bind the core to this one."""
+    """An administrator's client of a core, and the binding of the core to this store."""
     async with store.transaction() as tx:
-        ours = await load_known_core(tx, CORE)
+        known = await load_known_core(tx, CORE)
 
-    async def nobody() -> KnownCore:
+    async def no_store() -> KnownCore:
         return KnownCore()
 
     caller = CoreCaller(worker_name(socket.gethostname(), os.getpid()))
-    return TradingCoreClient(CORE, dial(address), caller, nobody), Binding(ours.store, ours.place)
+    return TradingCoreClient(CORE, dial(address), caller, no_store), Binding(
+        known.store, known.place
+    )
 
 
 def _retirement(
     store: PostgresStore, core: TradingCoreClient, alert: Callable[[Alert], None]
 ) -> Callable[[], Awaitable[None]]:
-    """Let the core forget operations of transfers that have ended long ago."""
+    """The task by which the core forgets operations of transfers that ended long ago."""
     retirement = Retirement(PostgresFloors(store), core.retire, time.time, alert)
 
-    async def once() -> None:
+    async def retire_once() -> None:
         floor = await retirement.round()
-        log.info("retired", below=str(floor), horizon_s=HORIZON_S, every_s=RETIRE_EVERY_S)
+        log.info(
+            "operations_retired", below=str(floor), horizon_s=HORIZON_S, every_s=RETIRE_EVERY_S
+        )
 
-    return once
+    return retire_once
 
 
 @contextmanager
 def core_child(directory: Path) -> Iterator[str]:
-    """A trading core as a child process, for programs that run everything themselves."""
+    """Run a trading core as a child process, for programs without a separate one."""
     directory.mkdir(parents=True, exist_ok=True)
     address = f"unix:{directory / 'socket'}"
     command = [sys.executable, "-m", "tidegate.trading_core"]
@@ -219,18 +224,19 @@ def core_child(directory: Path) -> Iterator[str]:
         try:
             assert child.stdout is not None
             if not child.stdout.readline():
-                raise RuntimeError("the trading core did not start; its message is above")
+                raise RuntimeError("the trading core did not start; see its message above")
             yield address
         finally:
             child.terminate()
 
 
 def log_alert(alert: Alert) -> None:
-    """To the log, at the level that the alarm deserves."""
+    """Write an alert to the log. The event is its code, and the level follows from its alarm."""
     levels = {Alarm.NONE: log.info, Alarm.PAGE: log.warning}
-    levels.get(alert.alarm, log.critical)(alert.cause, **told_as(alert))
+    write = levels.get(alert.alarm, log.critical)
+    write(str(alert.code), cause=alert.cause, **alert_fields(alert))
 
 
-def all_flows(*own: Flow) -> list[Flow]:
-    """The built-in flows and a program's own: what `migrate` installs and an engine runs."""
-    return list((dict(FLOWS) | {flow.name: flow for flow in own}).values())
+def all_flows(*flows: Flow) -> list[Flow]:
+    """The built-in flows and those of the program. `migrate` installs them, an engine runs them."""
+    return list((dict(FLOWS) | {flow.name: flow for flow in flows}).values())

@@ -1,4 +1,4 @@
-"""The command line: every command by its name, and errors in one line."""
+"""The command line: the list of commands, and errors printed in one line."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from tidegate.commands.console import CommandError
 from tidegate.commands.typed_options import typed
 from tidegate.settings import InvalidSetting
 
-# Every command, in the order of the help, and the module it is in.
+# Every command in the order of the help, and its module.
 COMMANDS = {
     "up": "programs",
     "demo": "demo",
@@ -24,21 +24,21 @@ COMMANDS = {
     "core": "core",
     "migrate": "programs",
     "archive": "archive",
-    "store": "store",
-    "token": "money",
-    "fund": "money",
-    "transfer": "money",
-    "balances": "money",
-    "show": "desk",
-    "tail": "desk",
-    "stuck": "desk",
-    "retry": "desk",
-    "resolve": "desk",
-    "confirm": "desk",
-    "audit": "desk",
-    "halt": "desk",
-    "resume": "desk",
-    "flows": "desk",
+    "store": "identity",
+    "token": "user",
+    "fund": "user",
+    "transfer": "user",
+    "balances": "user",
+    "show": "operator",
+    "tail": "operator",
+    "stuck": "operator",
+    "retry": "operator",
+    "resolve": "operator",
+    "confirm": "operator",
+    "audit": "operator",
+    "halt": "operator",
+    "resume": "operator",
+    "flows": "operator",
     "doctor": "doctor",
     "simulate": "simulate",
     "certify": "certify",
@@ -46,46 +46,46 @@ COMMANDS = {
 }
 GROUPS = {
     "store": (
-        "Say who a store is, after its database was copied or restored.",
+        "Change a store's identity after its database was copied or restored.",
         {"new-identity": "new_identity", "confirm": "confirm_store"},
     ),
     "pool": (
-        "Pay members of a guild, through the transfer pool.",
+        "Pay members of a guild through the transfer pool.",
         {"pay": "pay", "show": "show", "list": "list_"},
     ),
 }
 
 
 def cli(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The program, or as much of it as these commands are."""
-    made = typer.Typer(
+    """Build the program with these commands."""
+    program = typer.Typer(
         help="Move money between systems that cannot share a transaction.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    made.callback()(top)
+    program.callback()(top)
     for name in names:
         module = import_module(f"tidegate.commands.{COMMANDS[name]}")
         if name not in GROUPS:
-            made.command()(typed(getattr(module, name)))
+            program.command()(typed(getattr(module, name)))
             continue
         text, functions = GROUPS[name]
         group = typer.Typer(help=text)
-        for word, function in functions.items():
-            group.command(word)(typed(getattr(module, function)))
-        made.add_typer(group, name=name)
-    return made
+        for subcommand, function in functions.items():
+            group.command(subcommand)(typed(getattr(module, function)))
+        program.add_typer(group, name=name)
+    return program
 
 
-def typed_in(words: Sequence[str]) -> Iterable[str]:
-    """What a line needs: one command, if it begins with one; all of them for help and mistakes."""
-    if words == ["--version"]:
+def needed_commands(arguments: Sequence[str]) -> Iterable[str]:
+    """Load only the command that the line names, to start fast; all for help and mistakes."""
+    if arguments == ["--version"]:
         return ()
-    return words[:1] if words and words[0] in COMMANDS else COMMANDS
+    return arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"tidegate {version('tidegate')}")
         raise typer.Exit
 
@@ -94,7 +94,7 @@ def top(
     _: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Say which this is."
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
@@ -102,28 +102,28 @@ def top(
 
 
 def main() -> None:
-    os.umask(0o077)  # What we write is about money, and nobody else's to read.
+    os.umask(0o077)  # Our files are about money: only their owner may read them.
     sys.exit(_run())
 
 
 def _run() -> int:
     try:
-        return cli(typed_in(sys.argv[1:]))(standalone_mode=False) or 0
-    except CommandError as complaint:
-        return _complain(complaint, complaint.code)
+        return cli(needed_commands(sys.argv[1:]))(standalone_mode=False) or 0
+    except CommandError as fault:
+        return _print_error(fault, fault.code)
     except (ApiProblem, OutcomeUnknown, KeysNotFound, OSError) as fault:
-        return _complain(fault, 1)
+        return _print_error(fault, 1)
     except InvalidSetting as fault:
-        return _complain(fault, 2)
+        return _print_error(fault, 2)
     except TyperException as fault:
-        where = getattr(getattr(fault, "ctx", None), "command_path", "tidegate")
-        said = fault.format_message().rstrip(".")
-        return _complain(f"{said}: see `{where} --help`", fault.exit_code)
+        command = getattr(getattr(fault, "ctx", None), "command_path", "tidegate")
+        message = fault.format_message().rstrip(".")
+        return _print_error(f"{message}: see `{command} --help`", fault.exit_code)
     except typer.Abort:
         return 130
 
 
-def _complain(fault: Exception | str, code: int) -> int:
+def _print_error(fault: Exception | str, code: int) -> int:
     print(f"tidegate: {' '.join(str(fault).split())}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""Talk to a Tidegate over HTTP: a client, its errors, and the keys of one that runs locally."""
+"""A client for Tidegate's HTTP API, and the signing key of a local Tidegate."""
 
 import base64
 import hashlib
@@ -16,16 +16,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tidegate.service.auth import TokenPolicy
 from tidegate.service.keys import issue, new_keypair
 
-V1, DESK = "/api/v1", "/api/v1/operator"
+V1, OPERATOR = "/api/v1", "/api/v1/operator"
 TIMEOUT_S = 30.0
 AUDIT_S = 3600.0
-PRIVATE, PUBLIC, TERMS = "private.pem", "jwks.json", "terms.json"
+PRIVATE, PUBLIC, POLICY = "private.pem", "jwks.json", "terms.json"
 
 Answer: TypeAlias = dict[str, Any]
 
 
 class ApiProblem(Exception):
-    """Tidegate has answered no. `body` holds all it said: `req_id` and `state`, where one is."""
+    """The API replied with an error. `body` is the reply, with `req_id` and `state` if any."""
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
         self.status = status
@@ -38,11 +38,11 @@ class ApiProblem(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """Nobody knows what became of the request: ask again with the same cid."""
+    """The result of the request is unknown: repeat it with the same cid."""
 
 
 class Client:
-    """`with Client(url, token) as client`; every method is one request."""
+    """Use it as `with Client(url, token) as client`. Every method sends one request."""
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
@@ -65,112 +65,113 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    # An owner's.
+    # For users.
 
-    def transfer(self, wish: Mapping[str, object], wait_s: int | None = None) -> Answer:
-        """`wish` is {from, to, asset, amount, cid?, user_id?}. With a cid it can be repeated."""
+    def transfer(self, request: Mapping[str, object], wait_s: int | None = None) -> Answer:
+        """`request` is {from, to, asset, amount, cid?, user_id?}. It can be repeated by its cid."""
         headers = {} if wait_s is None else {"Prefer": f"wait={wait_s}"}
-        return self._ask("POST", f"{V1}/internal_transfer", wish, headers=headers)
+        return self._request("POST", f"{V1}/internal_transfer", request, headers=headers)
 
-    def batch(self, wishes: Sequence[Mapping[str, object]]) -> Answer:
-        return self._ask("POST", f"{V1}/internal_transfers", {"transfers": list(wishes)})
+    def batch(self, requests: Sequence[Mapping[str, object]]) -> Answer:
+        return self._request("POST", f"{V1}/internal_transfers", {"transfers": list(requests)})
 
     def get(self, id_: str) -> Answer:
-        return self._ask("GET", f"{V1}/internal_transfer/{id_}")
+        return self._request("GET", f"{V1}/internal_transfer/{id_}")
 
     def list(self, **query: str | int | None) -> Answer:
-        """By `limit`, `cursor` and `state`."""
-        return self._ask("GET", f"{V1}/internal_transfer", query=query)
+        """Filters: `limit`, `cursor` and `state`."""
+        return self._request("GET", f"{V1}/internal_transfer", query=query)
 
     def balances(self) -> Answer:
-        return self._ask("GET", f"{V1}/balances")
+        return self._request("GET", f"{V1}/balances")
 
     def assets(self) -> Answer:
-        return self._ask("GET", f"{V1}/assets")
+        return self._request("GET", f"{V1}/assets")
 
-    def pool_transfer(self, wish: Mapping[str, object]) -> Answer:
-        """`wish` is {guild_id, target_id, amount}, and perhaps reason, cid, expires_hours."""
-        return self._ask("POST", f"{V1}/pool_transfers", wish)
+    def pool_transfer(self, request: Mapping[str, object]) -> Answer:
+        """`request` is {guild_id, target_id, amount, reason?, cid?, expires_hours?}."""
+        return self._request("POST", f"{V1}/pool_transfers", request)
 
     def pool_show(self, id_: str) -> Answer:
-        return self._ask("GET", f"{V1}/pool_transfers/{id_}")
+        return self._request("GET", f"{V1}/pool_transfers/{id_}")
 
     def pool_list(self, **query: str | int | None) -> Answer:
-        """By `guild_id`, `status`, `limit` and `offset`."""
-        return self._ask("GET", f"{V1}/pool_transfers", query=query)
+        """Filters: `guild_id`, `status`, `limit` and `offset`."""
+        return self._request("GET", f"{V1}/pool_transfers", query=query)
 
-    # Those of who answers for the money.
+    # For operators, approvers and auditors.
 
-    def deposit(self, crossing: Mapping[str, object]) -> Answer:
-        """`crossing` is {user_id, account, asset, amount, cid}."""
-        return self._ask("POST", f"{DESK}/deposit", crossing)
+    def deposit(self, request: Mapping[str, object]) -> Answer:
+        """`request` is {user_id, account, asset, amount, cid}."""
+        return self._request("POST", f"{OPERATOR}/deposit", request)
 
-    def external_withdrawal(self, crossing: Mapping[str, object]) -> Answer:
-        return self._ask("POST", f"{DESK}/external_withdrawal", crossing)
+    def external_withdrawal(self, request: Mapping[str, object]) -> Answer:
+        """`request` is that of `deposit`."""
+        return self._request("POST", f"{OPERATOR}/external_withdrawal", request)
 
     def account_status(self, change: Mapping[str, object]) -> Answer:
         """`change` is {user_id, account, asset, status}."""
-        return self._ask("POST", f"{DESK}/account_status", change)
+        return self._request("POST", f"{OPERATOR}/account_status", change)
 
     def set_asset(self, code: str, change: Mapping[str, object]) -> Answer:
-        return self._ask("PATCH", f"{DESK}/assets/{code}", change)
+        return self._request("PATCH", f"{OPERATOR}/assets/{code}", change)
 
     def search(self, **query: str | int | None) -> Answer:
-        """By `owner`, `state`, `flow`, `stuck_s`, `limit` and `cursor`."""
-        return self._ask("GET", f"{DESK}/transfers", query=query)
+        """Filters: `owner`, `state`, `flow`, `stuck_s`, `limit` and `cursor`."""
+        return self._request("GET", f"{OPERATOR}/transfers", query=query)
 
     def history(self, id_: str) -> Answer:
-        """A transfer with every answer and attempt."""
-        return self._ask("GET", f"{DESK}/transfers/{id_}")
+        """Return a transfer with all its answers and attempts."""
+        return self._request("GET", f"{OPERATOR}/transfers/{id_}")
 
     def retry(self, id_: str) -> Answer:
-        return self._ask("POST", f"{DESK}/transfers/{id_}/retry", {})
+        return self._request("POST", f"{OPERATOR}/transfers/{id_}/retry", {})
 
     def resolve(self, id_: str, resolution: Mapping[str, object]) -> Answer:
-        return self._ask("POST", f"{DESK}/transfers/{id_}/resolve", resolution)
+        return self._request("POST", f"{OPERATOR}/transfers/{id_}/resolve", resolution)
 
     def confirm(self, id_: str) -> Answer:
-        return self._ask("POST", f"{DESK}/resolutions/{id_}/confirm", {})
+        return self._request("POST", f"{OPERATOR}/resolutions/{id_}/confirm", {})
 
     def halt(self, reason: str) -> Answer:
-        return self._ask("POST", f"{DESK}/halt", {"reason": reason})
+        return self._request("POST", f"{OPERATOR}/halt", {"reason": reason})
 
     def resume(self, reason: str, halts: Sequence[int] | None = None) -> Answer:
-        """Without numbers, every halt in force is ended; the answer lists them."""
-        named = {} if halts is None else {"halts": list(halts)}
-        return self._ask("POST", f"{DESK}/resume", {"reason": reason, **named})
+        """End these halts, or all if none are given. The reply lists the halts that ended."""
+        numbers = {} if halts is None else {"halts": list(halts)}
+        return self._request("POST", f"{OPERATOR}/resume", {"reason": reason, **numbers})
 
     def halts(self) -> Answer:
-        return self._ask("GET", f"{DESK}/halts")
+        return self._request("GET", f"{OPERATOR}/halts")
 
     def audit(self, *, full: bool = True) -> Answer:
-        """In full it reads every transfer there is, and takes its time."""
-        asked = {"full": "true" if full else "false"}
+        """Run an audit. A full one reads every transfer and can take long."""
+        query = {"full": "true" if full else "false"}
         return self._send(
-            self._http.build_request("GET", f"{DESK}/audit", params=asked, timeout=AUDIT_S)
+            self._http.build_request("GET", f"{OPERATOR}/audit", params=query, timeout=AUDIT_S)
         )
 
     def audit_progress(self) -> Answer:
-        return self._ask("GET", f"{DESK}/audit/progress")
+        return self._request("GET", f"{OPERATOR}/audit/progress")
 
     def readiness(self) -> Answer | None:
-        """What `/readyz` says, or None if nobody answers."""
+        """Return the reply of `/readyz`, or None if the API does not answer."""
         try:
-            said = self._http.get("/readyz").json()
+            reply = self._http.get("/readyz").json()
         except (httpx2.TransportError, ValueError):
             return None
-        return said if isinstance(said, dict) else None
+        return reply if isinstance(reply, dict) else None
 
     def ready(self) -> bool:
-        """Everything serves; a halt is a decision that was made, and not a lack of readiness."""
-        said = self.readiness()
-        if said is None:
+        """True if all parts work. A halt does not count: an operator or the audit decided it."""
+        reply = self.readiness()
+        if reply is None:
             return False
-        lanes = said.get("lanes")
-        halted = said.get("halted") and lanes and "closed" not in lanes.values()
-        return bool(said.get("status") == "ok" or halted)
+        lanes = reply.get("lanes")
+        halted = reply.get("halted") and lanes and "closed" not in lanes.values()
+        return bool(reply.get("status") == "ok" or halted)
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -178,49 +179,52 @@ class Client:
         query: Mapping[str, str | int | None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        given = {name: value for name, value in (query or {}).items() if value is not None}
+        params = {name: value for name, value in (query or {}).items() if value is not None}
         return self._send(
-            self._http.build_request(method, path, json=body, params=given, headers=headers)
+            self._http.build_request(method, path, json=body, params=params, headers=headers)
         )
 
     def _send(self, request: httpx2.Request) -> Answer:
         try:
             response = self._http.send(request)
-            said = response.json()
+            reply = response.json()
         except httpx2.TransportError as fault:
             raise OutcomeUnknown(f"{self.url} does not answer: {fault!s}") from fault
         except ValueError as fault:
             raise OutcomeUnknown(
-                f"{self.url} answers in no language we know; is it Tidegate?"
+                f"the reply of {self.url} is not JSON: check that the address is a Tidegate API"
             ) from fault
-        answer: Answer = said if isinstance(said, dict) else {}
+        answer: Answer = reply if isinstance(reply, dict) else {}
         if response.status_code >= 400:
             raise ApiProblem(response.status_code, answer)
         return answer
 
 
 class KeysNotFound(Exception):
-    """There are no keys where a local Tidegate keeps them, or they are not what they should be."""
+    """The keys of a local Tidegate are missing or invalid."""
 
 
 class Keyring(NamedTuple):
-    """The key that a local Tidegate believes, for tokens of any role."""
+    """The signing key of a local Tidegate: it trusts tokens of any role signed with it."""
 
     private: bytes
     kid: str
-    terms: TokenPolicy
+    policy: TokenPolicy
 
     def token(self, subject: str, role: str, now: float) -> str:
-        return issue(self.private, self.kid, self.terms.claims(subject, [role], now))
+        return issue(self.private, self.kid, self.policy.claims(subject, [role], now))
 
 
-def make_keyring(directory: Path, terms: TokenPolicy) -> Path:
-    """Put a key there if there is none, readable by its owner only; return the public side."""
+def make_keyring(directory: Path, policy: TokenPolicy) -> Path:
+    """Create a key if the directory has none, readable by its owner only.
+
+    Return the path of the JWKS file with the public key.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (directory / PRIVATE).exists():
         _write_private(directory / PRIVATE, new_keypair()[0])
-    _write_private(directory / TERMS, msgspec.json.encode(terms))
-    raw, kid = _identify(directory / PRIVATE)[1:]
+    _write_private(directory / POLICY, msgspec.json.encode(policy))
+    raw, kid = _read_key(directory / PRIVATE)[1:]
     x = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
     jwk = {"kty": "OKP", "crv": "Ed25519", "x": x, "kid": kid, "alg": "EdDSA", "use": "sig"}
     _write_private(directory / PUBLIC, msgspec.json.encode({"keys": [jwk]}))
@@ -228,27 +232,29 @@ def make_keyring(directory: Path, terms: TokenPolicy) -> Path:
 
 
 def load_keyring(directory: Path) -> Keyring:
-    private, _, kid = _identify(directory / PRIVATE)
+    private, _, kid = _read_key(directory / PRIVATE)
     try:
-        terms = msgspec.json.decode((directory / TERMS).read_bytes(), type=TokenPolicy)
+        policy = msgspec.json.decode((directory / POLICY).read_bytes(), type=TokenPolicy)
     except (OSError, msgspec.DecodeError) as fault:
         raise KeysNotFound(
-            f"{directory / TERMS} cannot be read: start `tidegate up` there"
+            f"{directory / POLICY} cannot be read: `tidegate up` writes it again"
         ) from fault
-    return Keyring(private, kid, terms)
+    return Keyring(private, kid, policy)
 
 
-def _identify(path: Path) -> tuple[bytes, bytes, str]:
-    """A private key, its public half, and the name that follows from it."""
+def _read_key(path: Path) -> tuple[bytes, bytes, str]:
+    """Return a private key, its public key, and the kid: a hash of the public key."""
     try:
         private = path.read_bytes()
         key = serialization.load_pem_private_key(private, password=None)
     except FileNotFoundError as fault:
-        raise KeysNotFound(f"there is no {path}: start `tidegate up` there once") from fault
+        raise KeysNotFound(f"{path} does not exist: `tidegate up` creates it") from fault
     except (OSError, ValueError) as fault:
         raise KeysNotFound(f"{path} cannot be read as a private key: {fault}") from fault
     if not isinstance(key, Ed25519PrivateKey):
-        raise KeysNotFound(f"{path} is not an Ed25519 key: remove it, and another is made")
+        raise KeysNotFound(
+            f"{path} is not an Ed25519 key: remove it, and `tidegate up` makes a new one"
+        )
     raw = key.public_key().public_bytes_raw()
     return private, raw, hashlib.sha256(raw).hexdigest()[:16]
 

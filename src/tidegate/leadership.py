@@ -1,4 +1,4 @@
-"""Of all processes on one store, one watches and audits; if it dies, another does."""
+"""Elects the one process of a store that watches and audits; if it dies, another takes over."""
 
 import asyncio
 import zlib
@@ -9,36 +9,36 @@ from psycopg import Error as PostgresError
 
 from tidegate.core.ports import StoreUnavailable
 
-LEAD = 7_305  # The first number of the lock; the second is made of the schema.
-LOOK_S = 5.0
-SILENT_S = 30.0  # The server ends a session that says nothing for so long, and its lock with it.
+LOCK_CLASS = 7_305  # The first key of the advisory lock. The second is a CRC of the schema.
+CHECK_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 30.0  # The server ends a session that is idle for so long, which frees its lock.
 PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 10, 5, 3
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s, %s)"
 
 
 class Leadership:
-    """Held by an advisory lock, which goes with its session, however the session ends.
+    """Leadership is an advisory lock. It is freed when its session ends, for whatever reason.
 
-    Whoever looks says something to the server. So the lock of a process that was stopped, or
-    whose host has vanished, is free after SILENT_S, and a lock that is held is held by a process
-    that looks.
+    Each check sends a statement to the server. So the lock of a process that was stopped, or whose
+    host has vanished, is free after IDLE_TIMEOUT_S, and a lock that is held belongs to a process
+    that still checks.
     """
 
     def __init__(self, database: str, schema: str) -> None:
         self._database = database
         self._key = zlib.crc32(schema.encode()) % 2**31
         self._session: AsyncConnection[Any] | None = None
-        self.held = False  # This process leads.
-        self.known = False  # Some process leads, by the last look: this one or another.
+        self.held = False  # This process is the leader.
+        self.known = False  # At the last check there was a leader: this process or another.
 
-    async def look(self) -> None:
-        """Ask for the lock; or, while it is held, whether its session still lives."""
+    async def check(self) -> None:
+        """Try to get the lock. If this process holds it, check that its session is alive."""
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 self.held = await self._ask()
         except (PostgresError, TimeoutError) as fault:
             await self.close()
-            raise StoreUnavailable(f"this process cannot find out who leads: {fault}") from fault
+            raise StoreUnavailable(f"cannot check which process is the leader: {fault}") from fault
         self.known = True
 
     async def _ask(self) -> bool:
@@ -49,7 +49,7 @@ class Leadership:
         if self.held:
             await self._session.execute("SELECT true")
             return True
-        cursor = await self._session.execute(TRY_LOCK, (LEAD, self._key))
+        cursor = await self._session.execute(TRY_LOCK, (LOCK_CLASS, self._key))
         row = await cursor.fetchone()
         return row is not None and bool(row[0])
 
@@ -61,13 +61,13 @@ class Leadership:
 
 
 def _options() -> str:
-    """How soon the server notices that nobody is at the other end any more.
+    """Make the server end the session soon after its client has stopped or vanished.
 
-    By silence, whatever is at the other end; and by the network, so that a reply that cannot be
-    delivered does not hold the session either.
+    The idle timeout ends it when the client sends nothing. The TCP settings end it when a reply
+    cannot be delivered.
     """
     settings = {
-        "idle_session_timeout": int(SILENT_S * 1000),
+        "idle_session_timeout": int(IDLE_TIMEOUT_S * 1000),
         "tcp_keepalives_idle": PROBE_AFTER_S,
         "tcp_keepalives_interval": PROBE_EVERY_S,
         "tcp_keepalives_count": PROBES,

@@ -1,4 +1,4 @@
-"""Serving: the engine with the HTTP service in front of it, or alone, until a signal ends it."""
+"""Runs the engine with the HTTP service, or as a worker without it, until a signal."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ import structlog
 import uvicorn
 from ulid import ULID
 
-from tidegate.app import Setup, collect_seldom, log_alert, open_gate
+from tidegate.app import Setup, collect_garbage_less_often, log_alert, open_gate
 from tidegate.background import BackgroundTask, BackgroundTasks
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, Flow, Row
@@ -33,7 +33,7 @@ from tidegate.engine.end_rates import EndRates
 from tidegate.engine.gate import Gate
 from tidegate.flows import FLOWS
 from tidegate.leadership import Leadership
-from tidegate.service.api import HEALTH_ROUTES, SHARED_PORT_ROUTES, Api
+from tidegate.service.api import Api
 from tidegate.service.auth import TokenPolicy, Verifier
 from tidegate.service.connections import health_server_of, server_of
 from tidegate.service.http import JSON
@@ -41,9 +41,10 @@ from tidegate.service.keys import Fetch, FetchedKeys, FixedKeys, KeyRefresh, Key
 from tidegate.service.metrics import Metrics
 from tidegate.service.pager import Pager, Post
 from tidegate.service.rate_limits import OwnerRateLimit, RateLimit, SharedRateLimit
+from tidegate.service.routes import HEALTH_ROUTES, SHARED_PORT_ROUTES
 from tidegate.service.routing import ServiceContext
 from tidegate.service.shared_memory import SharedAuditProgress, SharedMemory
-from tidegate.service.sockets import bound, taken
+from tidegate.service.sockets import bound_socket, reserved_port
 from tidegate.settings import Settings
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.sent_pages import mark_sent
@@ -59,33 +60,33 @@ DENY_EVERY_S = 5.0
 DENIED_S = 30 * 86_400.0
 TOKEN_S = 900.0
 LEAD_EVERY_S = 2.0
-LEAD_RETRY_S = 5.0  # At most, between two tries to find out who leads.
-LEADERLESS_S = 60.0  # For so long it may be unknown whether any process leads.
+LEAD_RETRY_S = 5.0  # The longest pause between two failed leadership checks.
+LEADERLESS_S = 60.0  # Raise an alert if no leader is known for so long.
 WATCH_EVERY_S = 5.0
-WATCH_LATE_S = 300.0  # For so long the alert rules may be unable to look.
-FLUSH_S = 5.0  # For the alerts that wait when the process ends.
+WATCH_LATE_S = 300.0  # Raise an alert if the alert rules cannot be checked for so long.
+FLUSH_S = 5.0  # To send the waiting alerts when the process ends.
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
 def tuned(flow: Flow, first_s: float, page_attempts: int, page_after_s: float) -> Flow:
-    """The same table with an operator's patience. What is urgent never waits longer than it did."""
+    """The same table with the operator's retry settings. An urgent page never comes later."""
     rows: dict[StrEnum, Row] = {}
     for state, row in flow.rows.items():
         rows[state] = row
-        if isinstance(row, Ask) and row.patience.page_attempts is not None:
-            urgent = row.patience.alarm > Alarm.PAGE
-            usual_s = row.patience.page_after_s or page_after_s
-            late_s = min(page_after_s, usual_s) if urgent else page_after_s
-            patience = msgspec.structs.replace(
-                row.patience, first_s=first_s, page_attempts=page_attempts, page_after_s=late_s
+        if isinstance(row, Ask) and row.retry.page_attempts is not None:
+            urgent = row.retry.alarm > Alarm.PAGE
+            built_in_s = row.retry.page_after_s or page_after_s
+            after_s = min(page_after_s, built_in_s) if urgent else page_after_s
+            policy = msgspec.structs.replace(
+                row.retry, first_s=first_s, page_attempts=page_attempts, page_after_s=after_s
             )
-            rows[state] = msgspec.structs.replace(row, patience=patience)
+            rows[state] = msgspec.structs.replace(row, retry=policy)
     return replace(flow, rows=rows)
 
 
-class SharedPortProcess(NamedTuple):
-    """One of several API processes that serve a port together."""
+class SharedPortMember(NamedTuple):
+    """One of several API processes that share a port."""
 
     number: int  # From 1.
     health_port: int
@@ -93,38 +94,38 @@ class SharedPortProcess(NamedTuple):
 
 
 class AlertOutputs:
-    """Who is told of an alert: the log, the metrics, the webhook."""
+    """The outputs of an alert: the log, the metrics and the webhook."""
 
     def __init__(self, settings: Settings) -> None:
         self.metrics, self.pager = Metrics(), Pager(_webhook(settings))
         self.background = BackgroundTasks(self.alert, time.monotonic)
         self.background.start(BackgroundTask("pager", self.pager.deliver, 0.0))
 
-    def alert(self, raised: Alert) -> None:
-        for told in (log_alert, self.metrics.alert, self.pager.notify):
-            told(raised)
+    def alert(self, alert: Alert) -> None:
+        for output in (log_alert, self.metrics.alert, self.pager.notify):
+            output(alert)
 
     async def close(self) -> None:
         await self.background.stop()
         await self.pager.flush(FLUSH_S)
 
 
-async def serve_api(settings: Settings, sibling: SharedPortProcess | None = None) -> None:
-    """The engine with the HTTP service in front, until a signal ends it."""
-    collect_seldom()
+async def serve_api(settings: Settings, sibling: SharedPortMember | None = None) -> None:
+    """Run the engine with the HTTP service until a signal."""
+    collect_garbage_less_often()
     keys = keys_from(settings)
     checker = verifier(settings, keys)
-    async with _engine(settings) as (gate, telling):
-        background = telling.background
-        audit = Audit(gate.store, gate.core, gate.engine.context.flows, telling.alert)
+    async with _engine(settings) as (gate, outputs):
+        background = outputs.background
+        audit = Audit(gate.store, gate.core, gate.engine.context.flows, outputs.alert)
         limits = AlertThresholds(
-            births_a_minute=settings.alert_busy_owner, unaudited_s=2 * settings.full_audit_s
+            owner_per_minute=settings.alert_busy_owner, unaudited_s=2 * settings.full_audit_s
         )
-        watch = AlertWatch(gate.store, gate.engine.context.flows, telling.alert, limits)
+        watch = AlertWatch(gate.store, gate.engine.context.flows, outputs.alert, limits)
         service = ServiceContext(
             gate=gate,
             authenticate=checker.authenticate,
-            metrics=telling.metrics,
+            metrics=outputs.metrics,
             clock=time.monotonic,
             new_id=request_ids(),
             audit=audit,
@@ -137,30 +138,30 @@ async def serve_api(settings: Settings, sibling: SharedPortProcess | None = None
             background.start(BackgroundTask("key refresh", keys.keep_fresh, KeyRefresh().retry_s))
         if settings.deny_list:
             deny = partial(deny_revoked, checker, settings.deny_list)
-            chore = BackgroundTask("deny list", deny, DENY_EVERY_S, AlertCode.DENY_LIST_UNREADABLE)
-            background.start(chore._replace(longest_s=DENY_EVERY_S))
+            task = BackgroundTask("deny list", deny, DENY_EVERY_S, AlertCode.DENY_LIST_UNREADABLE)
+            background.start(task._replace(longest_s=DENY_EVERY_S))
         lead = Leadership(settings.database or "", settings.schema)
-        await _start_led(background, lead, watch, audit, settings)
+        await _start_leader_tasks(background, lead, watch, audit, settings)
         if sibling is None:
             await _serve(Api(service), settings.host, settings.port, gate.engine.died)
         else:
-            await _serve_beside(service, settings, sibling)
+            await _serve_shared_port(service, settings, sibling)
         await background.stop()
         await lead.close()
         await audit.close()
 
 
 async def serve_worker(settings: Settings) -> None:
-    """The engine without the API: only its health and its metrics are served."""
-    collect_seldom()
-    async with _engine(settings) as (gate, telling):
+    """Run the engine without the API. It serves only its health and metrics."""
+    collect_garbage_less_often()
+    async with _engine(settings) as (gate, outputs):
         service = ServiceContext(
             gate=gate,
-            authenticate=_nobody,
-            metrics=telling.metrics,
+            authenticate=_no_token,
+            metrics=outputs.metrics,
             clock=time.monotonic,
             new_id=request_ids(),
-            ages=telling.background.ages,
+            ages=outputs.background.ages,
         )
         api = Api(service, HEALTH_ROUTES)
         await _serve(api, settings.host, settings.worker_port, gate.engine.died)
@@ -168,33 +169,33 @@ async def serve_worker(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _engine(settings: Settings) -> AsyncIterator[tuple[Gate, AlertOutputs]]:
-    telling, setup = AlertOutputs(settings), setup_of(settings)
-    rates = EndRates({flow.name: flow for flow in setup.flows}, telling.alert, time.monotonic)
+    outputs, setup = AlertOutputs(settings), setup_of(settings)
+    rates = EndRates({flow.name: flow for flow in setup.flows}, outputs.alert, time.monotonic)
 
     def ended(transfers: Sequence[Transfer]) -> None:
-        telling.metrics.ended(transfers)
+        outputs.metrics.ended(transfers)
         rates.ended(transfers)
 
-    setup = replace(setup, alert=telling.alert, background=telling.background, ended=ended)
-    telling.background.start(BackgroundTask("rates", rates.look, WATCH_EVERY_S))
+    setup = replace(setup, alert=outputs.alert, background=outputs.background, ended=ended)
+    outputs.background.start(BackgroundTask("rates", rates.check, WATCH_EVERY_S))
     try:
         async with open_gate(setup) as gate:
-            telling.pager.mark = partial(mark_sent, gate.store)
+            outputs.pager.mark = partial(mark_sent, gate.store)
             refresh = BackgroundTask("asset refresh", gate.refresh_assets, ASSETS_EVERY_S)
-            telling.background.start(refresh)
+            outputs.background.start(refresh)
             look = partial(_check_database, gate.store)
             check = BackgroundTask(
                 "database check", look, DATABASE_EVERY_S, AlertCode.DATABASE_UNUSABLE
             )
-            telling.background.start(check._replace(longest_s=DATABASE_EVERY_S))
-            yield gate, telling
-            await telling.background.stop()
+            outputs.background.start(check._replace(longest_s=DATABASE_EVERY_S))
+            yield gate, outputs
+            await outputs.background.stop()
     finally:
-        await telling.close()
+        await outputs.close()
 
 
 class DatabaseNotWritable(Exception):
-    """It is full, read-only or unreachable: somebody must know."""
+    """The database is full, read-only or unreachable. This raises an alert."""
 
 
 async def _check_database(store: PostgresStore) -> None:
@@ -204,38 +205,38 @@ async def _check_database(store: PostgresStore) -> None:
         raise DatabaseNotWritable(f"the database is {store.trouble}: {fault}") from fault
 
 
-async def _nobody(_: str) -> None:
-    """A worker serves nothing that needs a token."""
+async def _no_token(_: str) -> None:
+    """A worker accepts no token: none of its routes needs one."""
 
 
 async def _serve(api: Api, host: str, port: int, died: "asyncio.Future[BaseException]") -> None:
-    """Until a signal; or until the engine dies, and then with the exit code 1."""
-    with taken(host, port) as listening:
+    """Serve until a signal. If the engine dies, exit with code 1."""
+    with reserved_port(host, port) as listening:
         log.info("serving", address=listening.getsockname()[:2])
         await _listen(server_of(api, host, port), listening, died)
 
 
-async def _serve_beside(
-    service: ServiceContext, settings: Settings, sibling: SharedPortProcess
+async def _serve_shared_port(
+    service: ServiceContext, settings: Settings, sibling: SharedPortMember
 ) -> None:
-    """The same on a port that siblings share, with an address for the health of this process."""
+    """Serve on a port that processes share, and on a port of this process for its health."""
     host, port = settings.host, settings.port
     health = health_server_of(Api(service, HEALTH_ROUTES), settings.health_host)
     with (
-        bound(settings.health_host, sibling.health_port, shared=True) as own,
-        bound(host, port, shared=True) as listening,
+        bound_socket(settings.health_host, sibling.health_port, shared=True) as health_listening,
+        bound_socket(host, port, shared=True) as listening,
     ):
-        address, beside = listening.getsockname()[:2], own.getsockname()[:2]
-        log.info("serving", address=address, health=beside)
-        # First the port: whoever finds the health address open finds the port open too.
+        health_address = health_listening.getsockname()[:2]
+        log.info("serving", address=listening.getsockname()[:2], health=health_address)
+        # Listen before the health server starts: a client that reaches it can reach the port, too.
         listening.listen()
-        answering = asyncio.create_task(health.serve([own]))
+        health_task = asyncio.create_task(health.serve([health_listening]))
         server = server_of(Api(service, SHARED_PORT_ROUTES), host, port)
         try:
             await _listen(server, listening, service.gate.engine.died)
         finally:
             health.should_exit = True
-            await answering
+            await health_task
 
 
 async def _listen(
@@ -250,44 +251,47 @@ async def _listen(
         raise SystemExit(1)
 
 
-async def _start_led(
+async def _start_leader_tasks(
     background: BackgroundTasks,
     lead: Leadership,
     watch: AlertWatch,
     audit: Audit,
     settings: Settings,
 ) -> None:
-    """Start what one process does for all."""
+    """Start the tasks that only the leader runs."""
     with suppress(StoreUnavailable):
-        await lead.look()  # Before the others' first rounds, which need to know who leads.
-    leading = BackgroundTask("leadership", lead.look, LEAD_EVERY_S, AlertCode.LEADER_UNKNOWN)
-    background.start(leading._replace(longest_s=LEAD_RETRY_S, late_s=LEADERLESS_S))
-    watching = BackgroundTask("watch", _led(lead, watch.look), WATCH_EVERY_S, first_s=WATCH_EVERY_S)
+        await lead.check()  # The first rounds of the other tasks need the result.
+    leadership = BackgroundTask("leadership", lead.check, LEAD_EVERY_S, AlertCode.LEADER_UNKNOWN)
+    background.start(leadership._replace(longest_s=LEAD_RETRY_S, late_s=LEADERLESS_S))
+    watching = BackgroundTask(
+        "watch", _if_leader(lead, watch.check), WATCH_EVERY_S, first_s=WATCH_EVERY_S
+    )
     background.start(watching._replace(longest_s=WATCH_EVERY_S, late_s=WATCH_LATE_S))
     judge = partial(audit.run_next, settings.full_audit_s)
     background.start(
-        BackgroundTask("audit", _led(lead, judge), settings.audit_s, first_s=settings.audit_s)
+        BackgroundTask("audit", _if_leader(lead, judge), settings.audit_s, first_s=settings.audit_s)
     )
 
 
-def rate_of(settings: Settings, sibling: SharedPortProcess | None) -> RateLimit:
+def rate_of(settings: Settings, sibling: SharedPortMember | None) -> RateLimit:
     per_second = settings.requests_per_second if settings.rate_limits else None
     if sibling is None:
         return OwnerRateLimit(per_second, time.monotonic)
     return SharedRateLimit(per_second, time.monotonic, sibling.memory)
 
 
-def _led(lead: Leadership, work: Work) -> Work:
-    """Of all processes only the one that leads does it, so that a cause is told once.
+def _if_leader(lead: Leadership, work: Work) -> Work:
+    """Do the work only in the leader, so that each alert is raised once.
 
-    For the others it is done if another leads. If nobody knows that, it is not done.
+    In other processes a round succeeds if another process is the leader, and fails if no leader is
+    known.
     """
 
     async def round_() -> None:
         if lead.held:
             await work()
         elif not lead.known:
-            raise StoreUnavailable("no process is known to lead")
+            raise StoreUnavailable("no leader is known")
 
     return round_
 
@@ -300,16 +304,16 @@ def _webhook(settings: Settings) -> Post | None:
     async def post(body: bytes) -> bool:
         try:
             async with httpx2.AsyncClient(timeout=FETCH_S, follow_redirects=False) as client:
-                said = await client.post(url, content=body, headers={"Content-Type": JSON})
+                reply = await client.post(url, content=body, headers={"Content-Type": JSON})
         except httpx2.HTTPError:
             return False
-        return said.is_success
+        return reply.is_success
 
     return post
 
 
 def keys_from(settings: Settings) -> KeySource:
-    """From a file or from a JWKS address, never from the token."""
+    """The public keys, from a file or a JWKS address. Never from a token."""
     if settings.jwks_url is not None:
         return FetchedKeys(_fetch(settings.jwks_url), time.time, KeyRefresh())
     if settings.keys is not None:
@@ -318,12 +322,12 @@ def keys_from(settings: Settings) -> KeySource:
 
 
 def verifier(settings: Settings, keys: KeySource) -> Verifier:
-    terms = TokenPolicy(
+    policy = TokenPolicy(
         issuer=settings.issuer,
         audience=settings.audience,
         max_lifetime_s=settings.token_lifetime_s or TOKEN_S,
     )
-    return Verifier(keys, terms, time.time)
+    return Verifier(keys, policy, time.time)
 
 
 def _fetch(url: str) -> Fetch:
@@ -332,26 +336,26 @@ def _fetch(url: str) -> Fetch:
             async with httpx2.AsyncClient(timeout=FETCH_S, follow_redirects=False) as client:
                 return (await client.get(url)).raise_for_status().content
         except httpx2.HTTPError as fault:
-            raise OSError(f"the keys cannot be fetched: {fault}") from fault
+            raise OSError(f"the public keys cannot be fetched: {fault}") from fault
 
     return fetch
 
 
 async def deny_revoked(checker: Verifier, path: str) -> None:
-    """Read revoked tokens, a line each; what cannot be read leaves the denied ones denied."""
-    for mark in (await asyncio.to_thread(Path(path).read_text, encoding="utf-8")).split():
-        checker.deny(mark, time.time() + DENIED_S)
+    """Read the ids of revoked tokens, one per line. If that fails, earlier ones stay denied."""
+    for token_id in (await asyncio.to_thread(Path(path).read_text, encoding="utf-8")).split():
+        checker.deny(token_id, time.time() + DENIED_S)
 
 
 def setup_of(settings: Settings) -> Setup:
-    assert settings.database is not None, "a database is needed"
+    assert settings.database is not None, "the setting `database` is needed"
     bounds = StoreLimits(lease_s=settings.lease_s, connections=settings.connections)
-    patience = (settings.retry_first_s, settings.alert_after_attempts, settings.alert_after_s)
+    retry = (settings.retry_first_s, settings.alert_after_attempts, settings.alert_after_s)
     return Setup(
         settings.database,
         settings.schema,
         settings.core,
-        flows=tuple(tuned(flow, *patience) for flow in FLOWS.values()),
+        flows=tuple(tuned(flow, *retry) for flow in FLOWS.values()),
         bounds=bounds,
         scan_s=settings.scan_s,
         ring_size=settings.ring_size,
@@ -362,19 +366,19 @@ def setup_of(settings: Settings) -> Setup:
 
 
 def request_ids() -> Callable[[], str]:
-    """A name for each request: of this process, then counted."""
-    ours, number = str(ULID()), itertools.count()
-    return lambda: f"{ours}-{next(number):x}"
+    """Ids for requests: a random prefix of this process, and a counter."""
+    prefix, numbers = str(ULID()), itertools.count()
+    return lambda: f"{prefix}-{next(numbers):x}"
 
 
-def start_log(log_format: str, **always: object) -> None:
-    """One line per event: for people, or as JSON for machines; with what is always said."""
-    # That a connection was lost is told by whoever used it, and what became of that.
+def start_log(log_format: str, **fields: object) -> None:
+    """Write one line per event, as text or as JSON, with the same fields in each."""
+    # psycopg warns of each lost connection. The code that used it reports that, with its effect.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     renderer = structlog.processors.JSONRenderer() if log_format == "json" else None
     structlog.configure(
         processors=[
-            lambda _, __, event: {**event, **always},
+            lambda _, __, event: {**event, **fields},
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             renderer or structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),

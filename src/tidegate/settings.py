@@ -1,4 +1,4 @@
-"""Settings: a TOML file, then the environment, then flags; a wrong one is refused by name."""
+"""Settings from a TOML file, the environment and flags; an invalid one is refused by name."""
 
 import difflib
 import tomllib
@@ -11,9 +11,10 @@ from msgspec import Meta
 
 FILE = "tidegate.toml"
 PREFIX = "TIDEGATE_"
-# Of the environment, but not settings: who asks, and what the test suite tells its workers.
+# Environment variables with the prefix that are not settings: those of the command line client,
+# and those of the test suite.
 NOT_SETTINGS = ("TIDEGATE_TOKEN", "TIDEGATE_URL")
-OF_TESTS = "TIDEGATE_TEST_"
+TEST_PREFIX = "TIDEGATE_TEST_"
 
 Text = Annotated[str, Meta(min_length=1, description="a text that is not empty")]
 MAX_PROCESSES = 64
@@ -25,7 +26,7 @@ Url = Annotated[str, Meta(pattern="^https?://", description="an address http://â
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running Tidegate is told. Every field may stand in the file, by this name."""
+    """The settings of a running Tidegate. In the file they have the names of these fields."""
 
     database: (
         Annotated[str, Meta(min_length=1, description="postgresql://USER@HOST/NAME")] | None
@@ -44,14 +45,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             int, Meta(ge=1, le=MAX_PROCESSES, description=f"a number from 1 to {MAX_PROCESSES}")
         ]
         | None
-    ) = None  # That serve the port. None: 1 for `tidegate api`, for `up` what the machine has.
-    health_host: Text = "127.0.0.1"  # With several processes: of each one's health and metrics,
+    ) = None  # API processes. None: 1 for `tidegate api`; for `up` it depends on the machine.
+    # With several API processes, each serves its health and metrics on a port of its own.
+    health_host: Text = "127.0.0.1"
     health_ports: Annotated[
         tuple[Port, ...],
         Meta(max_length=MAX_PROCESSES, description="ports such as 9101,9102: one per process"),
-    ] = ()  # and their ports. Empty: any free ones, which are in the log.
-    worker_port: Port = 0  # Of a worker's health and metrics. Any free one: it is in the log.
-    directory: Text = "data"  # Where `tidegate up` keeps everything.
+    ] = ()  # Empty: free ports, which the log shows.
+    worker_port: Port = 0  # For the health and metrics of a worker. The log shows it.
+    directory: Text = "data"  # For all files of `tidegate up`.
     workers: Annotated[int, Meta(ge=0, le=64, description="a whole number from 0 to 64")] = 1
     log_format: Annotated[Literal["text", "json"], Meta(description="text or json")] = "text"
 
@@ -61,15 +63,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ring_size: Count = 10_000
     wait_ms: Annotated[int, Meta(ge=0, le=10_000, description="milliseconds from 0 to 10000")] = 500
     audit_s: Seconds = 30.0
-    full_audit_s: Seconds = 86_400.0  # Within which everything old is judged again, in slices.
+    full_audit_s: Seconds = 86_400.0  # All old transfers are audited again within this time.
 
     retry_first_s: Seconds = 1.0
     alert_after_attempts: Count = 10
     alert_after_s: Seconds = 300.0
-    alert_busy_owner: Count = 30  # Transfers of one owner in a minute.
+    alert_busy_owner: Count = 30  # Transfers of one owner per minute.
     alert_webhook: Url | None = None
 
-    rate_limits: Switch = False  # The three below hold only when this is on.
+    rate_limits: Switch = False  # Switches the next three settings on.
     requests_per_second: Count = 10
     transfers_per_day: Count = 100
     daily_amounts: Annotated[
@@ -83,20 +85,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     issuer: Text = "tidegate"
     audience: Text = "tidegate"
-    token_lifetime_s: Seconds | None = None  # Tokens that live longer are not taken.
-    keys: Text | None = None  # A file with the public keys, a JWKS.
+    token_lifetime_s: Seconds | None = None  # Tokens with a longer lifetime are refused.
+    keys: Text | None = None  # A JWKS file with the public keys.
     jwks_url: Url | None = None
-    deny_list: Text | None = None  # A file with one revoked token id per line.
+    deny_list: Text | None = None  # A file with the ids of revoked tokens, one per line.
 
 
 class InvalidSetting(Exception):
-    """A setting is unknown, or not what it may be; one line says which, and what is allowed."""
+    """A setting is unknown or has an invalid value. The message is one line."""
 
 
 HINTS = get_type_hints(Settings, include_extras=True)
 NAMES = tuple(HINTS)
 
-# The names that the specifications give to some of them, and what turns their unit into ours.
+# Names that the specifications use for some settings: our name, and how many of their units are
+# one of ours. 0: the value is not scaled.
 ALIASES: Mapping[str, tuple[str, float]] = {
     "database_url": ("database", 0),
     "scan_interval_ms": ("scan_s", 1000),
@@ -113,18 +116,18 @@ def read_settings(
     file: Path | None = None,
     directory: Path | None = None,
 ) -> Settings:
-    """Every source over the one before it; a flag that is None was not given."""
-    given: dict[str, object] = {}
+    """Each source overrides the one before it: file, environment, flags. None: flag not given."""
+    values: dict[str, object] = {}
     if path := _file(file, directory):
-        given |= _resolve(_toml(path).items(), str(path))
-    given |= _resolve(_environment(environ), "the environment")
-    flagged = {name: value for name, value in flags.items() if value is not None}
-    given |= _resolve(flagged.items(), "a flag")
-    return Settings(**given)  # type: ignore[arg-type]
+        values |= _resolve(_toml(path).items(), str(path))
+    values |= _resolve(_environment(environ), "the environment")
+    given_flags = {name: value for name, value in flags.items() if value is not None}
+    values |= _resolve(given_flags.items(), "a flag")
+    return Settings(**values)  # type: ignore[arg-type]
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The same settings for a child, so that it needs no file and no flags."""
+    """The settings as environment variables, for a child process without a file and flags."""
     return {
         PREFIX + name.upper(): _text(value)
         for name, value in msgspec.structs.asdict(settings).items()
@@ -133,7 +136,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a child that is to know no settings but those it is given."""
+    """The environment without settings, for a child that gets all its settings explicitly."""
     return {
         name: value
         for name, value in environ.items()
@@ -154,11 +157,11 @@ def _text(value: object) -> str:
 
 
 def _file(named: Path | None, directory: Path | None) -> Path | None:
-    """The file asked for, which must exist, or one that happens to be there."""
+    """The named file, which must exist, or the first default file that exists."""
     if named is not None:
         return named
-    places = [Path(FILE), *([directory / FILE] if directory else [])]
-    return next((path for path in places if path.is_file()), None)
+    defaults = [Path(FILE), *([directory / FILE] if directory else [])]
+    return next((path for path in defaults if path.is_file()), None)
 
 
 def _toml(path: Path) -> dict[str, object]:
@@ -167,36 +170,36 @@ def _toml(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as fault:
         raise InvalidSetting(f"--config: {path} cannot be read: {fault}") from fault
     except tomllib.TOMLDecodeError as fault:
-        raise InvalidSetting(f"{path} is not TOML: {fault}") from fault
+        raise InvalidSetting(f"{path} is not valid TOML: {fault}") from fault
 
 
 def _environment(environ: Mapping[str, str]) -> Iterable[tuple[str, object]]:
     for name, value in sorted(environ.items()):
         if name.startswith(PREFIX):
-            if name not in NOT_SETTINGS and not name.startswith(OF_TESTS):
+            if name not in NOT_SETTINGS and not name.startswith(TEST_PREFIX):
                 yield name.removeprefix(PREFIX).lower(), value
         elif name.lower() in ALIASES and name in (name.upper(), name.lower()):
             yield name.lower(), value
 
 
-def _resolve(given: Iterable[tuple[str, object]], where: str) -> dict[str, object]:
-    """By our names, in our units; two names for one thing must agree."""
+def _resolve(values: Iterable[tuple[str, object]], source: str) -> dict[str, object]:
+    """The settings under our names, in our units. Two names of one setting must agree."""
     resolved: dict[str, object] = {}
     names: dict[str, str] = {}
-    for name, value in given:
+    for name, value in values:
         if name not in HINTS and name not in ALIASES:
-            raise InvalidSetting(f"{where}: there is no setting {name!r}; {_meant(name)}")
+            raise InvalidSetting(f"{source}: there is no setting {name!r}; {_suggestion(name)}")
         ours, per_unit = ALIASES.get(name, (name, 0))
-        checked = _converted(ours, _scaled(value, per_unit), f"{where}: {name} = {value!r}")
+        checked = _converted(ours, _scaled(value, per_unit), f"{source}: {name} = {value!r}")
         other = names.setdefault(ours, name)
         if resolved.setdefault(ours, checked) != checked:
             raise InvalidSetting(
-                f"{where}: {other} and {name} are one setting and differ: keep one"
+                f"{source}: {other} and {name} are the same setting with two values: keep one"
             )
     return resolved
 
 
-def _meant(name: str) -> str:
+def _suggestion(name: str) -> str:
     near = difflib.get_close_matches(name, [*NAMES, *ALIASES], 1)
     return f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(NAMES)}"
 
@@ -205,20 +208,20 @@ def _scaled(value: object, per_unit: float) -> object:
     try:
         return float(str(value)) / per_unit if per_unit else value
     except ValueError:
-        return value  # It is no number, and the next check says so.
+        return value  # Not a number: the next check refuses it.
 
 
-def _converted(name: str, value: object, said: str) -> object:
+def _converted(name: str, value: object, assignment: str) -> object:
     hint = HINTS[name]
     try:
-        # Text is read as the type wants it, because the environment has nothing else.
+        # A text is converted to the type, because the environment contains only texts.
         return msgspec.convert(_unpacked(hint, value), hint, strict=not isinstance(value, str))
     except (msgspec.ValidationError, ValueError) as fault:
-        raise InvalidSetting(f"{said} is wrong; allowed: {_allowed(hint)}") from fault
+        raise InvalidSetting(f"{assignment} is invalid; allowed: {_allowed(hint)}") from fault
 
 
 def _unpacked(hint: Any, value: object) -> object:
-    """Lists and tables in the one-line form of the environment."""
+    """Split a list or a table in the one-line form of the environment."""
     if not isinstance(value, str):
         return value
     kind = get_origin(get_args(hint)[0]) if get_args(hint) else None
@@ -234,6 +237,6 @@ def _unpacked(hint: Any, value: object) -> object:
 
 
 def _allowed(hint: Any) -> str:
-    inside = [note for part in get_args(hint) for note in getattr(part, "__metadata__", ())]
-    notes = [*getattr(hint, "__metadata__", ()), *inside]
-    return next(n.description for n in notes if isinstance(n, Meta) and n.description)
+    inner = [meta for part in get_args(hint) for meta in getattr(part, "__metadata__", ())]
+    metas = [*getattr(hint, "__metadata__", ()), *inner]
+    return next(m.description for m in metas if isinstance(m, Meta) and m.description)

@@ -1,9 +1,8 @@
 """The API, or a worker, as a child of a test: `python -m tests.acceptance.api JSON`.
 
-It is the program as it is, `serve_api(settings)` or `serve_worker(settings)`. If a moment is
-named, the store and the client of the core are watched from outside, and the child kills itself
-there; it does so only once it was armed by SIGUSR1, so that a test can prepare what it needs
-through the same child.
+It runs the unchanged program, `serve_api(settings)` or `serve_worker(settings)`. If a moment is
+given, subclasses of the store and of the core's client kill the child at that moment. They do so
+only after SIGUSR1 has armed them, so that a test can prepare its users through the same child.
 """
 
 import asyncio
@@ -24,14 +23,14 @@ from tidegate.store.postgres import PostgresStore
 from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.trading import TradingCoreClient
 
-BUG = "bug "  # Before the name of a moment: raise there, and do not kill.
+BUG = "bug "  # The prefix of a moment at which the child raises an error instead of killing itself.
 
 
 class Parameters(msgspec.Struct, frozen=True):
     settings: Settings
     moment: str | None = None
     worker: bool = False
-    armed: bool = False  # From its first moment on.
+    armed: bool = False  # Whether it is armed from the start.
 
 
 class WatchedStore(PostgresStore):
@@ -46,16 +45,16 @@ class WatchedStore(PostgresStore):
             yield tx
             del self.writing[id(tx)]
             for note in notes:
-                self.fuse.burn(f"before {note}")
+                self.fuse.check(f"before {note}")
         for note in notes:
-            self.fuse.burn(f"after {note}")
+            self.fuse.check(f"after {note}")
 
     async def write(
         self, tx: PostgresTransaction, moves: Moves, leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         rows = await super().write(tx, moves, leased)
         if moves.created:
-            self.writing[id(tx)].append("birth")
+            self.writing[id(tx)].append("creation")
         else:
             self.writing[id(tx)] += [f"record of {row.state}" for row in rows]
         return rows
@@ -66,15 +65,15 @@ class WatchedCore(TradingCoreClient):
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         for question in questions:
-            self.fuse.burn(f"before {question.verb}")
+            self.fuse.check(f"before {question.verb}")
         answers = await super().ask(questions)
         for question in questions:
-            self.fuse.burn(f"after {question.verb}")
+            self.fuse.check(f"after {question.verb}")
         return answers
 
 
 def watch(moment: str, *, armed: bool) -> None:
-    """Put the watched parts in the place of the plain ones; the program has no such switch."""
+    """Replace the store and the core's client by subclasses. The program has no option for it."""
     planted = moment.startswith(BUG)
     fuse = (Bug if planted else NamedFuse)(moment.removeprefix(BUG), armed=armed)
     WatchedStore.fuse = WatchedCore.fuse = fuse

@@ -1,4 +1,4 @@
-"""One running Tidegate for all rows that break nothing, and a fresh one for those that do."""
+"""One running Tidegate for all tests that break nothing, and a new one for those that do."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.cluster import cluster_url, create_database, leave_database
 
 @pytest.fixture(scope="session")
 def shared(template: str) -> Iterator[Stack]:
-    """The core and two APIs on one database, for the whole run; every test has its own owner."""
+    """The core and two APIs on one database, for all tests. Every test has its own owner."""
     name = f"{template}_acceptance"
     with stacked(create_database(cluster_url(), name, template)) as stack:
         stack.start_core()
@@ -22,7 +22,7 @@ def shared(template: str) -> Iterator[Stack]:
 
 @pytest.fixture
 def stack(database: str) -> Iterator[Stack]:
-    """A database of the test's own, with a core; the test starts the APIs that it needs."""
+    """A new database with a core. The test starts the APIs that it needs."""
     with stacked(database) as stack:
         stack.start_core()
         yield stack

@@ -1,7 +1,7 @@
-"""A trading core that dies at a moment of one name, once it was armed.
+"""A trading core that dies at a named moment, after it was armed.
 
 `python -m tests.acceptance.core DIRECTORY LISTEN 0 MOMENT`: the 0 is for the fuse of the crash
-tests, whose place the named one takes.
+tests, which is replaced here.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A fuse that burns at a moment of one name, and only once it was armed by SIGUSR1."""
+"""A fuse that kills its process at a named moment, after SIGUSR1 has armed it."""
 
 import signal
 
@@ -6,7 +6,7 @@ from tests.crash.fuse import Fuse
 
 
 class NamedFuse(Fuse):
-    """So a test can prepare what it needs through the child that it is about to lose."""
+    """Armed later, so that a test can prepare its users through the child that will die."""
 
     def __init__(self, moment: str, *, armed: bool = False) -> None:
         super().__init__(1)
@@ -17,14 +17,14 @@ class NamedFuse(Fuse):
     def arm(self, *_: object) -> None:
         self.armed = True
 
-    def burn(self, moment: str) -> None:
+    def check(self, moment: str) -> None:
         if self.armed and moment == self.moment:
-            super().burn(moment)
+            super().check(moment)
 
 
 class Bug(NamedFuse):
-    """A bug where the other would kill: the code that runs there raises."""
+    """Raises an error at the named moment instead of killing the process."""
 
-    def burn(self, moment: str) -> None:
+    def check(self, moment: str) -> None:
         if self.armed and moment == self.moment:
             raise ZeroDivisionError(f"a planted bug {moment}")

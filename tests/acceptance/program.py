@@ -1,7 +1,7 @@
 """A program with a flow of its own, beside the API: `python -m tests.acceptance.program …`.
 
-DATABASE CORE OWNER COUNT: it asks for COUNT transfers of the flow `added`, both ways in turn, under
-the same keys whenever it is started, and ends when all of them have ended.
+DATABASE CORE OWNER COUNT: it requests COUNT transfers of the flow `added`, alternating between both
+directions, with the same keys at each start, and exits when all of them have ended.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ ADDED = tg.Flow("added", first=INTERNAL.first, rows=INTERNAL.rows)
 USDT = 3
 
 
-def wanted(owner: int, number: int) -> tg.Request:
+def request_of(owner: int, number: int) -> tg.Request:
     inside, outside = tg.Party("ledger", "FUNDING", owner), tg.Party("core", "SPOT", owner)
     source, target = (inside, outside) if number % 2 else (outside, inside)
     parties = {"source": source, "target": target}
@@ -27,12 +27,14 @@ def wanted(owner: int, number: int) -> tg.Request:
 async def work(setup: tg.Setup, owner: int, count: int) -> None:
     async with tg.open_gate(setup) as gate:
         for start in range(0, count, 10):
-            asked = [wanted(owner, number) for number in range(start, min(start + 10, count))]
-            said = await asyncio.gather(*(gate.engine.transfer(each, 60.0) for each in asked))
-            for each in said:
-                assert isinstance(each, tg.Receipt), each
-                assert each.transfer.state == "COMMITTED", each.transfer
-            print(f"ended {start + len(asked)}", flush=True)
+            requests = [
+                request_of(owner, number) for number in range(start, min(start + 10, count))
+            ]
+            replies = await asyncio.gather(*(gate.engine.transfer(r, 60.0) for r in requests))
+            for reply in replies:
+                assert isinstance(reply, tg.Receipt), reply
+                assert reply.transfer.state == "COMMITTED", reply.transfer
+            print(f"ended {start + len(requests)}", flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A whole Tidegate in processes of its own: the core, any number of APIs, and who talks to them."""
+"""A Tidegate of separate processes: the core, any number of APIs and workers, and their users."""
 
 import asyncio
 import itertools
@@ -67,10 +67,10 @@ def jwks() -> str:
 
 
 def until(there: Callable[[], T], timeout_s: float = START_S) -> T:
-    """What a look finds as soon as it finds anything."""
+    """Poll until there is a true value, and return it."""
     end_s = time.monotonic() + timeout_s
     while not (found := there()):
-        assert time.monotonic() < end_s, f"waited {timeout_s} s in vain"
+        assert time.monotonic() < end_s, f"not true within {timeout_s} s"
         time.sleep(0.05)
     return found
 
@@ -86,14 +86,14 @@ class Answer:
         return str(self.body["code"])
 
 
-def answer_of(said: httpx2.Response) -> Answer:
-    kind = said.headers.get("content-type", "")
-    return Answer(said.status_code, said.json() if "json" in kind else said.text, said.headers)
+def answer_of(reply: httpx2.Response) -> Answer:
+    kind = reply.headers.get("content-type", "")
+    return Answer(reply.status_code, reply.json() if "json" in kind else reply.text, reply.headers)
 
 
 @dataclass
 class Child:
-    """A process that a test may stop, continue and kill."""
+    """A process that a test can pause, continue and kill."""
 
     popen: Forked
     log: Path
@@ -104,7 +104,7 @@ class Child:
     def kill(self) -> None:
         self.popen.ended()
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def arm(self) -> None:
@@ -112,9 +112,9 @@ class Child:
         time.sleep(0.05)
 
     def dies(self, moment: str) -> None:
-        """It has killed itself, and at that moment."""
+        """Wait until it has killed itself at this moment."""
         assert self.popen.wait(START_S) == KILLED
-        assert f"killed {moment}" in self.said()
+        assert f"killed {moment}" in self.output()
 
 
 @dataclass
@@ -131,23 +131,23 @@ class Api(Child):
         method: str,
         path: str,
         body: object = None,
-        who: str | Bearer | None = None,
+        auth: str | Bearer | None = None,
         **more: Any,
     ) -> Answer:
         headers = dict(more.pop("headers", {}))
-        if who is not None:
-            headers["Authorization"] = f"Bearer {who}"
+        if auth is not None:
+            headers["Authorization"] = f"Bearer {auth}"
         return answer_of(self.client.request(method, path, json=body, headers=headers, **more))
 
     def desk(self, method: str, path: str, body: object = None) -> Answer:
-        who = token("olga", "operator", "auditor")
-        return self.call(method, f"/api/v1/operator{path}", body, who)
+        auth = token("olga", "operator", "auditor")
+        return self.call(method, f"/api/v1/operator{path}", body, auth)
 
     def path(self, req_id: str) -> list[str]:
-        """Every state that the history of a transfer names, waypoints included."""
-        said = self.desk("GET", f"/transfers/{req_id}").body
-        walked = [said["history"][0]["path"][0]]
-        for answer in said["history"]:
+        """Every state in the history of a transfer, waypoints included."""
+        replies = self.desk("GET", f"/transfers/{req_id}").body
+        walked = [replies["history"][0]["path"][0]]
+        for answer in replies["history"]:
             assert answer["path"][0] == walked[-1]
             walked += answer["path"][1:]
         return walked
@@ -171,7 +171,7 @@ class Stack:
 
     @property
     def api(self) -> Api:
-        """The one that was started last."""
+        """The API that was started last."""
         return self.apis[-1]
 
     def start_core(self, moment: str | None = None) -> Child:
@@ -204,7 +204,7 @@ class Stack:
         return api
 
     def recover_into_death(self, moment: str) -> None:
-        """An API that goes on with what is left, and dies over it."""
+        """Start an API that continues the open transfers and dies at this moment."""
         settings = self._settings(_free_port(), {})
         api = Child(*self._serve(Parameters(settings, moment, armed=True)))
         self.children.append(api)
@@ -231,11 +231,11 @@ class Stack:
 
     def _serve(self, parameters: Parameters) -> tuple[Forked, Path]:
         log = self._log("worker" if parameters.worker else "api")
-        said = msgspec.json.encode(parameters).decode()
-        return Forked(["tests.acceptance.api", said], log), log
+        reply = msgspec.json.encode(parameters).decode()
+        return Forked(["tests.acceptance.api", reply], log), log
 
     def user(self, funding: int = 0, spot: int = 0) -> "User":
-        """A new owner with so many whole USDT in each account."""
+        """A new owner with these amounts of USDT in the accounts."""
         user = User(self, next(self.owners))
         for account, amount in (("FUNDING", funding), ("SPOT", spot)):
             if amount:
@@ -256,14 +256,14 @@ class Stack:
             async with PostgresStore(self.database, SCHEMA) as store, store.transaction() as tx:
                 return (await load_known_core(tx, CORE))._replace(mark=None)
 
-        async def whole() -> T:
+        async def main() -> T:
             client = TradingCoreClient(CORE, dial(self.address), CoreCaller("tests"), forgotten)
             try:
                 return await asking(client)
             finally:
                 await client.close()
 
-        return asyncio.run(whole())
+        return asyncio.run(main())
 
     def close(self) -> None:
         for api in self.apis:
@@ -277,50 +277,50 @@ class Stack:
 
 @dataclass
 class User:
-    """An owner of money, and what the systems themselves say that it has."""
+    """An owner of money, with its balances as the systems report them."""
 
     stack: Stack
     owner: int
 
     @property
-    def who(self) -> str:
+    def token(self) -> str:
         return token(str(self.owner), "user")
 
     def fund(self, account: str, amount: str, asset: str = "USDT") -> None:
         cid = f"fund-{next(self.stack.cids)}"
         body = {"user_id": self.owner, "account": account, "asset": asset, "amount": amount}
-        said = self.stack.api.desk("POST", "/deposit", body | {"cid": cid})
-        assert said.status in (201, 202), said
-        until(lambda: self._ended(said.body["req_id"]))
+        reply = self.stack.api.desk("POST", "/deposit", body | {"cid": cid})
+        assert reply.status in (201, 202), reply
+        until(lambda: self._ended(reply.body["req_id"]))
 
     def _ended(self, req_id: str) -> bool:
         return bool(self.shown(req_id)["state"] == "COMPLETED")
 
     def set_status(self, account: str, status: str) -> None:
         body = {"user_id": self.owner, "account": account, "asset": "USDT", "status": status}
-        said = self.stack.api.desk("POST", "/account_status", body)
-        assert said.status == 200, said
+        reply = self.stack.api.desk("POST", "/account_status", body)
+        assert reply.status == 200, reply
 
-    def move(self, way: str, amount: str, /, **more: Any) -> Answer:
-        """`in`: from FUNDING to SPOT; `out`: back. What is not of the body goes to the client."""
+    def move(self, direction: str, amount: str, /, **more: Any) -> Answer:
+        """`in`: from FUNDING to SPOT, `out`: back. `api` and `wait_s` are not part of the body."""
         api: Api = more.pop("api", self.stack.api)
         wait_s = more.pop("wait_s", 10)
-        body = wish(way, amount) | more
+        body = transfer_body(direction, amount) | more
         headers = {"Prefer": f"wait={wait_s}"}
-        return api.call("POST", "/api/v1/internal_transfer", body, self.who, headers=headers)
+        return api.call("POST", "/api/v1/internal_transfer", body, self.token, headers=headers)
 
-    def move_into_death(self, way: str, amount: str, cid: str) -> None:
-        """Ask an API that dies before it can answer."""
+    def move_into_death(self, direction: str, amount: str, cid: str) -> None:
+        """Send a request to an API that dies before it can answer."""
         with suppress(httpx2.TransportError):
-            said = self.move(way, amount, cid=cid)
-            assert said.status >= 500, f"it should have died: {said}"
+            reply = self.move(direction, amount, cid=cid)
+            assert reply.status >= 500, f"it should have died: {reply}"
 
     def shown(self, req_id: str) -> Any:
         return self.stack.api.desk("GET", f"/transfers/{req_id}").body["transfer"]
 
     def state(self, req_id: str) -> str:
-        said = self.stack.api.call("GET", f"/api/v1/internal_transfer/{req_id}", who=self.who)
-        return str(said.body["state"])
+        reply = self.stack.api.call("GET", f"/api/v1/internal_transfer/{req_id}", auth=self.token)
+        return str(reply.body["state"])
 
     def ends(self, req_id: str, state: str) -> None:
         until(lambda: self.shown(req_id)["lane"] is None)
@@ -332,14 +332,14 @@ class User:
         return self.stack.rows(f"{statement} ORDER BY id", self.owner, "internal_transfer")
 
     def held(self, asset_id: int = USDT) -> tuple[int, int]:
-        """What is in FUNDING and in SPOT, each told by its own system, in smallest units."""
+        """The balances of FUNDING and SPOT in smallest units, each read from its system."""
         statement = "SELECT available FROM ledger_accounts WHERE owner = %s AND asset_id = %s"
         rows = self.stack.rows(f"{statement} AND book = 'FUNDING'", self.owner, asset_id)
         spot = self.stack.ask_core(lambda core: core.balance(self.owner, "SPOT", asset_id))
         return (int(rows[0][0]) if rows else 0), spot.amount
 
     def has(self, funding: int, spot: int) -> None:
-        """Exactly this, in whole USDT, and together exactly what ever came in less what left."""
+        """The balances are exactly these, and their sum equals deposits minus withdrawals."""
         self.has_in_flight(funding, spot, 0)
 
     def has_in_flight(self, funding: int, spot: int, in_flight: int) -> None:
@@ -350,13 +350,13 @@ class User:
         assert outside == (funding + spot + in_flight) * UNIT
 
 
-def wish(way: str, amount: str) -> dict[str, Any]:
-    source, target = ("FUNDING", "SPOT") if way == "in" else ("SPOT", "FUNDING")
+def transfer_body(direction: str, amount: str) -> dict[str, Any]:
+    source, target = ("FUNDING", "SPOT") if direction == "in" else ("SPOT", "FUNDING")
     return {"from": source, "to": target, "asset": "USDT", "amount": amount}
 
 
 def _free_port() -> int:
-    """Below the ports that the system gives to clients, of which the tests have a thousand."""
+    """A port below the ephemeral range, which the thousands of client connections use."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -365,7 +365,7 @@ def _free_port() -> int:
 
 
 def _alive(api: Api) -> bool:
-    assert api.popen.poll() is None, api.said()
+    assert api.popen.poll() is None, api.output()
     with suppress(httpx2.TransportError):
         return api.call("GET", "/healthz").status == 200
     return False
@@ -373,7 +373,7 @@ def _alive(api: Api) -> bool:
 
 @contextmanager
 def stacked(database: str) -> Iterator[Stack]:
-    """A directory with a short name, because the path of a socket may not be long."""
+    """A stack in a directory with a short path, as the path of a socket is limited."""
     with tempfile.TemporaryDirectory(prefix="tg-") as directory:
         stack = Stack(database, Path(directory))
         try:

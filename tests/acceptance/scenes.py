@@ -1,4 +1,4 @@
-"""Situations that several rows begin with."""
+"""Situations with which several tests start."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ from tidegate.systems.trading import TradingCoreClient
 CID = "victim"
 
 
-def killed_at(stack: Stack, moment: str, way: str, **more: object) -> User:
-    """A user with 100 and 100 whose transfer of 10 met with the death of the API.
+def killed_at(stack: Stack, moment: str, direction: str, **more: object) -> User:
+    """A user with 100 in both accounts, whose API died during a transfer of 10.
 
-    `closed`: the account that is disabled meanwhile; all else is a setting of the API.
+    `closed` names an account that is disabled before. All other options are settings of the API.
     """
     closed = more.pop("closed", None)
     api = stack.start_api(moment, **more)
@@ -29,13 +29,13 @@ def killed_at(stack: Stack, moment: str, way: str, **more: object) -> User:
     if closed is not None:
         user.set_status(str(closed), "DISABLED")
     api.arm()
-    user.move_into_death(way, "10", CID)
+    user.move_into_death(direction, "10", CID)
     api.dies(moment)
     return user
 
 
 def compensating(stack: Stack) -> tuple[User, str]:
-    """FUNDING has refused, SPOT is to be refunded, and nobody is there to ask it."""
+    """FUNDING has refused, SPOT must be refunded, and no API runs."""
     moment = "after record of COMPENSATING"
     user = killed_at(stack, moment, "out", closed="FUNDING")
     [(id_, state, _)] = user.transfers()
@@ -46,7 +46,7 @@ def compensating(stack: Stack) -> tuple[User, str]:
 
 @contextmanager
 def crowded_out(user: User) -> Iterator[None]:
-    """So much has come into the user's SPOT meanwhile that it takes no more."""
+    """Fill the user's SPOT account, so that it cannot be credited."""
     party, [_, held] = Party(CORE, "SPOT", user.owner), user.held()
     much = MAX_AMOUNT - held
 

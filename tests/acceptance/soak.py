@@ -1,9 +1,9 @@
-"""Steady mixed load on a real Tidegate that is audited without a pause: nothing may halt it.
+"""Steady mixed load on a real Tidegate under continuous audits: nothing may halt it.
 
-`python -m tests.acceptance.soak --minutes 60` is the long run, `make soak`; the test runs the same
-code for a minute. Owners move money back and forth, ask for too much, repeat themselves and send
-nonsense; an operator freezes and closes accounts under their hands; a worker is killed. Each owner
-keeps books of its own, from the answers that it got.
+`python -m tests.acceptance.soak --minutes 60` is the long run, `make soak`. The test runs the same
+code for half a minute. Owners move money in both directions, request too much, repeat requests and
+send malformed ones. An operator freezes and disables accounts, and a worker is killed. Each owner
+keeps its own books, from the replies that it got.
 """
 
 import argparse
@@ -32,25 +32,25 @@ from tidegate.supervisor.demo_tokens import token
 
 OWNERS = range(11, 19)
 START = {"FUNDING": 1_000, "SPOT": 500}
-PACE_S = 0.05  # Of one owner, between two requests: steady, not as fast as can be.
+PACE_S = 0.05  # Between two requests of one owner: a steady load, not the highest.
 FREEZE_EVERY_S, FROZEN_S = 1.0, 0.3
 AUDIT_EVERY_S = 0.5
 KILL_EVERY_S = 600.0
 ENDS_WITHIN_S = 35.0
-MAX_MINUTES = 420  # A token of one's own machine lives for eight hours.
-# The service's own audit is incremental. Eight busy owners are no news.
+MAX_MINUTES = 420  # The local tokens are valid for eight hours.
+# The service's own audit is incremental. Eight busy owners must not raise alerts.
 SETTINGS = "audit_s = 1.0\nalert_busy_owner = 1000000\n"
 V1, DESK = "/api/v1", "/api/v1/operator"
-WISHES = {"move": 12, "too much": 2, "again": 3, "nonsense": 1, "look": 2}
+ACTIONS = {"move": 12, "too much": 2, "repeat": 3, "malformed": 1, "look": 2}  # With weights.
 ENDED = {200, 201, 422}
 
 Body: TypeAlias = dict[str, str]
-Tell: TypeAlias = Callable[[float, "Counter[str]"], None]
+Report: TypeAlias = Callable[[float, "Counter[str]"], None]
 
 
 @dataclass
 class Load:
-    """All that is put to one Tidegate, until a moment; and what came of it, counted."""
+    """The load on one Tidegate until a given time, and the counts of its results."""
 
     up: Up
     until_s: float
@@ -73,50 +73,50 @@ class Load:
         last: Body | None = None
         async with self.client(owner, "user") as http:
             while not self.over:
-                [wish] = self.dice.choices([*WISHES], [*WISHES.values()])
-                if wish == "look":
+                [action] = self.dice.choices([*ACTIONS], [*ACTIONS.values()])
+                if action == "look":
                     assert (await http.get(f"{V1}/balances")).status_code == 200
-                elif wish == "nonsense":
-                    said = await http.post(f"{V1}/internal_transfer", json={"amount": 1})
-                    assert said.status_code == 400, said.text
-                elif wish == "again" and last is not None:
+                elif action == "malformed":
+                    reply = await http.post(f"{V1}/internal_transfer", json={"amount": 1})
+                    assert reply.status_code == 400, reply.text
+                elif action == "repeat" and last is not None:
                     await self.repeat(http, last)
                 else:
-                    last = self.wish("999999999" if wish == "too much" else None)
+                    last = self.transfer_body("999999999" if action == "too much" else None)
                     self.note(owner, last, await self.put(http, last))
                 await asyncio.sleep(PACE_S)
 
-    def wish(self, amount: str | None) -> Body:
+    def transfer_body(self, amount: str | None) -> Body:
         source, target = self.dice.sample(["FUNDING", "SPOT"], 2)
         much = amount or str(self.dice.choice((1, 2, 7)))
         cid = f"soak-{next(self.numbers)}"
         return {"from": source, "to": target, "asset": "USDT", "amount": much, "cid": cid}
 
     async def put(self, http: httpx2.AsyncClient, body: Body) -> Any:
-        """Under one cid until it has ended."""
+        """Repeat a request under one cid until the transfer has ended."""
         give_up_s = time.monotonic() + ENDS_WITHIN_S
         while time.monotonic() < give_up_s:
-            said = await http.post(f"{V1}/internal_transfer", json=body)
-            if said.status_code in ENDED:
-                return said.json()
-            assert said.status_code == 202, said.text
+            reply = await http.post(f"{V1}/internal_transfer", json=body)
+            if reply.status_code in ENDED:
+                return reply.json()
+            assert reply.status_code == 202, reply.text
             self.tally["waited"] += 1
         raise AssertionError(f"{body} has not ended after {ENDS_WITHIN_S} s")
 
     async def repeat(self, http: httpx2.AsyncClient, body: Body) -> None:
-        said = await self.put(http, body)
-        assert said["duplicate"], said
+        reply = await self.put(http, body)
+        assert reply["duplicate"], reply
         self.tally["replays"] += 1
 
-    def note(self, owner: int, body: Body, said: Any) -> None:
+    def note(self, owner: int, body: Body, reply: Any) -> None:
         self.tally["transfers"] += 1
-        self.tally[said["state"]] += 1
-        if said["state"] == "COMMITTED":
+        self.tally[reply["state"]] += 1
+        if reply["state"] == "COMMITTED":
             self.moved[owner, body["from"]] -= int(body["amount"])
             self.moved[owner, body["to"]] += int(body["amount"])
 
     async def freeze(self) -> None:
-        """Close accounts under the owners' hands, so that transfers fail and go back."""
+        """Freeze or disable accounts for a moment, so that transfers fail and are rolled back."""
         async with self.client("olga", "operator") as http:
             while not self.over:
                 account: dict[str, object] = {
@@ -126,19 +126,19 @@ class Load:
                 }
                 for status in (self.dice.choice(("FROZEN", "DISABLED")), "ACTIVE"):
                     change = account | {"status": status}
-                    said = await http.post(f"{DESK}/account_status", json=change)
-                    assert said.status_code == 200, said.text
+                    reply = await http.post(f"{DESK}/account_status", json=change)
+                    assert reply.status_code == 200, reply.text
                     await asyncio.sleep(FROZEN_S)
                 self.tally["freezes"] += 1
                 await asyncio.sleep(FREEZE_EVERY_S - FROZEN_S)
 
     async def audit(self) -> None:
-        """Without a pause, fully and incrementally by turns."""
+        """Run full and incremental audits in turn, without a pause."""
         async with self.client("axel", "auditor") as http:
             for full in itertools.cycle(("true", "false")):
-                said = await http.get(f"{DESK}/audit", params={"full": full}, timeout=600)
-                report = said.json()
-                assert said.status_code == 200, report
+                reply = await http.get(f"{DESK}/audit", params={"full": full}, timeout=600)
+                report = reply.json()
+                assert reply.status_code == 200, report
                 assert report["ok"], report
                 assert not report["halted"], report
                 self.tally["full audits" if full == "true" else "incremental audits"] += 1
@@ -152,22 +152,22 @@ class Load:
             os.kill(self.up.pid("worker-1"), signal.SIGKILL)
             self.tally["kills"] += 1
 
-    async def run(self, seconds: float, tell: Tell) -> None:
-        began_s = self.until_s - seconds
-        many = max(int(seconds / KILL_EVERY_S), 1)
-        moments = [began_s + seconds * (n + 0.5) / many for n in range(many)]
+    async def run(self, seconds: float, report_progress: Report) -> None:
+        started_s = self.until_s - seconds
+        kills = max(int(seconds / KILL_EVERY_S), 1)
+        moments = [started_s + seconds * (n + 0.5) / kills for n in range(kills)]
         async with asyncio.TaskGroup() as group:
             for owner in OWNERS:
                 group.create_task(self.owner(owner))
             for task in (self.freeze(), self.audit(), self.kill(moments)):
                 group.create_task(task)
             while not self.over:
-                tell(min(time.monotonic() - began_s, seconds), self.tally)
+                report_progress(min(time.monotonic() - started_s, seconds), self.tally)
                 await asyncio.sleep(0.5)
 
 
-def soak(directory: Path, seconds: float, tell: Tell) -> "Counter[str]":
-    """Raises if anything halts, if anybody is called CRITICAL, or if the books do not agree."""
+def soak(directory: Path, seconds: float, report_progress: Report) -> "Counter[str]":
+    """Run the load. Raise if there is a halt or a critical alert, or if the books differ."""
     directory.mkdir()
     with listening() as webhook:
         settings = f'{SETTINGS}alert_webhook = "{webhook.url}"\n'
@@ -175,7 +175,7 @@ def soak(directory: Path, seconds: float, tell: Tell) -> "Counter[str]":
         with running(directory, "--port", "0", "--bare") as up:
             endow(up)
             load = Load(up, time.monotonic() + seconds)
-            asyncio.run(load.run(seconds, tell))
+            asyncio.run(load.run(seconds, report_progress))
             check(load)
         logs = "".join(path.read_text() for path in (directory / "log").glob("*.log"))
     urgent = [alert for alert in webhook.posted if alert["alarm"] != "PAGE"]
@@ -198,7 +198,7 @@ def all_ended(desk: Client) -> bool:
 
 
 def check(load: Load) -> None:
-    """All has ended, the owners' books are those of the systems, and the audit agrees."""
+    """All transfers have ended, the owners' books equal the balances, and the audit is clean."""
     up = load.up
     with Client(up.url, token(up.directory, "axel", "auditor")) as desk:
         eventually(lambda: all_ended(desk), ENDS_WITHIN_S)
@@ -221,11 +221,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidegate-soak-") as name, bar() as shown:
         task = shown.add_task("soak", total=int(minutes * 60))
 
-        def tell(passed_s: float, tally: "Counter[str]") -> None:
+        def report_progress(passed_s: float, tally: "Counter[str]") -> None:
             words = f"{tally['transfers']} transfers, {tally['full audits']} full audits"
             shown.update(task, completed=int(passed_s), description=words)
 
-        tally = soak(Path(name) / "all", minutes * 60, tell)
+        tally = soak(Path(name) / "all", minutes * 60, report_progress)
     sys.stdout.write(json.dumps(tally) + "\n")
 
 

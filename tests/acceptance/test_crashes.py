@@ -1,4 +1,4 @@
-"""CRA: the API is killed with SIGKILL at a named point, started again, and goes on.
+"""CRA: the API is killed with SIGKILL at a named moment and started again, and continues.
 
 INIT and SOURCE_DONE are waypoints, in which nothing ever rests: what stands for «in» them are the
 moments around the commit that writes them.
@@ -16,22 +16,22 @@ AFTER = {"in": (90, 110), "out": (110, 90)}
 
 
 def rests(user: User, state: str) -> str:
-    """Where the dead left the one transfer; its id."""
+    """Check the state in which the killed process left the only transfer, and return its id."""
     [(id_, found, _)] = user.transfers()
     assert found == state
     return str(ULID.from_uuid(id_))
 
 
-def recovers(user: User, req_id: str, way: str, state: str) -> None:
-    """A new process brings it to its end by itself; then the client asks again with its cid."""
+def recovers(user: User, req_id: str, direction: str, state: str) -> None:
+    """A new process completes it by itself. Then the client repeats the request with its cid."""
     stack = user.stack
     stack.start_api()
     user.ends(req_id, state)
-    said = user.move(way, "10", cid=CID)
-    assert said.status == (200 if state == "COMMITTED" else 422)
-    assert (said.body["req_id"], said.body["duplicate"]) == (req_id, True)
+    reply = user.move(direction, "10", cid=CID)
+    assert reply.status == (200 if state == "COMMITTED" else 422)
+    assert (reply.body["req_id"], reply.body["duplicate"]) == (req_id, True)
     assert len(user.transfers()) == 1
-    user.has(*(AFTER[way] if state == "COMMITTED" else (100, 100)))
+    user.has(*(AFTER[direction] if state == "COMMITTED" else (100, 100)))
     [(answers, versions)] = stack.rows(
         "SELECT count(*), count(DISTINCT version) FROM history WHERE transfer_id = %s",
         ULID.from_str(req_id).to_uuid(),
@@ -39,25 +39,27 @@ def recovers(user: User, req_id: str, way: str, state: str) -> None:
     assert answers == versions
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-def test_CRA_001_killed_before_the_birth_is_committed_nothing_exists(
-    stack: Stack, way: str
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_CRA_001_killed_before_the_creation_is_committed_nothing_exists(
+    stack: Stack, direction: str
 ) -> None:
-    user = killed_at(stack, "before birth", way)
+    user = killed_at(stack, "before creation", direction)
     assert user.transfers() == []
     user.has(100, 100)
     stack.start_api()
-    said = user.move(way, "10", cid=CID)
-    assert (said.status, said.body["duplicate"]) == (201, False)
-    user.has(*AFTER[way])
+    reply = user.move(direction, "10", cid=CID)
+    assert (reply.status, reply.body["duplicate"]) == (201, False)
+    user.has(*AFTER[direction])
 
 
-@pytest.mark.parametrize(("way", "state"), [("in", "TARGET_PENDING"), ("out", "SOURCE_PENDING")])
-def test_CRA_001_killed_right_after_the_birth_it_goes_on(
-    stack: Stack, way: str, state: str
+@pytest.mark.parametrize(
+    ("direction", "state"), [("in", "TARGET_PENDING"), ("out", "SOURCE_PENDING")]
+)
+def test_CRA_001_killed_right_after_the_creation_it_goes_on(
+    stack: Stack, direction: str, state: str
 ) -> None:
-    user = killed_at(stack, "after birth", way)
-    recovers(user, rests(user, state), way, "COMMITTED")
+    user = killed_at(stack, "after creation", direction)
+    recovers(user, rests(user, state), direction, "COMMITTED")
 
 
 def test_CRA_002_killed_before_the_source_is_called_the_withdraw_is_tried_again(
@@ -75,7 +77,7 @@ def test_CRA_003_killed_after_the_source_was_called_it_is_not_debited_again(stac
 
 
 def test_CRA_003_killed_after_the_source_refused_the_refusal_stands(stack: Stack) -> None:
-    """Although the account could pay by the time that it is asked again."""
+    """Even if the account could pay when it is asked again."""
     user = killed_at(stack, "after debit", "out", closed="SPOT", lease_s=3.0)
     req_id = rests(user, "SOURCE_PENDING")
     stack.start_api()
@@ -91,8 +93,8 @@ def test_CRA_004_killed_between_the_sources_done_and_its_record(stack: Stack) ->
 
 
 def test_CRA_004_killed_right_after_the_sources_done_is_recorded(stack: Stack) -> None:
-    """The record of FUNDING's debit is the birth: SOURCE_DONE is in the history, nothing else."""
-    user = killed_at(stack, "after birth", "in")
+    """FUNDING's debit is recorded at creation: the history contains SOURCE_DONE, nothing else."""
+    user = killed_at(stack, "after creation", "in")
     req_id = rests(user, "TARGET_PENDING")
     user.has_in_flight(90, 100, 10)
     [(waypoints,)] = stack.rows(
@@ -103,7 +105,7 @@ def test_CRA_004_killed_right_after_the_sources_done_is_recorded(stack: Stack) -
 
 
 def test_CRA_004_killed_right_after_the_cores_done_is_recorded(stack: Stack) -> None:
-    """SOURCE_DONE and FUNDING's credit are one commit: behind it there is nothing left to do."""
+    """SOURCE_DONE and FUNDING's credit are one commit: after it, nothing remains to be done."""
     user = killed_at(stack, "after record of COMMITTED", "out")
     recovers(user, rests(user, "COMMITTED"), "out", "COMMITTED")
 
@@ -138,7 +140,7 @@ def test_CRA_006_killed_while_the_core_is_refunded_it_is_refunded_once(
 
 
 def test_CRA_006_killed_while_the_ledger_is_refunded_it_is_refunded_once(stack: Stack) -> None:
-    """The target's refusal and FUNDING's refund are one commit, and here it does not happen."""
+    """The target's refusal and FUNDING's refund are one commit, which does not happen here."""
     user = killed_at(stack, "before record of ROLLED_BACK", "in", closed="SPOT")
     user.has_in_flight(90, 100, 10)
     recovers(user, rests(user, "TARGET_PENDING"), "in", "ROLLED_BACK")

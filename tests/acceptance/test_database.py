@@ -1,4 +1,4 @@
-"""A database that is full, read-only or away: 503 in bounded time, told, and then it goes on."""
+"""A full, read-only or unreachable database: 503 in bounded time, an alert, then it recovers."""
 
 import os
 import subprocess
@@ -50,26 +50,26 @@ def refused(answer: Answer) -> None:
     assert answer.body["retryable"] is True
 
 
-def told(stack: Stack, cause: str) -> None:
-    """People, /readyz and the metrics; and the answers come in bounded time."""
+def assert_reported(stack: Stack, cause: str) -> None:
+    """Alerts, /readyz and the metrics report it, and replies come in bounded time."""
     until(lambda: ready(stack).body.get("database") == cause)
     assert ready(stack).status == 503
     page = str(stack.api.call("GET", "/metrics").body)
     assert f'tidegate_database_unusable{{cause="{cause}"}} 1.0' in page
-    until(lambda: NAME in stack.api.said())
-    assert f"the database is {cause}" in stack.api.said()
+    until(lambda: NAME in stack.api.output())
+    assert f"the database is {cause}" in stack.api.output()
 
 
 def goes_on(stack: Stack, user: User, cid: str) -> None:
-    """Without help; and what was refused before is made once by its repetition."""
+    """It recovers by itself, and a repeated request that failed before creates one transfer."""
     until(lambda: ready(stack).status == 200)
-    until(lambda: "cleared: database check" in stack.api.said())
+    until(lambda: "cleared: database check" in stack.api.output())
     assert user.move("in", "1", cid=cid).status in (200, 201)
     assert len(user.transfers()) == 1
     user.has(99, 1)
 
 
-def test_a_database_that_becomes_read_only_is_told_and_goes_on_by_itself(stack: Stack) -> None:
+def test_a_database_that_becomes_read_only_is_reported_and_recovers(stack: Stack) -> None:
     stack.start_api()
     user = stack.user(funding=100)
     only = sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on")
@@ -82,13 +82,13 @@ def test_a_database_that_becomes_read_only_is_told_and_goes_on_by_itself(stack: 
         answer = user.move("in", "1", cid="c")
         assert time.monotonic() - began_s < BOUND_S
         refused(answer)
-        told(stack, "read-only")
+        assert_reported(stack, "read-only")
     finally:
         as_owner(again.format(here))
     goes_on(stack, user, "c")
 
 
-def test_a_database_that_is_away_is_told_and_goes_on_by_itself(stack: Stack) -> None:
+def test_an_unreachable_database_is_reported_and_recovers(stack: Stack) -> None:
     stack.start_api()
     user = stack.user(funding=100)
     here = sql.Identifier(name_of(stack.database))
@@ -99,7 +99,7 @@ def test_a_database_that_is_away_is_told_and_goes_on_by_itself(stack: Stack) -> 
         answer = user.move("in", "1", cid="c")
         assert time.monotonic() - began_s < BOUND_S
         refused(answer)
-        told(stack, "unreachable")
+        assert_reported(stack, "unreachable")
     finally:
         as_owner(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(here))
     goes_on(stack, user, "c")
@@ -107,7 +107,7 @@ def test_a_database_that_is_away_is_told_and_goes_on_by_itself(stack: Stack) -> 
 
 @contextmanager
 def small_tablespace() -> Iterator[SmallDisk]:
-    """A tablespace on a disk of its own, which belongs to whoever runs the server."""
+    """A tablespace on a separate disk, owned by the user that runs the server."""
     with psycopg.connect(cluster_url()) as connection:
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         assert row is not None
@@ -130,7 +130,7 @@ def small_tablespace() -> Iterator[SmallDisk]:
         directory.rmdir()
 
 
-def test_a_full_disk_is_told_and_goes_on_when_there_is_space(template: str) -> None:
+def test_a_full_disk_is_reported_and_recovers_when_there_is_space(template: str) -> None:
     name = f"{template}_full"
     with small_tablespace() as disk:
         create = "CREATE DATABASE {} TEMPLATE {} TABLESPACE small"
@@ -142,7 +142,7 @@ def test_a_full_disk_is_told_and_goes_on_when_there_is_space(template: str) -> N
             disk.fill(0)
             answer = fill_pages(rich)
             refused(answer)
-            told(stack, "full")
+            assert_reported(stack, "full")
             began_s = time.monotonic()
             refused(user.move("in", "1", cid="c"))
             assert time.monotonic() - began_s < BOUND_S
@@ -152,7 +152,7 @@ def test_a_full_disk_is_told_and_goes_on_when_there_is_space(template: str) -> N
 
 
 def fill_pages(user: User) -> Answer:
-    """Make transfers until a table must grow and cannot."""
+    """Make transfers until a table cannot grow any more."""
     for number in range(2_000):
         began_s = time.monotonic()
         answer = user.move("in", "0.01", cid=f"fill-{number}", wait_s=0)

@@ -1,6 +1,6 @@
-"""MON: what calls a human, how loudly, and what stops everything.
+"""MON: the alerts, their levels, and the halts.
 
-An alert goes to the log and to the webhook; CRITICAL and WARNING are the levels of the log.
+An alert is written to the log and to the webhook; CRITICAL and WARNING are the levels of the log.
 """
 
 import json
@@ -11,25 +11,25 @@ from uuid import uuid4
 import pytest
 from ulid import ULID
 
-from tests.acceptance.rig import USDT, Api, Stack, User, until, wish
+from tests.acceptance.rig import USDT, Api, Stack, User, transfer_body, until
 from tests.acceptance.scenes import compensating, crowded_out, killed_at
 from tests.acceptance.webhook import Webhook, listening
 from tidegate.core.flow import Verb
 from tidegate.core.kind import Party
 from tidegate.core.transfer import Question
-from tidegate.engine.clock_repair import LATE_S
+from tidegate.engine.clock_repair import FAR_AHEAD_S
 from tidegate.engine.gate import CORE
 
 pytestmark = pytest.mark.slow
 
-ALONE = 3600.0  # An audit that is not to be heard of.
+NO_AUDIT_S = 3600.0  # So rare that no audit runs in a test.
 
 
 def logged(api: Api, text: str) -> list[tuple[str, str]]:
-    """Level and text of the log's lines that say this."""
-    lines = [line for line in api.said().splitlines() if line.startswith("{")]
-    told = [json.loads(line) for line in lines]
-    return [(line["level"], line["event"]) for line in told if text in line["event"]]
+    """Level and event code of the log lines whose cause contains this text."""
+    lines = [line for line in api.output().splitlines() if line.startswith("{")]
+    entries = [json.loads(line) for line in lines]
+    return [(line["level"], line["event"]) for line in entries if text in line.get("cause", "")]
 
 
 def test_MON_001_over_a_minute_in_target_pending_is_critical(stack: Stack) -> None:
@@ -49,13 +49,13 @@ def test_MON_001_over_a_minute_in_target_pending_is_critical(stack: Stack) -> No
         [alert] = until(lambda: webhook.named("MON-001"))
         assert (alert["alarm"], alert["state"]) == ("CRITICAL", "TARGET_PENDING")
         assert alert["transfer"] == made[0]
-        assert "1 in TARGET_PENDING" in alert["cause"], "the other is not so old"
+        assert "1 transfer has been in TARGET_PENDING" in alert["cause"], "the other is not so old"
         assert (alert["code"], alert["age_s"] > 60) == ("target_pending", True)
-        [gone] = until(lambda: webhook.coded("lane_unreachable"))
-        assert (gone["alarm"], gone["lane"]) == ("PAGE", "core")
-        assert gone["cause"].startswith("unreachable: ")
+        [alert] = until(lambda: webhook.coded("lane_unreachable"))
+        assert (alert["alarm"], alert["lane"]) == ("PAGE", "core")
+        assert alert["cause"].startswith("system core is unreachable: ")
         shown = until(lambda: user.shown(made[0])["retries"] >= 2 and user.shown(made[0]))
-        assert shown["error"].startswith("unreachable: "), "it says why it waits"
+        assert shown["error"].startswith("unreachable: "), "the row records why it waits"
         [(level, _)] = logged(stack.api, "MON-001")
         assert level == "critical"
     assert user.state(made[0]) == "TARGET_PENDING", "an alarm is no answer"
@@ -69,7 +69,7 @@ def test_MON_001_over_a_minute_in_target_pending_is_critical(stack: Stack) -> No
 def test_MON_002_a_refund_that_failed_three_times_is_critical(stack: Stack) -> None:
     user, req_id = compensating(stack)
     with listening() as webhook, crowded_out(user):
-        stack.start_api(alert_webhook=webhook.url, audit_s=ALONE)
+        stack.start_api(alert_webhook=webhook.url, audit_s=NO_AUDIT_S)
         [alert] = until(lambda: webhook.named("MON-002"))
         assert (alert["alarm"], alert["state"]) == ("CRITICAL", "COMPENSATING")
         assert alert["transfer"] == req_id
@@ -90,14 +90,14 @@ def a_row(user: User, change: int) -> None:
 
 
 def the_core(user: User, change: int) -> None:
-    """An operation of no transfer. Its reversal is one as well, and so cannot heal the core."""
+    """An operation without a transfer. Its reversal is one, too, so it cannot repair the core."""
     verb, party = Verb.CREDIT, Party(CORE, "SPOT", user.owner)
     question = Question(uuid4(), 0, verb, party, USDT, change)
     user.stack.ask_core(lambda core: core.ask([question]))
 
 
 def halted(api: Api, webhook: Webhook) -> None:
-    """CRITICAL for the people, and HALT for the money."""
+    """A CRITICAL alert, and a halt of all transfers."""
     alert = until(lambda: webhook.named("audit"))[0]
     assert alert["alarm"] in ("CRITICAL", "HALT")
     assert {level for level, _ in logged(api, "the audit found")} == {"critical"}
@@ -118,15 +118,15 @@ def test_MON_003_books_that_do_not_agree_are_critical_and_halt_the_service(
         assert webhook.named("audit") == [], "a false alarm"
         spoil(user, 1)
         halted(api, webhook)
-    said = user.move("in", "10")
-    assert (said.status, said.code, said.body["retryable"]) == (503, "HALTED", True)
+    reply = user.move("in", "10")
+    assert (reply.status, reply.code, reply.body["retryable"]) == (503, "HALTED", True)
     assert len(user.transfers()) == 1
 
 
 def test_MON_003_what_is_under_way_stops_until_an_operator_resumes(stack: Stack) -> None:
-    user = killed_at(stack, "after birth", "in")
+    user = killed_at(stack, "after creation", "in")
     due = "UPDATE transfers SET due_at = now() + %s * interval '1 second' WHERE lane IS NOT NULL"
-    stack.rows(due, LATE_S - 1)  # Later, and it is taken for the work of a wrong clock.
+    stack.rows(due, FAR_AHEAD_S - 1)  # Later, and it is taken for the work of a wrong clock.
     a_row(user, 1)
     with listening() as webhook:
         api = stack.start_api(alert_webhook=webhook.url, audit_s=0.2)
@@ -147,15 +147,15 @@ def test_MON_003_what_is_under_way_stops_until_an_operator_resumes(stack: Stack)
 def test_MON_004_too_many_transfers_of_one_user_are_a_warning(shared: Stack) -> None:
     busy, brisk = shared.user(funding=100), shared.user(funding=100)
     for user, count in ((busy, 31), (brisk, 29)):
-        batch = {"transfers": [wish("in", "1")] * count}
-        said = shared.api.call("POST", "/api/v1/internal_transfers", batch, user.who)
-        assert {item["status"] for item in said.body["results"]} <= {201, 202}
+        batch = {"transfers": [transfer_body("in", "1")] * count}
+        replies = shared.api.call("POST", "/api/v1/internal_transfers", batch, user.token)
+        assert {item["status"] for item in replies.body["results"]} <= {201, 202}
 
-    def told(user: User) -> list[tuple[str, str]]:
+    def alerts_of(user: User) -> list[tuple[str, str]]:
         return [
             line for api in shared.apis for line in logged(api, f"MON-004: owner {user.owner} ")
         ]
 
-    until(lambda: told(busy))
-    assert [level for level, _ in told(busy)] == ["warning"], "once, although two APIs run"
-    assert told(brisk) == []
+    until(lambda: alerts_of(busy))
+    assert [level for level, _ in alerts_of(busy)] == ["warning"], "once, although two APIs run"
+    assert alerts_of(brisk) == []

@@ -1,4 +1,4 @@
-"""Specification 1: its two endpoints, and what it says of recovery.
+"""Specification 1: its two endpoints, and its recovery rules.
 
 Its §8.1 is CRA-003 and its §8.3 is FND-002; here are §8.2 and the two sides of §8.4.
 """
@@ -19,20 +19,20 @@ PATH = "/api/v1/transfer"
 def ask(user: User, source: str, target: str, amount: str, wait_s: int = 10) -> Answer:
     body = {"from": source, "to": target, "asset": "USDT", "amount": amount}
     headers = {"Prefer": f"wait={wait_s}"}
-    return user.stack.api.call("POST", PATH, body, user.who, headers=headers)
+    return user.stack.api.call("POST", PATH, body, user.token, headers=headers)
 
 
 def shown(user: User, req_id: str) -> Answer:
-    return user.stack.api.call("GET", f"{PATH}/{req_id}", who=user.who)
+    return user.stack.api.call("GET", f"{PATH}/{req_id}", auth=user.token)
 
 
 def test_a_transfer_is_made_and_shown_in_the_older_shape(shared: Stack) -> None:
     user, began_ms = shared.user(funding=100), time.time() * 1000
-    said = ask(user, "funding", "trading", "10")
-    assert said.status == 200
-    assert said.body.keys() == {"req_id", "status", "message"}
-    assert said.body["status"] == "committed"
-    req_id = said.body["req_id"]
+    reply = ask(user, "funding", "trading", "10")
+    assert reply.status == 200
+    assert reply.body.keys() == {"req_id", "status", "message"}
+    assert reply.body["status"] == "committed"
+    req_id = reply.body["req_id"]
     assert str(UUID(req_id)) == req_id
     found = shown(user, req_id)
     assert found.status == 200
@@ -45,15 +45,15 @@ def test_a_transfer_is_made_and_shown_in_the_older_shape(shared: Stack) -> None:
 
 def test_a_refusal_and_a_rollback_are_failed_in_the_older_shape(shared: Stack) -> None:
     user = shared.user(funding=100, spot=100)
-    said = ask(user, "trading", "funding", "101")
-    assert (said.status, said.body["status"]) == (200, "failed")
-    assert "INSUFFICIENT_BALANCE" in said.body["message"]
-    assert shown(user, said.body["req_id"]).body["state"] == "failed"
+    reply = ask(user, "trading", "funding", "101")
+    assert (reply.status, reply.body["status"]) == (200, "failed")
+    assert "INSUFFICIENT_BALANCE" in reply.body["message"]
+    assert shown(user, reply.body["req_id"]).body["state"] == "failed"
     user.set_status("SPOT", "DISABLED")
-    said = ask(user, "funding", "trading", "10")
-    assert (said.status, said.body["status"]) == (200, "failed")
-    assert "ACCOUNT_DISABLED" in said.body["message"]
-    assert shown(user, said.body["req_id"]).body["state"] == "rolled_back"
+    reply = ask(user, "funding", "trading", "10")
+    assert (reply.status, reply.body["status"]) == (200, "failed")
+    assert "ACCOUNT_DISABLED" in reply.body["message"]
+    assert shown(user, reply.body["req_id"]).body["state"] == "rolled_back"
     user.has(100, 100)
 
 
@@ -67,19 +67,19 @@ def test_a_refusal_and_a_rollback_are_failed_in_the_older_shape(shared: Stack) -
         ("funding", "trading", "0.0000001", "PRECISION_OVERFLOW"),
     ],
 )
-def test_what_is_malformed_is_a_problem_in_the_older_shape_too(
+def test_a_malformed_request_is_a_problem_in_the_older_shape_too(
     shared: Stack, source: str, target: str, amount: str, code: str
 ) -> None:
     user = shared.user(funding=100)
-    said = ask(user, source, target, amount)
-    assert (said.status, said.code) == (400, code)
-    assert said.headers["content-type"] == "application/problem+json"
+    reply = ask(user, source, target, amount)
+    assert (reply.status, reply.code) == (400, code)
+    assert reply.headers["content-type"] == "application/problem+json"
     user.has(100, 0)
 
 
 @pytest.mark.slow
 def test_8_2_a_source_without_an_answer_and_then_a_crash(stack: Stack) -> None:
-    """Nobody knows whether the core has debited; whoever comes next asks it again."""
+    """It is unknown whether the core has debited, so the next process asks it again."""
     user = killed_at(stack, "before debit", "out")
     stack.core.signal(signal.SIGSTOP)
     api = stack.start_api()
@@ -102,15 +102,15 @@ def test_8_2_a_source_without_an_answer_and_then_a_crash(stack: Stack) -> None:
         ("funding", "trading", "target_pending", (90, 110)),
     ],
 )
-def test_8_4_what_cannot_be_reached_is_asked_again(
+def test_8_4_an_unreachable_system_is_asked_again(
     stack: Stack, source: str, target: str, state: str, after: tuple[int, int]
 ) -> None:
     stack.start_api()
     user = stack.user(funding=100, spot=100)
     stack.core.kill()
-    said = ask(user, source, target, "10", wait_s=1)
-    assert (said.status, said.body["status"]) == (202, "pending")
-    req_id = said.body["req_id"]
+    reply = ask(user, source, target, "10", wait_s=1)
+    assert (reply.status, reply.body["status"]) == (202, "pending")
+    req_id = reply.body["req_id"]
     assert shown(user, req_id).body["state"] == state
     stack.start_core()
     until(lambda: shown(user, req_id).body["state"] == "committed")

@@ -1,4 +1,4 @@
-"""The bugs that the systems before this one had, each tried against this one."""
+"""Bugs of earlier systems, each tested against this one."""
 
 import pytest
 from ulid import ULID
@@ -11,8 +11,8 @@ BTC = 1
 def test_a_large_amount_with_all_its_decimals_is_not_read_as_zero(shared: Stack) -> None:
     user = shared.user()
     user.fund("FUNDING", "60000000", "BTC")
-    said = user.move("in", "50000000.00000000", asset="BTC")
-    assert (said.status, said.body["amount"]) == (201, "50000000.00000000")
+    reply = user.move("in", "50000000.00000000", asset="BTC")
+    assert (reply.status, reply.body["amount"]) == (201, "50000000.00000000")
     assert user.held(BTC) == (10_000_000 * 10**8, 50_000_000 * 10**8)
 
 
@@ -24,7 +24,7 @@ def test_the_same_cid_twice_is_deducted_once(shared: Stack) -> None:
     body = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10"}
     headers = {"Idempotency-Key": "twice"}
     path = "/api/v1/internal_transfer"
-    header = shared.api.call("POST", path, body, user.who, headers=headers)
+    header = shared.api.call("POST", path, body, user.token, headers=headers)
     assert (header.status, header.body["req_id"]) == (200, first.body["req_id"])
     user.has(90, 10)
 
@@ -32,19 +32,19 @@ def test_the_same_cid_twice_is_deducted_once(shared: Stack) -> None:
 def test_nine_decimals_of_an_asset_with_six_are_refused(shared: Stack) -> None:
     user = shared.user(funding=100)
     for amount in ("1.000000001", "1.000000000", "0.000000001"):
-        said = user.move("in", amount)
-        assert (said.status, said.code) == (400, "PRECISION_OVERFLOW")
+        reply = user.move("in", amount)
+        assert (reply.status, reply.code) == (400, "PRECISION_OVERFLOW")
     user.has(100, 0)
 
 
 @pytest.mark.slow
 def test_a_rollback_of_the_trading_side_restores_the_balance_for_good(stack: Stack) -> None:
-    """Not only in its answer: the money is there, can be spent, and outlives the core."""
+    """Not only in the reply: the money can be spent, and survives a restart of the core."""
     stack.start_api()
     user = stack.user(funding=1, spot=100)
     user.set_status("FUNDING", "DISABLED")
-    said = user.move("out", "100")
-    assert (said.status, said.body["state"]) == (422, "ROLLED_BACK")
+    reply = user.move("out", "100")
+    assert (reply.status, reply.body["state"]) == (422, "ROLLED_BACK")
     user.has(1, 100)
     stack.core.kill()
     stack.start_core()
@@ -55,10 +55,10 @@ def test_a_rollback_of_the_trading_side_restores_the_balance_for_good(stack: Sta
 
 
 def test_a_balance_and_its_operation_change_in_one_transaction(shared: Stack) -> None:
-    """PostgreSQL says which transaction wrote a row: xmin."""
+    """PostgreSQL records which transaction wrote a row: xmin."""
     user = shared.user(funding=100, spot=100)
-    for way, verb, version in (("in", "debit", 0), ("out", "credit", 1)):
-        req_id = user.move(way, "10").body["req_id"]
+    for direction, verb, version in (("in", "debit", 0), ("out", "credit", 1)):
+        req_id = user.move(direction, "10").body["req_id"]
         id_ = ULID.from_str(req_id).to_uuid()
         [writers] = shared.rows(
             "SELECT a.xmin::text, o.xmin::text, h.xmin::text FROM ledger_operations AS o"

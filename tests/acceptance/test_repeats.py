@@ -1,4 +1,4 @@
-"""IDP: what the engine has asked a system is asked once more, under the same key."""
+"""IDP: the engine's questions are repeated under the same key."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ AMOUNT = 10_000_000
 
 
 def ask_ledger(stack: Stack, questions: Sequence[Question]) -> Sequence[Answer]:
-    """Ask the ledger on the service's own database, and commit what it does."""
+    """Ask the ledger in the service's database, and commit."""
 
-    async def whole() -> Sequence[Answer]:
+    async def main() -> Sequence[Answer]:
         ledger = Ledger(LEDGER)
         async with PostgresStore(stack.database, SCHEMA) as store, store.transaction() as tx:
             await ledger.lock(tx, sorted({_account(question) for question in questions}))
             return await ledger.ask(tx, questions)
 
-    return asyncio.run(whole())
+    return asyncio.run(main())
 
 
 def _account(question: Question) -> Account:
@@ -40,14 +40,14 @@ def _account(question: Question) -> Account:
 
 
 def ask(user: User, question: Question) -> Answer:
-    """The system that the question is for."""
+    """Ask the system of the question."""
     if question.party.system == LEDGER:
         return ask_ledger(user.stack, [question])[0]
     return user.stack.ask_core(lambda core: core.ask([question]))[0]
 
 
 def asked(user: User, verb: Verb) -> Question:
-    """The question that the engine has put about the user's one transfer."""
+    """The question that the engine has asked about the user's only transfer."""
     [(id_, _, _)] = user.transfers()
     [(version, source, target)] = user.stack.rows(
         "SELECT h.version, t.parties -> 'source', t.parties -> 'target'"
@@ -65,7 +65,7 @@ def asked(user: User, verb: Verb) -> Question:
 
 
 def twice(user: User, verb: Verb, *systems: str) -> None:
-    """Success every time, and the balances stay as the first time left them."""
+    """Every repetition succeeds and leaves the balances unchanged."""
     question, before = asked(user, verb), user.held()
     assert question.party.system in systems
     for _ in range(3):
@@ -73,35 +73,35 @@ def twice(user: User, verb: Verb, *systems: str) -> None:
         assert user.held() == before
 
 
-@pytest.mark.parametrize(("way", "system"), [("in", LEDGER), ("out", CORE)])
+@pytest.mark.parametrize(("direction", "system"), [("in", LEDGER), ("out", CORE)])
 def test_IDP_001_a_second_withdraw_succeeds_and_debits_nothing(
-    shared: Stack, way: str, system: str
+    shared: Stack, direction: str, system: str
 ) -> None:
     user = shared.user(funding=100, spot=100)
-    assert user.move(way, "10").status == 201
+    assert user.move(direction, "10").status == 201
     twice(user, Verb.DEBIT, system)
-    user.has(*((90, 110) if way == "in" else (110, 90)))
+    user.has(*((90, 110) if direction == "in" else (110, 90)))
 
 
-@pytest.mark.parametrize(("way", "system"), [("in", CORE), ("out", LEDGER)])
+@pytest.mark.parametrize(("direction", "system"), [("in", CORE), ("out", LEDGER)])
 def test_IDP_002_a_second_deposit_succeeds_and_credits_nothing(
-    shared: Stack, way: str, system: str
+    shared: Stack, direction: str, system: str
 ) -> None:
     user = shared.user(funding=100, spot=100)
-    assert user.move(way, "10").status == 201
+    assert user.move(direction, "10").status == 201
     twice(user, Verb.CREDIT, system)
-    user.has(*((90, 110) if way == "in" else (110, 90)))
+    user.has(*((90, 110) if direction == "in" else (110, 90)))
 
 
 @pytest.mark.parametrize(
-    ("way", "closed", "system"), [("in", "SPOT", LEDGER), ("out", "FUNDING", CORE)]
+    ("direction", "closed", "system"), [("in", "SPOT", LEDGER), ("out", "FUNDING", CORE)]
 )
 def test_IDP_003_a_second_refund_succeeds_and_credits_nothing(
-    shared: Stack, way: str, closed: str, system: str
+    shared: Stack, direction: str, closed: str, system: str
 ) -> None:
     user = shared.user(funding=100, spot=100)
     user.set_status(closed, "DISABLED")
-    assert user.move(way, "10").body["state"] == "ROLLED_BACK"
+    assert user.move(direction, "10").body["state"] == "ROLLED_BACK"
     twice(user, Verb.REFUND, system)
     twice(user, Verb.DEBIT, system)
     user.has(100, 100)
@@ -109,17 +109,17 @@ def test_IDP_003_a_second_refund_succeeds_and_credits_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "moment", "after"),
+    ("direction", "moment", "after"),
     [("out", "after debit", (110, 90)), ("in", "after credit", (90, 110))],
 )
 def test_IDP_004_many_recoveries_of_one_transfer_have_one_effect(
-    stack: Stack, way: str, moment: str, after: tuple[int, int]
+    stack: Stack, direction: str, moment: str, after: tuple[int, int]
 ) -> None:
-    """Each time that the system has answered, the process dies before it can say so."""
+    """Each process dies after the system's answer and before it is recorded."""
     api = stack.start_api(moment)
     user = stack.user(funding=100, spot=100)
     api.arm()
-    user.move_into_death(way, "10", CID)
+    user.move_into_death(direction, "10", CID)
     api.dies(moment)
     held = user.held()
     for _ in range(3):
@@ -132,14 +132,14 @@ def test_IDP_004_many_recoveries_of_one_transfer_have_one_effect(
 
 
 def test_a_late_duplicate_of_a_refused_withdraw_stays_refused(shared: Stack) -> None:
-    """After the user has topped up, too: the refusal is stored under its key."""
-    for way, account in (("in", "FUNDING"), ("out", "SPOT")):
+    """Even after a deposit, because the refusal is stored under its key."""
+    for direction, account in (("in", "FUNDING"), ("out", "SPOT")):
         user = shared.user(funding=5, spot=5)
-        assert user.move(way, "10").body["state"] == "FAILED"
+        assert user.move(direction, "10").body["state"] == "FAILED"
         user.fund(account, "100")
         question = asked(user, Verb.DEBIT)
         assert type(ask(user, question)).__name__ == "Rejected"
-        user.has(*((105, 5) if way == "in" else (5, 105)))
+        user.has(*((105, 5) if direction == "in" else (5, 105)))
 
 
 def test_the_same_key_with_another_amount_is_no_answer(shared: Stack) -> None:

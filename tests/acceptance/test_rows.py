@@ -1,4 +1,4 @@
-"""Every row of the acceptance plan is a test here."""
+"""Every row of the acceptance plan has a test."""
 
 import re
 from pathlib import Path

@@ -24,7 +24,7 @@ def program(stack: Stack, user: User) -> Child:
 
 
 def stopped_with_work(stack: Stack, child: Child) -> bool:
-    """Stop it; let it go on if nothing of its own was under way just then."""
+    """Pause it. Let it continue if it has no open transfers."""
     child.signal(signal.SIGSTOP)
     if stack.rows(OPEN) != [(0,)]:
         return True
@@ -33,12 +33,12 @@ def stopped_with_work(stack: Stack, child: Child) -> bool:
 
 
 def load(user: User, until_: Callable[[], bool]) -> int:
-    """Transfers of a flow that all know, one after the other, as long as it takes."""
+    """Make transfers of a flow that all versions know, one after the other, until it is done."""
     made, end_s = 0, time.monotonic() + WAIT_S
     while not until_():
         assert time.monotonic() < end_s, "waited in vain"
-        said = user.move("in" if made % 2 else "out", "1")
-        assert said.status in (200, 201), said
+        reply = user.move("in" if made % 2 else "out", "1")
+        assert reply.status in (200, 201), reply
         made += 1
     return made
 
@@ -48,11 +48,11 @@ def test_a_flow_is_added_and_taken_away_while_others_work(stack: Stack) -> None:
     ours, theirs = stack.user(funding=100, spot=100), stack.user(funding=100, spot=100)
     migrate(stack.database, SCHEMA, [ADDED])
 
-    # Upgrade: a process that knows the flow works beside two that do not.
+    # Upgrade: a process that knows the flow runs beside two that do not.
     newer = program(stack, theirs)
-    assert load(ours, lambda: "ended 20" in newer.said()) > 0
+    assert load(ours, lambda: "ended 20" in newer.output()) > 0
 
-    # Downgrade: it is killed with transfers under way. Nobody else touches them.
+    # Downgrade: it is killed with open transfers. The other processes do not claim them.
     until(lambda: stopped_with_work(stack, newer), WAIT_S)
     newer.kill()
     [(left,)] = stack.rows(OPEN)
@@ -63,19 +63,19 @@ def test_a_flow_is_added_and_taken_away_while_others_work(stack: Stack) -> None:
     assert stack.rows(OPEN) == [(left,)]
     assert stack.rows("SELECT id, version FROM transfers WHERE flow = 'added' ORDER BY id") == seen
 
-    # Upgrade again: it goes on where it was killed.
+    # Upgrade again: it continues where it was killed.
     again = program(stack, theirs)
     assert load(ours, lambda: again.popen.poll() is not None) > 0
-    assert again.popen.returncode == 0, again.said()
+    assert again.popen.returncode == 0, again.output()
 
-    assert api.popen.poll() is None, api.said()
-    assert worker.popen.poll() is None, worker.said()
+    assert api.popen.poll() is None, api.output()
+    assert worker.popen.poll() is None, worker.output()
     until(lambda: api.desk("GET", "/audit").body["not_judged"] == {"added": COUNT})
     report = api.desk("GET", "/audit").body
     assert (report["ok"], report["halted"], report["violations"]) == (True, False, [])
     assert report["assets"]["USDT"]["gap"] == "0"
     assert stack.rows(OPEN) == [(0,)]
     for child in (api, worker):
-        assert "died" not in child.said()
+        assert "died" not in child.output()
     theirs.has(100, 100)
     assert sum(ours.held()) == 200 * UNIT

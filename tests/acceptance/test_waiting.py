@@ -1,4 +1,4 @@
-"""How long a request waits for an end, and what those who look on see meanwhile."""
+"""How long a request waits for an end, and what other requests and metrics show meanwhile."""
 
 import signal
 import threading
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.acceptance.rig import Answer, Stack, User, wish
+from tests.acceptance.rig import Answer, Stack, User, transfer_body
 
 pytestmark = pytest.mark.slow
 
-SLACK_S = 5.0  # The machine may be busy; an answer comes no earlier than it should.
+SLACK_S = 5.0  # A busy machine may delay a reply, but no reply may come too early.
 
 
 @contextmanager
 def silent_core(stack: Stack) -> Iterator[None]:
-    """It is there and says nothing, so that what is asked of it is neither yes nor no."""
+    """Pause the core, so that its questions get no answer."""
     stack.core.signal(signal.SIGSTOP)
     try:
         yield
@@ -29,8 +29,10 @@ def timed(user: User, prefer: str | None) -> tuple[float, Answer]:
     headers = {} if prefer is None else {"Prefer": prefer}
     began_s = time.monotonic()
     path = "/api/v1/internal_transfer"
-    said = user.stack.api.call("POST", path, wish("in", "10"), user.who, headers=headers)
-    return time.monotonic() - began_s, said
+    reply = user.stack.api.call(
+        "POST", path, transfer_body("in", "10"), user.token, headers=headers
+    )
+    return time.monotonic() - began_s, reply
 
 
 @pytest.mark.parametrize(
@@ -43,23 +45,23 @@ def test_a_request_waits_as_long_as_it_should_and_is_then_pending(
     stack.start_api()
     user = stack.user(funding=100)
     with silent_core(stack):
-        took_s, said = timed(user, prefer)
-        assert (said.status, said.body["state"]) == (202, "PENDING")
+        took_s, reply = timed(user, prefer)
+        assert (reply.status, reply.body["state"]) == (202, "PENDING")
         assert wanted_s <= took_s < wanted_s + SLACK_S
-        assert user.state(said.body["req_id"]) == "TARGET_PENDING", "to look shows where it is"
-    user.ends(said.body["req_id"], "COMMITTED")
+        assert user.state(reply.body["req_id"]) == "TARGET_PENDING", "a query shows its state"
+    user.ends(reply.body["req_id"], "COMMITTED")
     user.has(90, 10)
 
 
-def test_an_end_within_the_time_is_told_at_once(stack: Stack) -> None:
+def test_an_end_within_the_time_is_returned_at_once(stack: Stack) -> None:
     stack.start_api()
     user = stack.user(funding=100)
     stack.core.signal(signal.SIGSTOP)
     back = threading.Timer(1.0, stack.core.signal, (signal.SIGCONT,))
     back.start()
-    took_s, said = timed(user, "wait=10")
+    took_s, reply = timed(user, "wait=10")
     back.join()
-    assert (said.status, said.body["state"]) == (201, "COMMITTED")
+    assert (reply.status, reply.body["state"]) == (201, "COMMITTED")
     assert 1.0 <= took_s < 10.0
 
 

@@ -1,4 +1,4 @@
-"""A webhook of our own, which keeps what is posted to it."""
+"""A webhook server for tests, which records the alerts that are posted to it."""
 
 import json
 import threading
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class Webhook:
-    """Where it listens, and what came."""
+    """The URL of the webhook, and the alerts that it got."""
 
     def __init__(self) -> None:
         self.posted: list[dict[str, Any]] = []
         self.url = ""
 
     def named(self, text: str) -> list[dict[str, Any]]:
-        """The alerts whose cause has this text in it."""
+        """The alerts whose cause contains this text."""
         return [alert for alert in self.posted if text in alert["cause"]]
 
     def coded(self, code: str) -> list[dict[str, Any]]:

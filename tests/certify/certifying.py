@@ -1,4 +1,4 @@
-"""The command and the plugin as a user runs them: in a process of their own."""
+"""Run the command and the plugin in a separate process, as a user does."""
 
 import os
 import subprocess
@@ -8,13 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run(module: str, *arguments: str, where: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, directory: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=where,
+        cwd=directory,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         check=False,
     )

@@ -1,4 +1,4 @@
-"""The page that teaches adapters shows code that is tested and tables that were printed."""
+"""The page about adapters shows code that is tested and output that was printed."""
 
 import json
 import re
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "adapters.md").read_text()
 BLOCKS: Sequence[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 
-# What forgetting refusals and refunding without a look lead to, and nothing else.
+# The checks that the broken adapter fails. It fails no others.
 BROKEN = {
     *("sticky-refusal", "absent", "key-reused", "restart", "void"),
     *("undo-twice", "racing-undos", "tombstone", "late-original"),
@@ -32,7 +32,7 @@ def test_the_adapter_has_fewer_than_60_lines_and_its_bench_fewer_than_35() -> No
     assert len((ROOT / "examples" / "adapter_bench.py").read_text().splitlines()) < 35
 
 
-def test_the_printed_tables_are_what_is_printed() -> None:
+def test_the_page_shows_the_output_of_the_command() -> None:
     shown = [text for kind, text in BLOCKS if kind == "console" and "tidegate certify" in text]
     assert len(shown) == 2
     for text in shown:
@@ -42,23 +42,23 @@ def test_the_printed_tables_are_what_is_printed() -> None:
         assert ran.returncode == ("FAILED" in table)
 
 
-def test_the_adapter_keeps_every_promise_that_its_bench_can_try() -> None:
+def test_the_adapter_keeps_every_promise_that_its_bench_can_test() -> None:
     ran = certify("examples.adapter_bench:bench", "-o", "json")
-    said = json.loads(ran.stdout)
-    untried = {check["name"] for check in said["checks"] if check["verdict"] == "not tried"}
-    assert (ran.returncode, said["certified"]) == (0, True)
-    assert {c["verdict"] for c in said["checks"]} == {"held", "not tried"}
+    report = json.loads(ran.stdout)
+    untried = {check["name"] for check in report["checks"] if check["verdict"] == "not tried"}
+    assert (ran.returncode, report["certified"]) == (0, True)
+    assert {c["verdict"] for c in report["checks"]} == {"held", "not tried"}
     assert untried == {
         *("killed-before", "killed-after", "reply-lost", "unreachable"),
         *("frozen", "disabled", "query"),
     }
 
 
-def test_the_broken_adapter_fails_where_it_should_and_only_there() -> None:
+def test_the_broken_adapter_fails_the_expected_checks_and_no_others() -> None:
     ran = certify("examples.broken_adapter:bench", "-o", "json")
-    said = json.loads(ran.stdout)
-    failed = [check for check in said["checks"] if check["verdict"] == "failed"]
-    assert (ran.returncode, said["certified"]) == (1, False)
+    report = json.loads(ran.stdout)
+    failed = [check for check in report["checks"] if check["verdict"] == "failed"]
+    assert (ran.returncode, report["certified"]) == (1, False)
     assert {check["name"] for check in failed} == BROKEN
     assert all(c["story"] and c["expected"] and c["loss"] and c["mend"] for c in failed)
     assert f"fails {len(BROKEN)} of the {len(CHECKS)} checks" in PAGE

@@ -1,10 +1,10 @@
-"""Each promise of a store is put to PostgreSQL and to the twin."""
+"""Runs each scenario of the store contract on PostgreSQL and on the in-memory twin."""
 
 import pytest
 
-from tests.contracts.stores import Play, player, postgres, twin
+from tests.contracts.stores import RunScenario, postgres, scenario_runner, twin
 
 
 @pytest.fixture(params=[postgres, twin], ids=["postgres", "twin"])
-def play(request: pytest.FixtureRequest, database: str) -> Play:
-    return player(request.param, database)
+def run(request: pytest.FixtureRequest, database: str) -> RunScenario:
+    return scenario_runner(request.param, database)

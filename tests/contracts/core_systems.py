@@ -1,4 +1,4 @@
-"""The trading core on a bench: in this process, and as a process of its own."""
+"""Benches of the trading core: in this process, and as a separate process."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.contracts.surroundings import ASSET, Place
-from tests.contracts.troubles import Connect, Line, Losing
+from tests.contracts.bench_setup import ASSET, BenchSetup
+from tests.contracts.fault_injection import Connect, Loss, LossyConnection
 from tests.forked import Forked
 from tidegate.core import wire
 from tidegate.core.answers import Answer
@@ -19,25 +19,25 @@ from tidegate.core.transfer import Question
 from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient, dial
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.in_process import connect_to
+from tidegate.trading_core.local_connection import connect_to
 
 
-class CoreDesk(ABC):
+class CoreBench(ABC):
     """The trading core through its client."""
 
     book, asset_id, in_order = "SPOT", ASSET, True
 
     def __init__(self, connect: Connect) -> None:
-        self.line = Line(connect)
+        self.connection = LossyConnection(connect)
         self.clients: list[TradingCoreClient] = []
         self.client = self._client()
 
     def _client(self) -> TradingCoreClient:
-        async def recalled() -> KnownCore:
+        async def known_core() -> KnownCore:
             return KnownCore("store", "here", frozenset({ASSET}))
 
         caller = CoreCaller(f"test {len(self.clients)}")
-        self.clients.append(TradingCoreClient("core", self.line.connect, caller, recalled))
+        self.clients.append(TradingCoreClient("core", self.connection.connect, caller, known_core))
         return self.clients[-1]
 
     @property
@@ -71,29 +71,29 @@ class CoreDesk(ABC):
 
     @asynccontextmanager
     async def reply_lost(self) -> AsyncIterator[None]:
-        async with self._lost(Losing.ANSWERS):
+        async with self._lost(Loss.ANSWERS):
             yield
 
     @asynccontextmanager
-    async def _lost(self, what: Losing) -> AsyncIterator[None]:
-        self.line.losing = what
-        self.line.lost.clear()
+    async def _lost(self, loss: Loss) -> AsyncIterator[None]:
+        self.connection.loss = loss
+        self.connection.lost.clear()
         yield
-        assert self.line.lost.is_set(), f"{what} were not lost"
-        self.line.losing = Losing.NOTHING
+        assert self.connection.lost.is_set(), f"{loss} were not lost"
+        self.connection.loss = Loss.NOTHING
 
     @abstractmethod
     async def restart(self) -> None: ...
 
     @asynccontextmanager
     async def killed_after(self) -> AsyncIterator[None]:
-        async with self._lost(Losing.ANSWERS):
+        async with self._lost(Loss.ANSWERS):
             yield
         await self.restart()
 
 
-class CoreInMemory(CoreDesk):
-    """The core's own code in this process, without sockets: as a simulator runs it."""
+class MemoryCoreBench(CoreBench):
+    """The core's own code in this process, without sockets, as the simulator runs it."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(dial("unix:/nowhere"))
@@ -103,7 +103,7 @@ class CoreInMemory(CoreDesk):
         self.disk = RealDisk(self.directory)
         self.core = await Core.open(self.disk, bytes(range(16)), time.time)
         self.running = asyncio.ensure_future(self.core.run())
-        self.line.connect_to = connect_to(self.core)
+        self.connection.connect_to = connect_to(self.core)
 
     async def stop(self) -> None:
         self.core.stop()
@@ -116,7 +116,7 @@ class CoreInMemory(CoreDesk):
 
     @asynccontextmanager
     async def killed_before(self) -> AsyncIterator[None]:
-        async with self._lost(Losing.QUESTIONS):
+        async with self._lost(Loss.QUESTIONS):
             yield
         await self.restart()
 
@@ -127,8 +127,8 @@ class CoreInMemory(CoreDesk):
         await self.start()
 
 
-class CoreProcess(CoreDesk):
-    """The real process over a Unix socket, which is killed for real."""
+class CoreProcessBench(CoreBench):
+    """The real process over a Unix socket. It is killed with a signal."""
 
     def __init__(self, directory: Path) -> None:
         address = f"unix:{directory / 'core.socket'}"
@@ -151,7 +151,7 @@ class CoreProcess(CoreDesk):
 
     @asynccontextmanager
     async def killed_before(self) -> AsyncIterator[None]:
-        """It is stopped in its tracks, hears the question, and dies."""
+        """The process is stopped with SIGSTOP, the question is sent, and the process is killed."""
         os.kill(self.child.pid, signal.SIGSTOP)
         killer = asyncio.ensure_future(self._kill_soon())
         yield
@@ -170,21 +170,21 @@ class CoreProcess(CoreDesk):
 
 
 @asynccontextmanager
-async def core_in_memory(place: Place) -> AsyncIterator[CoreDesk]:
-    desk = CoreInMemory(place.directory)
-    await desk.start()
+async def core_in_memory(setup: BenchSetup) -> AsyncIterator[CoreBench]:
+    bench = MemoryCoreBench(setup.directory)
+    await bench.start()
     try:
-        yield desk
+        yield bench
     finally:
-        await desk.close()
-        await desk.stop()
+        await bench.close()
+        await bench.stop()
 
 
 @asynccontextmanager
-async def core_process(place: Place) -> AsyncIterator[CoreDesk]:
-    desk = CoreProcess(place.directory)
+async def core_process(setup: BenchSetup) -> AsyncIterator[CoreBench]:
+    bench = CoreProcessBench(setup.directory)
     try:
-        yield desk
+        yield bench
     finally:
-        await desk.close()
-        desk.kill()
+        await bench.close()
+        bench.kill()

@@ -1,4 +1,4 @@
-"""A remote account service on a bench, over real sockets."""
+"""Benches of a remote account service over real sockets."""
 
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
-from tests.contracts.surroundings import ASSET, Place
+from tests.contracts.bench_setup import ASSET, BenchSetup
 from tests.systems.http import account_service as remote
 from tests.systems.http.account_service import Fault
 from tests.systems.http.setup import TLS
@@ -18,8 +18,8 @@ from tidegate.systems.http import HttpAccounts, HttpSettings
 IMPATIENT_S = 0.3
 
 
-class HttpDesk:
-    """The client and its service. Batches are put question by question, several at once."""
+class HttpBench:
+    """The client and its service. The questions of a batch are sent one by one, concurrently."""
 
     book, asset_id = "FUNDING", ASSET
 
@@ -53,71 +53,73 @@ class HttpDesk:
         await self.set_status(owner, "FROZEN")
 
     async def restart(self) -> None:
-        await self._become(self.settings)
+        await self._restart_client(self.settings)
 
-    async def _become(self, settings: HttpSettings) -> None:
-        """Our side begins anew, and knows nothing but the address."""
+    async def _restart_client(self, settings: HttpSettings) -> None:
+        """Replace the client by a new one, which has no state but its settings."""
         await self.accounts.aclose()
         self.accounts = HttpAccounts(settings, TLS)
 
     @asynccontextmanager
     async def killed_before(self) -> AsyncIterator[None]:
-        async with self._meeting(Fault.CUT_BEFORE):
+        async with self._next_request_meets(Fault.CUT_BEFORE):
             yield
 
     @asynccontextmanager
     async def killed_after(self) -> AsyncIterator[None]:
-        async with self._meeting(Fault.CUT_AFTER):
+        async with self._next_request_meets(Fault.CUT_AFTER):
             yield
 
     @asynccontextmanager
     async def reply_lost(self) -> AsyncIterator[None]:
-        """The service is silent, for longer than we wait."""
-        await self._become(replace(self.settings, connect_s=IMPATIENT_S, call_s=IMPATIENT_S))
-        async with self._meeting(Fault.SILENT_AFTER):
+        """The service does not reply within the client's timeout."""
+        await self._restart_client(
+            replace(self.settings, connect_s=IMPATIENT_S, call_s=IMPATIENT_S)
+        )
+        async with self._next_request_meets(Fault.SILENT_AFTER):
             yield
         await self.restart()
 
     @asynccontextmanager
-    async def _meeting(self, fault: Fault) -> AsyncIterator[None]:
+    async def _next_request_meets(self, fault: Fault) -> AsyncIterator[None]:
         for path in (remote.TAKING, remote.GIVING):
             self.service.meet(path, fault)
         yield
         left = sum(len(waiting) for waiting in self.service.troubles.values())
-        assert left == 1, "one request met the fault"
+        assert left == 1, "not exactly one request met the fault"
         self.service.troubles.clear()
 
     @asynccontextmanager
     async def unreachable(self) -> AsyncIterator[None]:
-        with socket.socket() as bound:  # It is bound and does not listen: nobody is there.
+        with socket.socket() as bound:  # Bound but not listening, so connections are refused.
             bound.bind(("127.0.0.1", 0))
-            nobody = f"http://127.0.0.1:{bound.getsockname()[1]}"
-            await self._become(replace(self.settings, base_url=nobody))
+            unused = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            await self._restart_client(replace(self.settings, base_url=unused))
             yield
         await self.restart()
 
 
 @asynccontextmanager
-async def http(_: Place) -> AsyncIterator[HttpDesk]:
-    """One that keeps its refusals."""
-    async with _http(sticky=True) as desk:
-        yield desk
+async def http(_: BenchSetup) -> AsyncIterator[HttpBench]:
+    """A service that stores its refusals."""
+    async with _http(sticky=True) as bench:
+        yield bench
 
 
 @asynccontextmanager
-async def forgetful_http(_: Place) -> AsyncIterator[HttpDesk]:
-    """One that forgets its refusals, so that the client voids the key before it believes one."""
-    async with _http(sticky=False) as desk:
-        yield desk
+async def forgetful_http(_: BenchSetup) -> AsyncIterator[HttpBench]:
+    """A service that does not store refusals, so the client voids the key before it accepts one."""
+    async with _http(sticky=False) as bench:
+        yield bench
 
 
 @asynccontextmanager
-async def _http(*, sticky: bool) -> AsyncIterator[HttpDesk]:
+async def _http(*, sticky: bool) -> AsyncIterator[HttpBench]:
     async with remote.account_service(sticky=sticky) as service, AsyncExitStack() as stack:
         service.bank.refunds_frozen = True
         settings = HttpSettings(name="remote", base_url=service.url, certified_sticky=sticky)
-        desk = HttpDesk(service, settings, stack)
+        bench = HttpBench(service, settings, stack)
         try:
-            yield desk
+            yield bench
         finally:
-            await desk.accounts.aclose()
+            await bench.accounts.aclose()

@@ -1,14 +1,14 @@
-"""The ledger and its twin on a bench."""
+"""Benches of the ledger and of its in-memory twin."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.conftest import SCHEMA
-from tests.contracts.surroundings import ASSET, Place
-from tests.contracts.troubles import Dying, Mute
+from tests.contracts.bench_setup import ASSET, BenchSetup
+from tests.contracts.fault_injection import DyingCaller, DyingSession
 from tests.engine.proxy import Proxy, proxied
-from tidegate.certify import LocalSystemAsked
+from tidegate.certify import LocalSystemAdapter
 from tidegate.core.account import Account
 from tidegate.core.answers import Answer
 from tidegate.core.ports import MemoryTransaction, SqlTransaction, StoreUnavailable, System
@@ -19,15 +19,15 @@ from tidegate.systems.ledger import Ledger, LedgerStatus, MemoryLedger
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
 
-class LedgerDesk:
-    """The ledger on PostgreSQL, each ask a transaction of its own."""
+class LedgerBench:
+    """The ledger on PostgreSQL. Each ask runs in its own transaction."""
 
     book, asset_id, in_order = "FUNDING", ASSET, True
 
     def __init__(self, address: str, proxy: Proxy) -> None:
         self.address, self.proxy, self.ledger = address, proxy, Ledger()
         self.store = PostgresStore(address, SCHEMA)
-        self.system: System = LocalSystemAsked(self.store, self.ledger)
+        self.system: System = LocalSystemAdapter(self.store, self.ledger)
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         return await self.system.ask(questions)
@@ -52,42 +52,42 @@ class LedgerDesk:
     async def restart(self) -> None:
         await self.store.__aexit__()
         self.store = PostgresStore(self.address, SCHEMA)
-        self.system = LocalSystemAsked(self.store, self.ledger)
+        self.system = LocalSystemAdapter(self.store, self.ledger)
         await self.store.__aenter__()
 
     @asynccontextmanager
     async def killed_before(self) -> AsyncIterator[None]:
-        """The server ends the session that is about to commit."""
+        """The server terminates the session just before the commit."""
 
         async def die(tx: SqlTransaction) -> None:
             await tx.fetch("SELECT pg_terminate_backend(pg_backend_pid())", {})
 
-        self.system = LocalSystemAsked(self.store, Dying(self.ledger, die))
+        self.system = LocalSystemAdapter(self.store, DyingSession(self.ledger, die))
         yield
-        self.system = LocalSystemAsked(self.store, self.ledger)
+        self.system = LocalSystemAdapter(self.store, self.ledger)
 
     @asynccontextmanager
     async def killed_after(self) -> AsyncIterator[None]:
-        self.system = Mute(self.system)
+        self.system = DyingCaller(self.system)
         yield
         await self.restart()
 
     @asynccontextmanager
     async def reply_lost(self) -> AsyncIterator[None]:
-        """The reply to COMMIT is swallowed on its way."""
+        """The proxy drops the reply to COMMIT."""
         before, self.proxy.swallow = self.proxy.swallowed, 1
         yield
         assert self.proxy.swallowed == before + 1
 
 
-class MemoryDesk:
-    """The ledger's twin."""
+class MemoryLedgerBench:
+    """The in-memory twin of the ledger."""
 
     book, asset_id, in_order = "FUNDING", ASSET, True
 
     def __init__(self) -> None:
         self.store, self.ledger = MemoryStore(time.monotonic), MemoryLedger()
-        self.system: System = LocalSystemAsked(self.store, self.ledger)
+        self.system: System = LocalSystemAdapter(self.store, self.ledger)
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         return await self.system.ask(questions)
@@ -111,35 +111,35 @@ class MemoryDesk:
 
     async def restart(self) -> None:
         self.store = MemoryStore(time.monotonic, self.store.tables)
-        self.system = LocalSystemAsked(self.store, self.ledger)
+        self.system = LocalSystemAdapter(self.store, self.ledger)
 
     @asynccontextmanager
     async def killed_before(self) -> AsyncIterator[None]:
         async def die(tx: MemoryTransaction) -> None:
             raise StoreUnavailable("the session was ended")
 
-        self.system = LocalSystemAsked(self.store, Dying(self.ledger, die))
+        self.system = LocalSystemAdapter(self.store, DyingSession(self.ledger, die))
         yield
         await self.restart()
 
     @asynccontextmanager
     async def killed_after(self) -> AsyncIterator[None]:
-        self.system = Mute(self.system)
+        self.system = DyingCaller(self.system)
         yield
         await self.restart()
 
 
 @asynccontextmanager
-async def ledger(place: Place) -> AsyncIterator[LedgerDesk]:
-    async with proxied(place.database, place.directory) as (address, proxy):
-        desk = LedgerDesk(address, proxy)
-        await desk.store.__aenter__()
+async def ledger(setup: BenchSetup) -> AsyncIterator[LedgerBench]:
+    async with proxied(setup.database, setup.directory) as (address, proxy):
+        bench = LedgerBench(address, proxy)
+        await bench.store.__aenter__()
         try:
-            yield desk
+            yield bench
         finally:
-            await desk.store.__aexit__()
+            await bench.store.__aexit__()
 
 
 @asynccontextmanager
-async def ledger_twin(_: Place) -> AsyncIterator[MemoryDesk]:
-    yield MemoryDesk()
+async def ledger_twin(_: BenchSetup) -> AsyncIterator[MemoryLedgerBench]:
+    yield MemoryLedgerBench()

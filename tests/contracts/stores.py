@@ -1,4 +1,4 @@
-"""The stores that are held by one contract, and what its tests do to them."""
+"""The two stores of the store contract, and the operations that its tests use."""
 
 import asyncio
 import itertools
@@ -29,9 +29,9 @@ OURS = checksums([FLOW])
 _numbers = itertools.count(1)
 
 AnyStore: TypeAlias = Store[Any]
-Scene: TypeAlias = Callable[[AnyStore], Awaitable[None]]
-Play: TypeAlias = Callable[[Scene], None]
-Stage: TypeAlias = Callable[[str], AbstractAsyncContextManager[AnyStore]]
+Scenario: TypeAlias = Callable[[AnyStore], Awaitable[None]]
+RunScenario: TypeAlias = Callable[[Scenario], None]
+OpenStore: TypeAlias = Callable[[str], AbstractAsyncContextManager[AnyStore]]
 
 
 @asynccontextmanager
@@ -45,12 +45,12 @@ async def twin(_: str) -> AsyncIterator[AnyStore]:
     yield MemoryStore(time.time, lease_s=0.3)
 
 
-def player(stage: Stage, database: str) -> Play:
-    async def whole(scene: Scene) -> None:
-        async with stage(database) as store:
-            await scene(store)
+def scenario_runner(open_store: OpenStore, database: str) -> RunScenario:
+    async def opened_and_run(scenario: Scenario) -> None:
+        async with open_store(database) as store:
+            await scenario(store)
 
-    return lambda scene: asyncio.run(whole(scene))
+    return lambda scenario: asyncio.run(opened_and_run(scenario))
 
 
 def new_transfer(lane: str = "venue", owner: int = 1, flow: Flow = FLOW) -> Transfer:
@@ -78,16 +78,16 @@ async def reserve(store: AnyStore, *keys: RequestKey) -> None:
         await store.reserve(tx, keys)
 
 
-async def answer(store: AnyStore, transfers: Sequence[Transfer], given: Answer) -> int:
-    """Decide and record, as the engine does; how many were still at their version."""
+async def answer(store: AnyStore, transfers: Sequence[Transfer], answer: Answer) -> int:
+    """Decide and record, as the engine does. Return how many were still at their version."""
     async with store.transaction() as tx:
-        fresh = await store.lock(tx, transfers)
-        moves = [decide(FLOW, t, given, DecisionContext()) for t in fresh]
+        unmoved = await store.lock(tx, transfers)
+        moves = [decide(FLOW, t, answer, DecisionContext()) for t in unmoved]
         if moves:
             await store.write(tx, moves_of(moves), [False] * len(moves))
     return len(moves)
 
 
-async def one(store: AnyStore, id_: UUID) -> Transfer:
+async def find_one(store: AnyStore, id_: UUID) -> Transfer:
     [found] = await store.find([id_])
     return found

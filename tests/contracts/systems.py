@@ -1,4 +1,4 @@
-"""Every account system behind one counter, so that one certificate can be put to all of them."""
+"""A bench for each account system, so that one certificate can be run on all of them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from tests.contracts.bench_setup import ASSET, BenchSetup
 from tests.contracts.core_systems import core_in_memory, core_process
 from tests.contracts.http_system import forgetful_http, http
 from tests.contracts.ledger_systems import ledger, ledger_twin
-from tests.contracts.surroundings import ASSET, Place
 from tidegate.core.answers import Answer, Done
 from tidegate.core.flow import Verb
 from tidegate.core.kind import Party
@@ -22,8 +22,8 @@ OWNER = 7
 _numbers = itertools.count(1)
 
 
-class Desk(Protocol):
-    """A bench for the certificate, with a counter at which tests ask by hand."""
+class SystemBench(Protocol):
+    """A bench for the certificate, with methods that tests call directly."""
 
     @property
     def system(self) -> System: ...
@@ -40,9 +40,9 @@ class Desk(Protocol):
     async def set_status(self, owner: int, status: str) -> None: ...
 
 
-Opening: TypeAlias = Callable[[Place], AbstractAsyncContextManager[Desk]]
+OpenBench: TypeAlias = Callable[[BenchSetup], AbstractAsyncContextManager[SystemBench]]
 
-DESKS: dict[str, Opening] = {
+BENCHES: dict[str, OpenBench] = {
     "ledger": ledger,
     "ledger twin": ledger_twin,
     "core in memory": core_in_memory,
@@ -52,13 +52,13 @@ DESKS: dict[str, Opening] = {
 }
 
 
-def question(desk: Desk, verb: Verb, amount: int, owner: int = OWNER) -> Question:
+def question(bench: SystemBench, verb: Verb, amount: int, owner: int = OWNER) -> Question:
     """A new question about a new transfer."""
-    party = Party("desk", desk.book, owner)
+    party = Party("bench", bench.book, owner)
     return Question(UUID(int=next(_numbers) << 80), 0, verb, party, ASSET, amount)
 
 
-async def fund(desk: Desk, amount: int, owner: int = OWNER) -> None:
-    credit = replace(question(desk, Verb.CREDIT, amount, owner), opens=True)
-    [answer] = await desk.ask([credit])
+async def fund(bench: SystemBench, amount: int, owner: int = OWNER) -> None:
+    credit = replace(question(bench, Verb.CREDIT, amount, owner), opens=True)
+    [answer] = await bench.ask([credit])
     assert isinstance(answer, Done)

@@ -1,6 +1,6 @@
-"""What we ask of our own systems beyond the certificate: which words, which alarms, how exactly.
+"""Tests of our own systems beyond the certificate: their reasons, alarms and exact answers.
 
-That they keep every promise of the certificate is tried in tests/certify.
+tests/certify runs the certificate itself on them.
 """
 
 import asyncio
@@ -11,178 +11,179 @@ from typing import TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.surroundings import Place
-from tests.contracts.systems import DESKS, OWNER, Desk, fund, question
+from tests.contracts.bench_setup import BenchSetup
+from tests.contracts.systems import BENCHES, OWNER, SystemBench, fund, question
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
 from tidegate.core.refusals import Doubt, Reason
 from tidegate.core.transfer import Question
 
-Scene: TypeAlias = Callable[[Desk], Awaitable[None]]
-Play: TypeAlias = Callable[[Scene], None]
+Scenario: TypeAlias = Callable[[SystemBench], Awaitable[None]]
+RunScenario: TypeAlias = Callable[[Scenario], None]
 
-# What keeps its own refusals; the other proves each by a void, and says so in other words.
-KEEPING = [name for name in DESKS if name != "forgetful http"]
-# A service that we do not write keeps only the accounts it has; these are ours to open and close.
+# Systems that store their refusals. The other one proves a refusal by a void, with other reasons.
+KEEPING = [name for name in BENCHES if name != "forgetful http"]
+# Systems whose accounts the tests can open and close. A remote service has a fixed set of them.
 OURS = [name for name in KEEPING if name != "http"]
 
 
 @pytest.fixture(params=KEEPING)
-def play(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Play:
-    return _play(request.param, database, tmp_path)
+def run(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> RunScenario:
+    return _runner(request.param, database, tmp_path)
 
 
 @pytest.fixture(params=OURS)
-def play_ours(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Play:
-    return _play(request.param, database, tmp_path)
+def run_ours(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> RunScenario:
+    return _runner(request.param, database, tmp_path)
 
 
-def _play(name: str, database: str, directory: Path) -> Play:
-    async def whole(scene: Scene) -> None:
-        async with DESKS[name](Place(database, directory)) as desk:
-            await fund(desk, 100)
-            await scene(desk)
+def _runner(name: str, database: str, directory: Path) -> RunScenario:
+    async def opened_and_run(scenario: Scenario) -> None:
+        async with BENCHES[name](BenchSetup(database, directory)) as bench:
+            await fund(bench, 100)
+            await scenario(bench)
 
-    return lambda scene: asyncio.run(whole(scene))
-
-
-async def ask(desk: Desk, asked: Question) -> Answer:
-    return (await desk.ask([asked]))[0]
+    return lambda scenario: asyncio.run(opened_and_run(scenario))
 
 
-async def refused(desk: Desk, asked: Question, reason: Reason) -> None:
-    answer = await ask(desk, asked)
+async def ask(bench: SystemBench, asked: Question) -> Answer:
+    return (await bench.ask([asked]))[0]
+
+
+async def check_refused(bench: SystemBench, asked: Question, reason: Reason) -> None:
+    """The refusal must be the same when the question is asked again."""
+    answer = await ask(bench, asked)
     assert isinstance(answer, Rejected)
     assert answer.reason == reason
-    assert await ask(desk, asked) == answer
+    assert await ask(bench, asked) == answer
 
 
 def undo(original: Question, version: int = 1, *, expect_done: bool = True) -> Question:
     return replace(original, version=version, verb=Verb.REFUND, undoes=0, expect_done=expect_done)
 
 
-def test_a_duplicate_gets_the_very_same_answer(play: Play) -> None:
-    async def scene(desk: Desk) -> None:
+def test_a_duplicate_gets_the_same_answer(run: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
         for verb in (Verb.DEBIT, Verb.CREDIT):
-            asked = question(desk, verb, 40)
-            first = await desk.ask([asked])
+            asked = question(bench, verb, 40)
+            first = await bench.ask([asked])
             assert isinstance(first[0], Done)
-            assert await desk.ask([asked]) == first
+            assert await bench.ask([asked]) == first
 
-    play(scene)
+    run(scenario)
 
 
-def test_all_who_race_with_one_key_hear_that_it_is_done(play: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        asked, twice = question(desk, Verb.DEBIT, 10), question(desk, Verb.DEBIT, 10)
-        answers = await asyncio.gather(*(desk.ask([asked]) for _ in range(8)))
+def test_concurrent_duplicates_all_get_done(run: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        asked, twice = question(bench, Verb.DEBIT, 10), question(bench, Verb.DEBIT, 10)
+        answers = await asyncio.gather(*(bench.ask([asked]) for _ in range(8)))
         assert all(isinstance(answer, Done) for [answer] in answers)
-        assert all(isinstance(answer, Done) for answer in await desk.ask([twice, twice]))
-        assert await desk.balance(OWNER) == 80
+        assert all(isinstance(answer, Done) for answer in await bench.ask([twice, twice]))
+        assert await bench.balance(OWNER) == 80
 
-    play(scene)
+    run(scenario)
 
 
-def test_racing_debits_are_answered_at_once(play: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        asked = [question(desk, Verb.DEBIT, 15) for _ in range(12)]
-        answers = await asyncio.gather(*(desk.ask([each]) for each in asked))
+def test_concurrent_debits_are_answered_without_retries(run: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        asked = [question(bench, Verb.DEBIT, 15) for _ in range(12)]
+        answers = await asyncio.gather(*(bench.ask([each]) for each in asked))
         assert sum(isinstance(answer, Done) for [answer] in answers) == 6
         assert sum(isinstance(answer, Rejected) for [answer] in answers) == 6
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_refusal_says_why_and_says_it_again_after_a_top_up(play: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        asked, undone = question(desk, Verb.DEBIT, 101), question(desk, Verb.DEBIT, 40)
-        await refused(desk, asked, Reason.INSUFFICIENT_BALANCE)
-        assert isinstance(await ask(desk, undo(undone, expect_done=False)), Done)
-        await fund(desk, 1000)
-        await refused(desk, asked, Reason.INSUFFICIENT_BALANCE)
-        await refused(desk, undone, Reason.UNDONE)
+def test_a_refusal_keeps_its_reason_after_a_deposit(run: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        asked, undone = question(bench, Verb.DEBIT, 101), question(bench, Verb.DEBIT, 40)
+        await check_refused(bench, asked, Reason.INSUFFICIENT_BALANCE)
+        assert isinstance(await ask(bench, undo(undone, expect_done=False)), Done)
+        await fund(bench, 1000)
+        await check_refused(bench, asked, Reason.INSUFFICIENT_BALANCE)
+        await check_refused(bench, undone, Reason.UNDONE)
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_doubt_calls_as_loudly_as_it_should(play: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        asked = question(desk, Verb.DEBIT, 40)
-        unfounded = await ask(desk, undo(asked))
+def test_each_doubt_has_its_alarm(run: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        asked = question(bench, Verb.DEBIT, 40)
+        unfounded = await ask(bench, undo(asked))
         assert isinstance(unfounded, Unknown)
         assert unfounded.alarm is Alarm.HALT
         assert Doubt.UNDO_UNFOUNDED in unfounded.reason
-        await ask(desk, asked)
-        reused = await ask(desk, replace(asked, amount=41))
+        await ask(bench, asked)
+        reused = await ask(bench, replace(asked, amount=41))
         assert isinstance(reused, Unknown)
         assert reused.alarm is Alarm.PAGE
         assert Doubt.KEY_REUSED in reused.reason
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_refusal_can_be_looked_up_by_its_key(play: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        done, no = question(desk, Verb.DEBIT, 40), question(desk, Verb.DEBIT, 400)
-        await desk.ask([done, no])
-        assert isinstance(await desk.query(done), Done)
-        assert isinstance(await desk.query(no), Rejected)
+def test_a_refusal_can_be_looked_up_by_its_key(run: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        small, large = question(bench, Verb.DEBIT, 40), question(bench, Verb.DEBIT, 400)
+        await bench.ask([small, large])
+        assert isinstance(await bench.query(small), Done)
+        assert isinstance(await bench.query(large), Rejected)
 
-    play(scene)
-
-
-def test_a_frozen_account_takes_credits(play_ours: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        await desk.set_status(OWNER, "FROZEN")
-        await refused(desk, question(desk, Verb.DEBIT, 1), Reason.ACCOUNT_FROZEN)
-        assert isinstance(await ask(desk, question(desk, Verb.CREDIT, 5)), Done)
-        assert await desk.balance(OWNER) == 105
-
-    play_ours(scene)
+    run(scenario)
 
 
-def test_a_disabled_account_says_so(play_ours: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        await desk.set_status(OWNER, "DISABLED")
+def test_a_frozen_account_takes_credits(run_ours: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        await bench.set_status(OWNER, "FROZEN")
+        await check_refused(bench, question(bench, Verb.DEBIT, 1), Reason.ACCOUNT_FROZEN)
+        assert isinstance(await ask(bench, question(bench, Verb.CREDIT, 5)), Done)
+        assert await bench.balance(OWNER) == 105
+
+    run_ours(scenario)
+
+
+def test_a_disabled_account_refuses_with_its_reason(run_ours: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        await bench.set_status(OWNER, "DISABLED")
         for verb in (Verb.DEBIT, Verb.CREDIT):
-            await refused(desk, question(desk, verb, 1), Reason.ACCOUNT_DISABLED)
+            await check_refused(bench, question(bench, verb, 1), Reason.ACCOUNT_DISABLED)
 
-    play_ours(scene)
+    run_ours(scenario)
 
 
-def test_an_account_that_is_not_there_is_not_found(play_ours: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        asked = question(desk, Verb.DEBIT, 1, owner=99)
-        await refused(desk, asked, Reason.SOURCE_ACCOUNT_NOT_FOUND)
-        await fund(desk, 50, owner=99)
-        await refused(desk, asked, Reason.SOURCE_ACCOUNT_NOT_FOUND)
+def test_an_account_that_does_not_exist_is_refused(run_ours: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        asked = question(bench, Verb.DEBIT, 1, owner=99)
+        await check_refused(bench, asked, Reason.SOURCE_ACCOUNT_NOT_FOUND)
+        await fund(bench, 50, owner=99)
+        await check_refused(bench, asked, Reason.SOURCE_ACCOUNT_NOT_FOUND)
 
-    play_ours(scene)
+    run_ours(scenario)
 
 
 @pytest.mark.parametrize("verb", [Verb.DEBIT, Verb.CREDIT])
-def test_an_owner_who_is_none_is_refused_for_ever_by_every_system(play: Play, verb: Verb) -> None:
-    async def scene(desk: Desk) -> None:
-        nobody = replace(question(desk, verb, 5, owner=0), opens=verb is Verb.CREDIT)
-        await refused(desk, nobody, Reason.INVALID_OWNER)
-        # An undo is never refused for its account.
+def test_an_invalid_owner_is_refused_for_ever_by_every_system(run: RunScenario, verb: Verb) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        ownerless = replace(question(bench, verb, 5, owner=0), opens=verb is Verb.CREDIT)
+        await check_refused(bench, ownerless, Reason.INVALID_OWNER)
+        # An undo is never check_refused for its account.
         if verb is Verb.DEBIT:
-            assert isinstance(await ask(desk, undo(nobody, expect_done=False)), Done)
+            assert isinstance(await ask(bench, undo(ownerless, expect_done=False)), Done)
 
-    play(scene)
+    run(scenario)
 
 
-def test_an_asset_that_does_not_exist_is_refused_for_ever(play_ours: Play) -> None:
-    async def scene(desk: Desk) -> None:
-        asked = replace(question(desk, Verb.CREDIT, 5), asset_id=777, opens=True)
-        await refused(desk, asked, Reason.INVALID_ASSET)
-        taken = replace(question(desk, Verb.DEBIT, 5), asset_id=777)
-        answer = await ask(desk, taken)
-        # Where accounts are looked up first, nobody has one of it.
+def test_an_asset_that_does_not_exist_is_refused_for_ever(run_ours: RunScenario) -> None:
+    async def scenario(bench: SystemBench) -> None:
+        asked = replace(question(bench, Verb.CREDIT, 5), asset_id=777, opens=True)
+        await check_refused(bench, asked, Reason.INVALID_ASSET)
+        debit = replace(question(bench, Verb.DEBIT, 5), asset_id=777)
+        answer = await ask(bench, debit)
+        # A system that looks up the account first finds no account of this asset.
         assert isinstance(answer, Rejected)
         assert answer.reason in (Reason.INVALID_ASSET, Reason.SOURCE_ACCOUNT_NOT_FOUND)
-        assert await ask(desk, taken) == answer
-        assert isinstance(await ask(desk, undo(taken, expect_done=False)), Done)
-        assert await desk.balance(OWNER) == 100
+        assert await ask(bench, debit) == answer
+        assert isinstance(await ask(bench, undo(debit, expect_done=False)), Done)
+        assert await bench.balance(OWNER) == 100
 
-    play_ours(scene)
+    run_ours(scenario)

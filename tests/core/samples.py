@@ -1,4 +1,4 @@
-"""Values for the tests of the core: transfers, and a flow that does what the shipped do not."""
+"""Values for the tests of the core: transfers, and a flow with all features of the table."""
 
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,7 @@ from tidegate.core.transfer import lane_of
 from tidegate.flows import FLOWS
 
 
-class Step(StrEnum):
+class Review(StrEnum):
     ASKED = "ASKED"
     CHECKING = "CHECKING"
     HOLDING = "HOLDING"
@@ -26,42 +26,42 @@ class Step(StrEnum):
     RETURNED = "RETURNED"
 
 
-# It holds, it loops, a person has an hour to decide, and the target pays a fee.
+# It has a hold, a cycle, a check by a person with a deadline of an hour, and a fee.
 REVIEWED = Flow(
     "reviewed",
-    first=Step.ASKED,
+    first=Review.ASKED,
     rows={
-        Step.ASKED: Pass(Place.SOURCE, to=Step.CHECKING),
-        Step.CHECKING: Ask(
+        Review.ASKED: Pass(Place.SOURCE, to=Review.CHECKING),
+        Review.CHECKING: Ask(
             Place.SOURCE,
             "policy",
             Verb.CHECK,
-            done=Step.HOLDING,
-            rejected=Step.REFUSED,
+            done=Review.HOLDING,
+            rejected=Review.REFUSED,
             deadline_s=60.0,
             rests=True,
         ),
-        Step.HOLDING: Ask(
-            Place.SOURCE, "source", Verb.HOLD, done=Step.REVIEWING, rejected=Step.CHECKING
+        Review.HOLDING: Ask(
+            Place.SOURCE, "source", Verb.HOLD, done=Review.REVIEWING, rejected=Review.CHECKING
         ),
-        Step.REVIEWING: Ask(
+        Review.REVIEWING: Ask(
             Place.HELD,
             "person",
             Verb.CHECK,
-            done=Step.CAPTURING,
-            rejected=Step.RELEASING,
-            patience=NEVER_PAGES,
+            done=Review.CAPTURING,
+            rejected=Review.RELEASING,
+            retry=NEVER_PAGES,
             deadline_s=3600.0,
         ),
-        Step.CAPTURING: Ask(Place.HELD, "source", Verb.CAPTURE, done=Step.PAYING),
-        Step.PAYING: Ask(
-            Place.IN_FLIGHT, "target", Verb.CREDIT, done=Step.PAID, rejected=Step.REFUNDING
+        Review.CAPTURING: Ask(Place.HELD, "source", Verb.CAPTURE, done=Review.PAYING),
+        Review.PAYING: Ask(
+            Place.IN_FLIGHT, "target", Verb.CREDIT, done=Review.PAID, rejected=Review.REFUNDING
         ),
-        Step.REFUNDING: Ask(Place.IN_FLIGHT, "source", Verb.REFUND, done=Step.RETURNED),
-        Step.RELEASING: Ask(Place.HELD, "source", Verb.RELEASE, done=Step.RETURNED),
-        Step.PAID: End(Place.TARGET),
-        Step.REFUSED: End(Place.SOURCE),
-        Step.RETURNED: End(Place.SOURCE),
+        Review.REFUNDING: Ask(Place.IN_FLIGHT, "source", Verb.REFUND, done=Review.RETURNED),
+        Review.RELEASING: Ask(Place.HELD, "source", Verb.RELEASE, done=Review.RETURNED),
+        Review.PAID: End(Place.TARGET),
+        Review.REFUSED: End(Place.SOURCE),
+        Review.RETURNED: End(Place.SOURCE),
     },
     roles=frozenset({"policy", "person", "fees"}),
 )
@@ -72,24 +72,24 @@ ENDED = [(flow, str(state)) for flow in ALL_FLOWS for state in flow.rows if flow
 
 YES = Done({"reference": "r-1"})
 NO = Rejected("ACCOUNT_FROZEN", {"status": "FROZEN"})
-NOBODY_KNOWS = Unknown("timeout")
+TIMEOUT = Unknown("timeout")
 ANSWERS: tuple[Answer, ...] = (
     Done(),
     YES,
     NO,
     Rejected("INSUFFICIENT_BALANCE", NO_EVIDENCE),
-    NOBODY_KNOWS,
+    TIMEOUT,
     Unknown("the same key with another amount", Alarm.PAGE),
     Unknown("what we hold as done was never done there", Alarm.HALT),
 )
 
-TERMS = DecisionContext()
+CONTEXT = DecisionContext()
 ID = UUID("01890000-0000-7000-8000-000000000001")
 
 
 def parties_of(flow: Flow) -> dict[str, Party]:
-    """Every role is played by a system of its own name."""
-    return {role: Party(f"{role} system", "BOOK", 7) for role in flow.cast}
+    """A party for every role, in a system named after the role."""
+    return {role: Party(f"{role} system", "BOOK", 7) for role in flow.required_roles}
 
 
 def resting(flow: Flow, state: str, **fields: Any) -> Transfer:
@@ -108,7 +108,7 @@ def resting(flow: Flow, state: str, **fields: Any) -> Transfer:
     return transfer_with(**(base | fields))
 
 
-def asked(flow: Flow, state: str) -> Ask:
+def ask_of(flow: Flow, state: str) -> Ask:
     ask = flow.ask(state)
     assert ask is not None
     return ask

@@ -1,10 +1,10 @@
-"""The rule: only answers move money, and they move it where the table says."""
+"""The rule: only answers move money, and they move it as the flow table defines."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.samples import ALL_FLOWS, ANSWERS, ASKING, ENDED, NO, REVIEWED, TERMS, YES, asked
+from tests.core.samples import ALL_FLOWS, ANSWERS, ASKING, CONTEXT, ENDED, NO, REVIEWED, YES, ask_of
 from tests.core.samples import resting as resting_in
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import DecisionContext, decide
@@ -29,10 +29,12 @@ def before_of(move: Move) -> Transfer:
 
 @every_asking_state
 @every_answer
-def test_a_move_is_one_that_the_history_may_hold(flow: Flow, state: str, answer: Answer) -> None:
+def test_every_move_is_one_that_the_flow_allows_in_the_history(
+    flow: Flow, state: str, answer: Answer
+) -> None:
     opening = flow.arrive(flow.first)[-1] == state
     for version in (0, 3) if opening else (3,):
-        move = decide(flow, resting_in(flow, state, version=version), answer, TERMS)
+        move = decide(flow, resting_in(flow, state, version=version), answer, CONTEXT)
         for entry in move.entries:
             assert entry.path[-1] == move.after.state
             edge = Edge(version == 0, entry.path, entry.verb, entry.answer)
@@ -41,25 +43,25 @@ def test_a_move_is_one_that_the_history_may_hold(flow: Flow, state: str, answer:
 
 @every_asking_state
 @every_answer
-def test_money_moves_only_as_the_verb_says(flow: Flow, state: str, answer: Answer) -> None:
+def test_money_moves_only_as_the_verb_defines(flow: Flow, state: str, answer: Answer) -> None:
     before = resting_in(flow, state)
-    after = decide(flow, before, answer, TERMS).after
-    here, there = flow.row(state).place, flow.row(after.state).place
-    action = ACTIONS.get(asked(flow, state).verb)
+    after = decide(flow, before, answer, CONTEXT).after
+    place_before, place_after = flow.row(state).place, flow.row(after.state).place
+    action = ACTIONS.get(ask_of(flow, state).verb)
     if isinstance(answer, Done) and action is not None:
-        assert here is action.before
-        assert there is action.after[asked(flow, state).role]
+        assert place_before is action.before
+        assert place_after is action.after[ask_of(flow, state).role]
     else:
-        assert there is here
+        assert place_after is place_before
 
 
 @every_asking_state
 @pytest.mark.parametrize("alarm", Alarm)
 def test_a_timeout_never_moves_money(flow: Flow, state: str, alarm: Alarm) -> None:
     before = resting_in(flow, state, version=5, attempts=99, waited_s=1e9)
-    move = decide(flow, before, Unknown("timeout", alarm), TERMS)
+    move = decide(flow, before, Unknown("timeout", alarm), CONTEXT)
     assert (move.after.state, move.after.version, move.entries) == (state, 5, ())
-    assert move.after == before.but(retries=1, paged=move.after.paged)
+    assert move.after == before.replace(retries=1, paged=move.after.paged)
     assert move.rests
     assert move.attempt == "timeout"
     assert move.delay_s > 0
@@ -75,7 +77,7 @@ def test_an_answer_adds_one_version_and_one_entry(flow: Flow, state: str, answer
     assert move.after.attempts == 0
     (entry,) = move.entries
     assert isinstance(answer, Done | Rejected)
-    assert (entry.version, entry.verb) == (5, asked(flow, state).verb)
+    assert (entry.version, entry.verb) == (5, ask_of(flow, state).verb)
     assert (entry.evidence, entry.actor) == (answer.evidence, "alice")
     assert entry.answer == ("done" if answer is YES else "rejected")
     assert entry.reason == ("" if answer is YES else NO.reason)
@@ -83,19 +85,27 @@ def test_an_answer_adds_one_version_and_one_entry(flow: Flow, state: str, answer
 
 @every_asking_state
 @every_answer
-def test_an_answer_never_changes_what_was_wished_for(
-    flow: Flow, state: str, answer: Answer
-) -> None:
+def test_an_answer_never_changes_the_request(flow: Flow, state: str, answer: Answer) -> None:
     before = resting_in(flow, state)
-    after = decide(flow, before, answer, TERMS).after
-    for kept in ("id", "owner", "flow", "parties", "asset_id", "amount", "detail", "cid", "parent"):
-        assert getattr(after, kept) == getattr(before, kept)
+    after = decide(flow, before, answer, CONTEXT).after
+    for field in (
+        "id",
+        "owner",
+        "flow",
+        "parties",
+        "asset_id",
+        "amount",
+        "detail",
+        "cid",
+        "parent",
+    ):
+        assert getattr(after, field) == getattr(before, field)
 
 
 @every_asking_state
 @every_answer
 def test_the_lane_is_the_system_to_ask_next(flow: Flow, state: str, answer: Answer) -> None:
-    after = decide(flow, resting_in(flow, state), answer, TERMS).after
+    after = decide(flow, resting_in(flow, state), answer, CONTEXT).after
     row = flow.row(after.state)
     if isinstance(row, Ask):
         assert after.lane == after.parties[row.role].system
@@ -105,17 +115,17 @@ def test_the_lane_is_the_system_to_ask_next(flow: Flow, state: str, answer: Answ
 
 
 @pytest.mark.parametrize(("flow", "state"), ENDED)
-def test_an_end_is_an_end(flow: Flow, state: str) -> None:
+def test_an_end_takes_no_answer(flow: Flow, state: str) -> None:
     with pytest.raises(AssertionError, match="which asks nothing"):
-        decide(flow, resting_in(flow, state), YES, TERMS)
+        decide(flow, resting_in(flow, state), YES, CONTEXT)
 
 
-# Whole lives.
+# Runs of answers from creation on.
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> tuple[Flow, list[Move]]:
-    """The moves of one transfer, whatever its systems answered."""
+def runs(draw: st.DrawFn) -> tuple[Flow, list[Move]]:
+    """The moves of one transfer after random answers."""
     flow = draw(st.sampled_from(ALL_FLOWS))
     transfer = resting_in(flow, flow.arrive(flow.first)[-1])
     moves: list[Move] = []
@@ -128,80 +138,86 @@ def lives(draw: st.DrawFn) -> tuple[Flow, list[Move]]:
     return flow, moves
 
 
-@given(lives())
-def test_moves_of_one_transaction_compose_into_one(life: tuple[Flow, list[Move]]) -> None:
-    _, (first, *later) = life
-    whole = step_of(first)
+@given(runs())
+def test_moves_of_one_transaction_join_into_one_step(run: tuple[Flow, list[Move]]) -> None:
+    _, (first, *later) = run
+    joined = step_of(first)
     for move in later:
-        whole = whole.then(step_of(move))
+        joined = joined.then(step_of(move))
     last = [first, *later][-1]
     assert first.before is not None
-    assert (whole.before, whole.after) == (first.before.kind, last.after.kind)
-    assert whole.lines == sum((step_of(move).lines for move in [first, *later]), ())
-    assert whole.alarm == max(move.alarm for move in [first, *later])
-    assert (whole.delay_s, whole.attempt, whole.rests) == (last.delay_s, last.attempt, last.rests)
+    assert (joined.before, joined.after) == (first.before.kind, last.after.kind)
+    assert joined.entry_forms == sum((step_of(move).entry_forms for move in [first, *later]), ())
+    assert joined.alarm == max(move.alarm for move in [first, *later])
+    assert (joined.delay_s, joined.attempt, joined.rests) == (
+        last.delay_s,
+        last.attempt,
+        last.rests,
+    )
     versions = range(first.start, last.after.version)
-    assert [line.version for line in whole.lines] == list(versions)
+    assert [form.version for form in joined.entry_forms] == list(versions)
 
 
-@given(lives())
-def test_composing_does_not_depend_on_where_one_begins(life: tuple[Flow, list[Move]]) -> None:
-    _, moves = life
+@given(runs())
+def test_joining_steps_is_associative(run: tuple[Flow, list[Move]]) -> None:
+    _, moves = run
     if len(moves) >= 3:
         a, b, c = map(step_of, moves[:3])
         assert a.then(b).then(c) is a.then(b.then(c))
 
 
-@given(lives())
-def test_the_history_is_one_unbroken_walk(life: tuple[Flow, list[Move]]) -> None:
-    flow, moves = life
-    walked: tuple[str, ...] = ()
+@given(runs())
+def test_each_path_of_the_history_begins_where_the_last_one_ended(
+    run: tuple[Flow, list[Move]],
+) -> None:
+    flow, moves = run
+    path: tuple[str, ...] = ()
     for entry in (entry for move in moves for entry in move.entries):
-        assert not walked or walked[-1] == entry.path[0]
-        walked = entry.path
+        assert not path or path[-1] == entry.path[0]
+        path = entry.path
         assert not any(flow.ask(s) or flow.is_end(s) for s in entry.path[1:-1] if entry.version)
-    assert moves[-1].after.state == (walked[-1] if walked else before_of(moves[0]).state)
+    assert moves[-1].after.state == (path[-1] if path else before_of(moves[0]).state)
 
 
-@given(lives())
-def test_an_undo_names_the_key_under_which_money_was_taken(life: tuple[Flow, list[Move]]) -> None:
-    flow, moves = life
-    taken: int | None = None
+@given(runs())
+def test_an_undo_names_the_key_that_took_the_money(run: tuple[Flow, list[Move]]) -> None:
+    flow, moves = run
+    taking_version: int | None = None
     for move in moves:
         question = question_of(flow, before_of(move))
         if question.verb in ("refund", "capture", "release"):
-            assert question.undoes == taken is not None
+            assert question.undoes == taking_version is not None
             assert question.expect_done
         else:
             assert (question.undoes, question.expect_done) == (None, False)
         for entry in move.entries:
             if entry.verb in ("debit", "hold", "capture") and entry.answer == "done":
-                taken = entry.version
+                taking_version = entry.version
 
 
-@given(lives())
-def test_retries_are_never_forgotten(life: tuple[Flow, list[Move]]) -> None:
-    _, moves = life
+@given(runs())
+def test_retries_are_never_reset(run: tuple[Flow, list[Move]]) -> None:
+    _, moves = run
     for move in moves:
         assert 0 <= move.after.retries - before_of(move).retries <= 1
         if move.after.state == before_of(move).state:
             assert move.after.paged >= before_of(move).paged
 
 
-def test_only_what_is_done_can_be_undone() -> None:
+def test_only_a_debit_that_is_done_can_be_undone() -> None:
     debiting = resting_in(INTERNAL_TRANSFER, "SOURCE_PENDING")
-    assert decide(INTERNAL_TRANSFER, debiting, YES, TERMS).after.undoes == 0
-    assert decide(INTERNAL_TRANSFER, debiting, NO, TERMS).after.undoes is None
+    assert decide(INTERNAL_TRANSFER, debiting, YES, CONTEXT).after.undoes == 0
+    assert decide(INTERNAL_TRANSFER, debiting, NO, CONTEXT).after.undoes is None
 
 
-# Resting.
+# Resting: when no further question is asked in the transaction.
 
 
 def test_a_state_that_breaks_a_cycle_is_not_asked_in_the_transaction_that_arrives() -> None:
-    assert decide(REVIEWED, resting_in(REVIEWED, "HOLDING"), NO, TERMS).rests
-    assert not decide(REVIEWED, resting_in(REVIEWED, "HOLDING"), YES, TERMS).rests
+    assert decide(REVIEWED, resting_in(REVIEWED, "HOLDING"), NO, CONTEXT).rests
+    assert not decide(REVIEWED, resting_in(REVIEWED, "HOLDING"), YES, CONTEXT).rests
 
 
-def test_at_an_end_a_transfer_rests() -> None:
+def test_a_transfer_rests_at_an_end() -> None:
     last = resting_in(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0)
-    assert decide(INTERNAL_TRANSFER, last, YES, TERMS).rests
+    assert decide(INTERNAL_TRANSFER, last, YES, CONTEXT).rests

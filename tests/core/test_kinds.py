@@ -1,4 +1,4 @@
-"""What is decided about one transfer of a kind holds for every other: the same as decided alone."""
+"""A decision for one transfer of a kind is the same for every other transfer of it."""
 
 import hashlib
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.samples import ALL_FLOWS, TERMS, parties_of, resting
+from tests.core.samples import ALL_FLOWS, CONTEXT, parties_of, resting
 from tidegate.core.answers import Done, Rejected, Unknown
 from tidegate.core.decide import decide, done_step
 from tidegate.core.flow import FEES, Flow
@@ -17,10 +17,10 @@ from tidegate.core.kind import Party, Transfer, TransferKind
 from tidegate.core.moves import MoveGroup, Moves, moves_of
 from tidegate.core.transfer import (
     Move,
-    asked_about,
-    chained,
-    hashed_form,
-    link,
+    entry_hash,
+    hash_form,
+    link_hash,
+    question_form,
     question_of,
     questions_of,
     step_of,
@@ -33,7 +33,7 @@ ASKING = [
     for state in flow.rows
     if flow.ask(state) is not None
 ]
-# What a transfer has for itself. Everything else is its kind's.
+# Fields of a single transfer. All other fields belong to its kind.
 OWN: dict[str, Any] = {
     "id": UUID(int=9 << 80),
     "owner": 8,
@@ -46,12 +46,12 @@ OWN: dict[str, Any] = {
     "updated_us": 78,
     "waited_s": 1e6,
 }
-# One change of each field of a kind. Parties and detail go by their own names.
+# One change of each field of a kind. Templates and details are changed by parties and detail.
 CHANGES: dict[str, dict[str, Any]] = {
     "flow": {"flow": "other"},
     "state": {"state": "OTHER"},
     "lane": {"lane": "elsewhere"},
-    "seats": {"parties": {"source": Party("a", "b", 1)}},
+    "party_templates": {"parties": {"source": Party("a", "b", 1)}},
     "asset_id": {"asset_id": 9},
     "fee": {"fee": 3},
     "version": {"version": 7},
@@ -66,64 +66,66 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_transfer_has_nothing_for_itself_but_what_is_listed() -> None:
+def test_the_fields_of_a_transfer_and_of_a_kind_are_all_listed() -> None:
     assert set(Transfer.__struct_fields__) == {"kind", *OWN}
     assert set(TransferKind.__struct_fields__) == set(CHANGES)
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_transfers_that_differ_in_one_field_of_the_kind_are_of_two_kinds(field: str) -> None:
+def test_transfers_that_differ_in_a_field_of_the_kind_have_two_kinds(field: str) -> None:
     [flow] = [flow for flow in ALL_FLOWS if flow.name == "internal_transfer"]
     one = resting(flow, "SOURCE_PENDING")
-    other = one.but(**CHANGES[field])
+    other = one.replace(**CHANGES[field])
     assert other.kind is not one.kind
-    assert other.but(**{name: getattr(one, name) for name in CHANGES[field]}) == one
+    assert other.replace(**{name: getattr(one, name) for name in CHANGES[field]}) == one
 
 
 @pytest.mark.parametrize("field", OWN)
-def test_what_is_a_transfers_own_changes_no_kind(field: str) -> None:
+def test_a_field_of_a_single_transfer_does_not_change_its_kind(field: str) -> None:
     one = resting(ALL_FLOWS[0], str(ALL_FLOWS[0].arrive(ALL_FLOWS[0].first)[-1]))
-    # The owner of every party goes along: a party of somebody else is another kind.
+    # The owner of every party changes, too: with a party of another owner it is another kind.
     parties = {role: Party(p.system, p.book, 8) for role, p in one.parties.items()}
     also = {"parties": parties} if field == "owner" else {}
-    assert one.but(**{field: OWN[field]}, **also).kind is one.kind
+    assert one.replace(**{field: OWN[field]}, **also).kind is one.kind
 
 
 @pytest.mark.parametrize(("flow", "state"), ASKING)
 @pytest.mark.parametrize("field", [None, *CHANGES])
-def test_done_is_the_same_for_all_of_a_kind_and_for_one_alone(
+def test_a_done_gives_the_same_for_a_kind_and_for_one_transfer(
     flow: Flow, state: str, field: str | None
 ) -> None:
-    """By the step of its kind, or decided by itself: the same move, question, row and hash."""
-    fixed = {None, "flow", "state", "lane", "seats"} | (set() if FEES in flow.roles else {"fee"})
+    """By the step of its kind or decided alone: the same move, question, row and hash."""
+    fixed = {None, "flow", "state", "lane", "party_templates"} | (
+        set() if FEES in flow.roles else {"fee"}
+    )
     changes = {} if field in fixed else CHANGES[str(field)]
-    one = resting(flow, state, version=2, undoes=1).but(**changes)
+    one = resting(flow, state, version=2, undoes=1).replace(**changes)
     for name, value in OWN.items():
         owner = value if name == "owner" else one.owner
         parties = {role: Party(p.system, p.book, owner) for role, p in one.parties.items()}
-        other = one.but(**{name: value}, parties=parties)
+        other = one.replace(**{name: value}, parties=parties)
         assert other.kind is one.kind
         answer = Done({"position": "17"})
-        alone = decide(flow, other, answer, TERMS)
-        assert step_of(alone) is done_step(flow, one.kind, TERMS)
-        group = MoveGroup(done_step(flow, one.kind, TERMS), [0], ([answer.evidence],))
+        alone = decide(flow, other, answer, CONTEXT)
+        assert step_of(alone) is done_step(flow, one.kind, CONTEXT)
+        group = MoveGroup(done_step(flow, one.kind, CONTEXT), [0], ([answer.evidence],))
         by_kind = Moves([other], [group])
         assert by_kind.move(0) == alone
-        asked = asked_about(flow, one.kind)
-        assert questions_of(asked, one.kind, [other]) == [question_of(flow, other)]
+        form = question_form(flow, one.kind)
+        assert questions_of(form, one.kind, [other]) == [question_of(flow, other)]
         batch = written(by_kind, [True], 99)
         [row], [hashes] = batch.rows, batch.chains()
         singly = written(moves_of([alone]), [True], 99)
         assert (singly.rows, singly.chains()) == (batch.rows, batch.chains())
-        assert hashes == [chained(other.head_hash, other.id, other.flow, alone.entries[0], 99)]
+        assert hashes == [entry_hash(other.head_hash, other.id, other.flow, alone.entries[0], 99)]
         assert (row.attempts, row.updated_us, row.waited_s) == (1, 99, 0.0)
 
 
 @given(st.sampled_from(ASKING), st.sampled_from([Rejected("NO"), Unknown("?"), Done({"a": "b"})]))
-def test_a_move_is_the_same_as_columns(where: Any, answer: Any) -> None:
+def test_a_move_survives_the_conversion_to_columns(where: Any, answer: Any) -> None:
     flow, state = where.values
     one = resting(flow, state, version=2, undoes=1)
-    move = decide(flow, one, answer, TERMS)
+    move = decide(flow, one, answer, CONTEXT)
     moves = moves_of([move])
     assert (len(moves), moves.created, moves.move(0)) == (1, False, move)
     assert moves.steps[0].start == move.start == 2
@@ -131,19 +133,19 @@ def test_a_move_is_the_same_as_columns(where: Any, answer: Any) -> None:
     assert (created.created, created.steps[0].start, created.move(0).start) == (True, 0, 0)
 
 
-def test_a_hash_is_of_one_json_array() -> None:
-    """Written down once more, as one who checks the history by other means would compute it."""
+def test_a_hash_covers_one_json_array() -> None:
+    """The expected hash is computed as an independent checker of the history would do it."""
     [flow] = [flow for flow in ALL_FLOWS if flow.name == "internal_transfer"]
     one = resting(flow, "TARGET_PENDING", version=1)
-    evidence = {"b": "«½»", "a": '"'}
-    [entry] = decide(flow, one, Done(evidence), TERMS).entries
+    evidence = {"b": "<½>", "a": '"'}
+    [entry] = decide(flow, one, Done(evidence), CONTEXT).entries
     row = [one.id.hex, one.flow, entry.version, list(entry.path), entry.verb, entry.answer]
     row += [entry.reason, sorted(evidence.items()), entry.actor, 5]
     expected = hashlib.sha256(bytes(32) + msgspec.json.encode(row)).digest()
-    assert link(bytes(32), hashed_form(one.flow, entry), one.id, evidence, 5) == expected
+    assert link_hash(bytes(32), hash_form(one.flow, entry), one.id, evidence, 5) == expected
 
 
-def test_parties_of_every_flow_are_what_they_were() -> None:
+def test_parties_survive_the_conversion_to_templates() -> None:
     for flow in ALL_FLOWS:
         state = str(flow.arrive(flow.first)[-1])
         assert resting(flow, state).parties == parties_of(flow)

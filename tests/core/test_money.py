@@ -1,4 +1,4 @@
-"""Amounts: what is read as money, what is refused, and that nothing is lost on the way."""
+"""Amounts: which texts are parsed, which are refused, and that parsing is exact."""
 
 import sys
 from fractions import Fraction
@@ -17,7 +17,7 @@ from tidegate.core.money import (
 )
 from tidegate.core.refusals import Refusal
 
-NO_AMOUNTS = [
+NOT_AMOUNTS = [
     "",
     " ",
     "0",
@@ -106,8 +106,8 @@ NO_AMOUNTS = [
 ]
 
 
-@pytest.mark.parametrize("text", NO_AMOUNTS, ids=ascii)
-def test_what_is_not_a_positive_plain_decimal_is_no_amount(text: str) -> None:
+@pytest.mark.parametrize("text", NOT_AMOUNTS, ids=ascii)
+def test_text_that_is_not_a_plain_positive_decimal_is_refused(text: str) -> None:
     assert parse_amount(text, 18) is Refusal.INVALID_AMOUNT
 
 
@@ -131,7 +131,7 @@ def test_what_is_not_a_positive_plain_decimal_is_no_amount(text: str) -> None:
         ("1844674407370955160.999999999999999999", 18, MAX_WHOLE_UNITS * 10**18 - 1),
     ],
 )
-def test_a_plain_decimal_is_read_to_the_last_unit(text: str, decimals: int, amount: int) -> None:
+def test_a_plain_decimal_is_parsed_exactly(text: str, decimals: int, amount: int) -> None:
     assert parse_amount(text, decimals) == amount
 
 
@@ -164,13 +164,13 @@ def test_one_unit_above_the_largest_amount_overflows() -> None:
     assert parse_amount("1844674407370955161.000001", 6) is Refusal.OVERFLOW
 
 
-def test_every_amount_that_is_read_fits_the_balances_with_room_to_add() -> None:
+def test_a_balance_can_hold_the_sum_of_many_largest_amounts() -> None:
     largest = parse_amount(str(MAX_WHOLE_UNITS), MAX_DECIMALS)
     assert isinstance(largest, int)
     assert 64 * largest < MAX_AMOUNT < 2**127
 
 
-def test_the_length_is_judged_before_any_digit_is_read() -> None:
+def test_the_length_is_checked_before_the_digits_are_parsed() -> None:
     # Beyond this many digits, int() itself would raise.
     too_long_for_int = "1" * (sys.get_int_max_str_digits() + 1)
     assert parse_amount(too_long_for_int, 0) is Refusal.INVALID_AMOUNT
@@ -178,13 +178,13 @@ def test_the_length_is_judged_before_any_digit_is_read() -> None:
 
 
 @pytest.mark.parametrize("decimals", [-1, MAX_DECIMALS + 1])
-def test_an_asset_with_impossible_decimals_is_a_bug(decimals: int) -> None:
+def test_an_impossible_number_of_decimals_is_a_bug(decimals: int) -> None:
     with pytest.raises(AssertionError, match="cannot have"):
         parse_amount("1", decimals)
 
 
 def by_rational_arithmetic(text: str, decimals: int) -> int | Refusal:
-    """The same rule said another way: no regular expression, no padding of strings."""
+    """The same rule written in another way: without regular expression and padding."""
     if len(text) > 64 or not text or any(c not in "0123456789." for c in text):
         return Refusal.INVALID_AMOUNT
     whole, *rest = text.split(".")
@@ -193,7 +193,7 @@ def by_rational_arithmetic(text: str, decimals: int) -> int | Refusal:
     if rest and len(rest[0]) > decimals:
         return Refusal.PRECISION_OVERFLOW
     value = sum(
-        (Fraction(int(digit), 10**place) for place, digit in enumerate(rest[0] if rest else "", 1)),
+        (Fraction(int(digit), 10**n) for n, digit in enumerate(rest[0] if rest else "", 1)),
         start=Fraction(int(whole)),
     )
     if value == 0:
@@ -215,19 +215,19 @@ near_amounts = st.one_of(
 
 
 @given(near_amounts, decimal_places)
-def test_two_ways_of_reading_an_amount_agree(text: str, decimals: int) -> None:
+def test_both_implementations_agree(text: str, decimals: int) -> None:
     assert parse_amount(text, decimals) == by_rational_arithmetic(text, decimals)
 
 
 @given(st.data())
-def test_what_is_written_is_read_back_as_the_same_amount(draws: st.DataObject) -> None:
+def test_a_formatted_amount_is_parsed_as_the_same_amount(draws: st.DataObject) -> None:
     decimals = draws.draw(decimal_places)
     amount = draws.draw(st.integers(1, MAX_WHOLE_UNITS * 10**decimals))
     assert parse_amount(format_amount(amount, decimals), decimals) == amount
 
 
 @given(st.integers(-MAX_AMOUNT, MAX_AMOUNT), decimal_places)
-def test_what_is_written_is_exactly_the_amount(amount: int, decimals: int) -> None:
+def test_a_formatted_amount_is_exact(amount: int, decimals: int) -> None:
     text = format_amount(amount, decimals)
     assert Fraction(text) == Fraction(amount, 10**decimals)
     assert len(text.partition(".")[2]) == decimals

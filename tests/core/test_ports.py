@@ -1,4 +1,4 @@
-"""What a fault of the store tells, and what counts as an attempt at a system that is away."""
+"""Which store faults leave the outcome open, and how attempts at an unreachable system count."""
 
 from tidegate.core.ports import (
     CommitUnknown,
@@ -11,18 +11,18 @@ from tidegate.core.ports import (
 )
 
 
-def test_only_silence_leaves_it_open_whether_something_happened() -> None:
+def test_only_a_lost_reply_leaves_the_outcome_open() -> None:
     assert CommitUnknown("no reply", "771").silent
     assert CommitUnknown("no reply", "771").xid == "771"
     assert StoreUnavailable("connection lost", silent=True).silent
-    proofs = [StoreUnavailable("40001"), LockTimeout("55P03"), NoSession("none")]
+    no_effect = [StoreUnavailable("40001"), LockTimeout("55P03"), NoSession("none")]
     full = NotWritable("53100", "full")
-    assert not any(fault.silent for fault in (*proofs, full))
+    assert not any(fault.silent for fault in (*no_effect, full))
     assert full.kind == "full"
-    assert all(fault.retryable for fault in (*proofs, full))
+    assert all(fault.retryable for fault in (*no_effect, full))
     assert not StoreFault("23514").retryable
 
 
-def test_a_transfer_that_came_later_counts_the_attempts_since_it_came() -> None:
+def test_a_transfer_counts_the_attempts_since_its_last_answer() -> None:
     outage = Outage("core", 100, 7, [300, 400, 500], "refused")
     assert [outage.probes_since(at_us) for at_us in (50, 100, 300, 450, 600)] == [7, 7, 2, 1, 0]

@@ -1,4 +1,4 @@
-"""What is asked, where a transfer is born, and a history that vouches for itself."""
+"""Questions, the first state of a transfer, and the hash chain of its history."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tidegate.core.transfer import (
     HistoryEntry,
     Move,
     Question,
-    chained,
+    entry_hash,
     lane_of,
     question_of,
     step_of,
@@ -26,14 +26,14 @@ from tidegate.flows.deposit import DEPOSIT
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 
 
-def test_the_question_is_the_same_however_often_it_is_put() -> None:
+def test_a_repeated_question_is_the_same() -> None:
     for flow, state in ASKING:
         once = resting(flow, state, version=4)
-        again = once.but(attempts=9, retries=12, paged=True, error="timeout", waited_s=99.0)
+        again = once.replace(attempts=9, retries=12, paged=True, error="timeout", waited_s=99.0)
         assert question_of(flow, once) == question_of(flow, again)
 
 
-def test_a_debit_is_asked_of_the_source_under_the_key_of_its_version() -> None:
+def test_a_debit_asks_the_source_under_the_key_of_its_version() -> None:
     transfer = resting(INTERNAL_TRANSFER, "SOURCE_PENDING", detail={"memo": "m"})
     party = Party("source system", "BOOK", 7)
     assert question_of(INTERNAL_TRANSFER, transfer) == Question(
@@ -41,19 +41,19 @@ def test_a_debit_is_asked_of_the_source_under_the_key_of_its_version() -> None:
     )
 
 
-def test_a_refund_names_the_debit_that_is_done() -> None:
+def test_a_refund_names_the_debit_that_it_undoes() -> None:
     transfer = resting(INTERNAL_TRANSFER, "COMPENSATING", version=2, undoes=0)
     question = question_of(INTERNAL_TRANSFER, transfer)
     assert (question.version, question.undoes, question.expect_done) == (2, 0, True)
 
 
-def test_an_undo_of_what_our_history_does_not_hold_says_so() -> None:
+def test_an_undo_without_a_done_in_our_history_does_not_expect_one() -> None:
     transfer = resting(INTERNAL_TRANSFER, "COMPENSATING", version=2)
     question = question_of(INTERNAL_TRANSFER, transfer)
     assert (question.undoes, question.expect_done) == (None, False)
 
 
-def test_only_a_row_that_opens_accounts_asks_for_one_to_be_opened() -> None:
+def test_a_question_opens_an_account_only_if_its_state_does() -> None:
     assert question_of(DEPOSIT, resting(DEPOSIT, "CREDITING")).opens
     assert not question_of(INTERNAL_TRANSFER, resting(INTERNAL_TRANSFER, "TARGET_PENDING")).opens
 
@@ -65,7 +65,7 @@ def test_an_end_asks_nothing(flow: Flow, state: str) -> None:
         question_of(flow, resting(flow, state))
 
 
-def test_a_transfer_is_born_where_something_is_asked() -> None:
+def test_a_transfer_is_created_in_a_state_that_asks() -> None:
     for flow in ALL_FLOWS:
         request = Request(7, flow.name, parties_of(flow), 1, 5)
         created = transfer_of(request, flow, ID)
@@ -76,13 +76,13 @@ def test_a_transfer_is_born_where_something_is_asked() -> None:
         assert type(created.state) is str
 
 
-def test_two_moves_of_one_transaction_are_one_with_the_louder_alarm() -> None:
+def test_two_moves_of_one_transaction_join_with_the_more_urgent_alarm() -> None:
     a, b, c = (resting(INTERNAL_TRANSFER, "SOURCE_PENDING", version=v) for v in range(3))
     loud = Move(a, b, (HistoryEntry(0, ("A", "B"), "debit", "done"),), alarm=Alarm.HALT)
     quiet = Move(b, c, (HistoryEntry(1, ("B", "C"), "credit", "done"),), delay_s=3.0, rests=True)
     both = step_of(loud).then(step_of(quiet))
     assert (both.before, both.after) == (a.kind, c.kind)
-    assert [line.version for line in both.lines] == [0, 1]
+    assert [form.version for form in both.entry_forms] == [0, 1]
     assert (both.alarm, both.delay_s, both.rests) == (Alarm.HALT, 3.0, True)
 
 
@@ -90,8 +90,8 @@ def test_two_moves_of_one_transaction_are_one_with_the_louder_alarm() -> None:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of a history, with all that its hash vouches for."""
+class HashedRow:
+    """One row of a history, with all fields that its hash covers."""
 
     entry: HistoryEntry
     at_us: int = 1_700_000_000_000_000
@@ -99,72 +99,74 @@ class Line:
     flow: str = "internal_transfer"
 
 
-LINES = (
-    Line(HistoryEntry(0, ("INIT", "A", "B"), "debit", "done", "", {"balance": "5"}, "engine")),
-    Line(HistoryEntry(1, ("B", "C"), "credit", "rejected", "ACCOUNT_FROZEN", {"a": "1", "b": "2"})),
-    Line(HistoryEntry(2, ("C", "D"), "refund", "done", "", {}, "alice")),
+ROWS = (
+    HashedRow(HistoryEntry(0, ("INIT", "A", "B"), "debit", "done", "", {"balance": "5"}, "engine")),
+    HashedRow(
+        HistoryEntry(1, ("B", "C"), "credit", "rejected", "ACCOUNT_FROZEN", {"a": "1", "b": "2"})
+    ),
+    HashedRow(HistoryEntry(2, ("C", "D"), "refund", "done", "", {}, "alice")),
 )
 
 
-def head(lines: Sequence[Line]) -> bytes:
+def head(rows: Sequence[HashedRow]) -> bytes:
     hashed = GENESIS
-    for line in lines:
-        hashed = chained(hashed, line.id, line.flow, line.entry, line.at_us)
+    for row in rows:
+        hashed = entry_hash(hashed, row.id, row.flow, row.entry, row.at_us)
     return hashed
 
 
-def entry_with(**fields: object) -> Callable[[Line], Line]:
-    return lambda line: Line(replace(line.entry, **fields), line.at_us, line.id, line.flow)
+def entry_with(**fields: object) -> Callable[[HashedRow], HashedRow]:
+    return lambda row: HashedRow(replace(row.entry, **fields), row.at_us, row.id, row.flow)
 
 
-CHANGES: dict[str, Callable[[Line], Line]] = {
+CHANGES: dict[str, Callable[[HashedRow], HashedRow]] = {
     "version": entry_with(version=9),
     "path": entry_with(path=("X", "Y")),
-    "a shorter path": lambda line: entry_with(path=line.entry.path[1:])(line),
+    "a shorter path": lambda row: entry_with(path=row.entry.path[1:])(row),
     "verb": entry_with(verb="hold"),
     "answer": entry_with(answer="maybe"),
     "reason": entry_with(reason="OTHER"),
     "evidence": entry_with(evidence={"balance": "6"}),
-    "more evidence": lambda line: entry_with(evidence={**line.entry.evidence, "z": "1"})(line),
+    "more evidence": lambda row: entry_with(evidence={**row.entry.evidence, "z": "1"})(row),
     "actor": entry_with(actor="mallory"),
-    "time": lambda line: Line(line.entry, line.at_us + 1, line.id, line.flow),
-    "transfer": lambda line: Line(line.entry, line.at_us, UUID(int=1), line.flow),
-    "flow": lambda line: Line(line.entry, line.at_us, line.id, "deposit"),
+    "time": lambda row: HashedRow(row.entry, row.at_us + 1, row.id, row.flow),
+    "transfer": lambda row: HashedRow(row.entry, row.at_us, UUID(int=1), row.flow),
+    "flow": lambda row: HashedRow(row.entry, row.at_us, row.id, "deposit"),
 }
 
 
-def test_every_field_of_an_entry_is_among_the_changes() -> None:
+def test_every_field_of_an_entry_is_changed_by_a_test() -> None:
     assert set(HistoryEntry.__struct_fields__) <= set(CHANGES)
 
 
 @pytest.mark.parametrize("changed", CHANGES)
-@pytest.mark.parametrize("at", range(len(LINES)))
-def test_changing_any_field_of_any_row_changes_the_head(changed: str, at: int) -> None:
-    forged = [CHANGES[changed](line) if i == at else line for i, line in enumerate(LINES)]
-    assert forged != list(LINES)
-    assert head(forged) != head(LINES)
+@pytest.mark.parametrize("index", range(len(ROWS)))
+def test_changing_any_field_of_any_row_changes_the_head(changed: str, index: int) -> None:
+    forged = [CHANGES[changed](row) if i == index else row for i, row in enumerate(ROWS)]
+    assert forged != list(ROWS)
+    assert head(forged) != head(ROWS)
 
 
 def test_dropping_or_reordering_rows_changes_the_head() -> None:
-    shortened = [part for n in range(len(LINES)) for part in combinations(LINES, n)]
-    swapped = [(LINES[1], LINES[0], LINES[2]), (LINES[0], LINES[2], LINES[1]), LINES[::-1]]
-    heads = [head(lines) for lines in [*shortened, *swapped, (*LINES, LINES[2]), LINES]]
+    shortened = [part for n in range(len(ROWS)) for part in combinations(ROWS, n)]
+    swapped = [(ROWS[1], ROWS[0], ROWS[2]), (ROWS[0], ROWS[2], ROWS[1]), ROWS[::-1]]
+    heads = [head(rows) for rows in [*shortened, *swapped, (*ROWS, ROWS[2]), ROWS]]
     assert len(set(heads)) == len(heads)
 
 
-def test_text_cannot_wander_from_one_field_into_the_next() -> None:
-    one = Line(HistoryEntry(0, ("A", "B"), "debit", "rejected", "x", {}, "y"))
-    other = Line(HistoryEntry(0, ("A", "B"), "debit", "rejected", "xy", {}, ""))
-    joined = Line(HistoryEntry(0, ("AB",), "debit", "rejected", "x", {}, "y"))
-    assert len({head([one]), head([other]), head([joined])}) == 3
+def test_moving_text_from_one_field_to_the_next_changes_the_hash() -> None:
+    first = HashedRow(HistoryEntry(0, ("A", "B"), "debit", "rejected", "x", {}, "y"))
+    second = HashedRow(HistoryEntry(0, ("A", "B"), "debit", "rejected", "xy", {}, ""))
+    joined = HashedRow(HistoryEntry(0, ("AB",), "debit", "rejected", "x", {}, "y"))
+    assert len({head([first]), head([second]), head([joined])}) == 3
 
 
-def test_the_order_in_which_evidence_was_given_does_not_matter() -> None:
-    one = Line(HistoryEntry(0, ("A", "B"), "debit", "done", evidence={"a": "1", "b": "2"}))
-    other = Line(HistoryEntry(0, ("A", "B"), "debit", "done", evidence={"b": "2", "a": "1"}))
-    assert head([one]) == head([other])
+def test_the_order_of_the_evidence_does_not_matter() -> None:
+    first = HashedRow(HistoryEntry(0, ("A", "B"), "debit", "done", evidence={"a": "1", "b": "2"}))
+    second = HashedRow(HistoryEntry(0, ("A", "B"), "debit", "done", evidence={"b": "2", "a": "1"}))
+    assert head([first]) == head([second])
 
 
-def test_the_first_row_is_chained_to_a_fixed_beginning() -> None:
+def test_the_first_row_is_chained_to_a_fixed_hash() -> None:
     assert head([]) == GENESIS == bytes(32)
-    assert len(head(LINES[:1])) == 32
+    assert len(head(ROWS[:1])) == 32

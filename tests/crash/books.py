@@ -1,4 +1,4 @@
-"""Clients that keep books of their own: what they were told, and nothing else."""
+"""Clients with their own books, which contain only what the API has returned to them."""
 
 import asyncio
 import itertools
@@ -13,35 +13,35 @@ from typing import Any
 import httpx2
 
 USERS = tuple(range(11, 19))
-SPOT_CLOSED, FUNDING_CLOSED = USERS[-2:]  # What is sent there must come back.
+SPOT_CLOSED, FUNDING_CLOSED = USERS[-2:]  # Transfers to these accounts must be rolled back.
 CLIENTS = 12
 ENDS = ("COMMITTED", "FAILED", "ROLLED_BACK")
 PAUSE_S = 0.2
 TIMEOUT_S = 8.0
-AWAY = (500, 503)  # Ask again.
+UNAVAILABLE = (500, 503)  # The client asks again.
 
 
-async def patiently(ask: Callable[[], Awaitable[httpx2.Response]], until_s: float) -> Any:
-    """What is said in the end, when whoever is asked has come back."""
+async def with_retries(ask: Callable[[], Awaitable[httpx2.Response]], until_s: float) -> Any:
+    """Repeat a request until the server is available, and return the reply."""
     while True:
         try:
-            said = await ask()
+            reply = await ask()
         except httpx2.HTTPError:
             if time.monotonic() > until_s:
                 raise
         else:
-            if said.status_code not in AWAY or time.monotonic() > until_s:
-                return said.json()
+            if reply.status_code not in UNAVAILABLE or time.monotonic() > until_s:
+                return reply.json()
         await asyncio.sleep(PAUSE_S)
 
 
 @dataclass
-class Wish:
-    """One transfer as its client knows it."""
+class ClientTransfer:
+    """One transfer, as its client knows it."""
 
     user: int
     body: dict[str, str]
-    begun_s: float
+    started_s: float
     ids: set[str] = field(default_factory=set)
     state: str | None = None
     ended_s: float = math.inf
@@ -49,10 +49,12 @@ class Wish:
 
 @dataclass
 class Books:
+    """The books of all clients, and the violations that they have found."""
+
     base: str
     token: Callable[[int], str]
     dice: random.Random
-    wishes: dict[str, Wish] = field(default_factory=dict)
+    transfers: dict[str, ClientTransfer] = field(default_factory=dict)
     moved: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
     violations: list[str] = field(default_factory=list)
     closing: bool = False
@@ -61,10 +63,10 @@ class Books:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def states(self) -> Counter[str]:
-        return Counter(wish.state for wish in self.wishes.values() if wish.state)
+        return Counter(transfer.state for transfer in self.transfers.values() if transfer.state)
 
     async def load(self) -> None:
-        """Until it is closing, and then until what was begun has ended."""
+        """Post transfers until `closing` is set, then wait until all of them have ended."""
         await asyncio.gather(*(self._client() for _ in range(CLIENTS)))
 
     async def _client(self) -> None:
@@ -75,62 +77,66 @@ class Books:
                 amount = str(self.dice.choice((1, 2, 7, 400)))
                 cid = f"n{next(self._numbers)}"
                 body = {"from": source, "to": target, "asset": "USDT", "amount": amount}
-                self.wishes[cid] = wish = Wish(user, body | {"cid": cid}, time.monotonic())
-                await self._fulfil(http, wish)
+                self.transfers[cid] = transfer = ClientTransfer(
+                    user, body | {"cid": cid}, time.monotonic()
+                )
+                await self._finish(http, transfer)
                 await asyncio.sleep(self.dice.random() * PAUSE_S)
 
-    async def _fulfil(self, http: httpx2.AsyncClient, wish: Wish) -> None:
-        """With one cid until it is known what became of it, whoever dies meanwhile."""
+    async def _finish(self, http: httpx2.AsyncClient, transfer: ClientTransfer) -> None:
+        """Repeat the request with one cid until the transfer has ended."""
         while time.monotonic() < self.deadline_s:
             try:
-                said = await self.post(http, wish)
+                reply = await self.post(http, transfer)
             except httpx2.HTTPError:
                 await asyncio.sleep(PAUSE_S)
                 continue
-            if said.status_code in (200, 201, 202, 422):
-                self.note(wish, said.json())
-            elif said.status_code not in AWAY:
-                self.violations.append(f"{wish.body}: {said.status_code} {said.text}")
+            if reply.status_code in (200, 201, 202, 422):
+                self.note(transfer, reply.json())
+            elif reply.status_code not in UNAVAILABLE:
+                self.violations.append(f"{transfer.body}: {reply.status_code} {reply.text}")
                 return
-            if wish.state is not None:
+            if transfer.state is not None:
                 return
             await asyncio.sleep(PAUSE_S)
-        self.violations.append(f"{wish.body}: no end in time")
+        self.violations.append(f"{transfer.body}: not ended in time")
 
-    async def post(self, http: httpx2.AsyncClient, wish: Wish) -> httpx2.Response:
-        headers = {"Authorization": f"Bearer {self.token(wish.user)}"}
-        return await http.post("/api/v1/internal_transfer", json=wish.body, headers=headers)
+    async def post(self, http: httpx2.AsyncClient, transfer: ClientTransfer) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {self.token(transfer.user)}"}
+        return await http.post("/api/v1/internal_transfer", json=transfer.body, headers=headers)
 
     async def balances(self, http: httpx2.AsyncClient, user: int) -> httpx2.Response:
         headers = {"Authorization": f"Bearer {self.token(user)}"}
         return await http.get("/api/v1/balances", headers=headers)
 
-    def note(self, wish: Wish, said: dict[str, Any]) -> None:
-        """What was told is written down; what was told otherwise before is a violation."""
-        if "req_id" not in said:
-            self.violations.append(f"{wish.body}: {said}")
-            wish.state = "refused"
+    def note(self, transfer: ClientTransfer, reply: dict[str, Any]) -> None:
+        """Record a reply. A reply that contradicts an earlier one is a violation."""
+        if "req_id" not in reply:
+            self.violations.append(f"{transfer.body}: {reply}")
+            transfer.state = "refused"
             return
-        wish.ids.add(said["req_id"])
-        if len(wish.ids) > 1:
-            self.violations.append(f"{wish.body['cid']} became two transfers: {wish.ids}")
-        state = said["state"]
+        transfer.ids.add(reply["req_id"])
+        if len(transfer.ids) > 1:
+            self.violations.append(f"{transfer.body['cid']} became two transfers: {transfer.ids}")
+        state = reply["state"]
         if state not in ENDS:
             return
-        if wish.state is None:
-            wish.state, wish.ended_s = state, time.monotonic()
+        if transfer.state is None:
+            transfer.state, transfer.ended_s = state, time.monotonic()
             self.ended += 1
-            self._move(wish)
-        elif wish.state != state:
-            self.violations.append(f"{wish.body['cid']} was {wish.state}, and is {state}")
+            self._move(transfer)
+        elif transfer.state != state:
+            self.violations.append(
+                f"{transfer.body['cid']} was {transfer.state} and is now {state}"
+            )
 
-    def waited_s(self, healed_s: float) -> float:
-        """The longest that a transfer took to end after it could."""
-        waits = (w.ended_s - max(w.begun_s, healed_s) for w in self.wishes.values())
+    def waited_s(self, faults_ended_s: float) -> float:
+        """The longest time from a transfer's start, or from the end of the faults, to its end."""
+        waits = (t.ended_s - max(t.started_s, faults_ended_s) for t in self.transfers.values())
         return max(waits, default=0.0)
 
-    def _move(self, wish: Wish) -> None:
-        if wish.state == "COMMITTED":
-            amount = int(wish.body["amount"])
-            self.moved[wish.user, wish.body["from"]] -= amount
-            self.moved[wish.user, wish.body["to"]] += amount
+    def _move(self, transfer: ClientTransfer) -> None:
+        if transfer.state == "COMMITTED":
+            amount = int(transfer.body["amount"])
+            self.moved[transfer.user, transfer.body["from"]] -= amount
+            self.moved[transfer.user, transfer.body["to"]] += amount

@@ -1,4 +1,4 @@
-"""A trading core with a fuse: `python -m tests.crash.core DIRECTORY LISTEN MOMENTS`."""
+"""A trading core that kills itself: `python -m tests.crash.core DIRECTORY LISTEN MOMENTS`."""
 
 import sys
 from pathlib import Path
@@ -12,14 +12,14 @@ FUSE = Fuse(int(sys.argv[3]))
 
 class FusedFile(RealFile):
     def append(self, chunk: bytes | memoryview) -> None:
-        FUSE.burn("before an append")
+        FUSE.check("before an append")
         super().append(chunk)
-        FUSE.burn("after an append")
+        FUSE.check("after an append")
 
     async def fdatasync(self) -> None:
         await super().fdatasync()
-        # What is durable is applied and answered next.
-        FUSE.burn("after a sync")
+        # After this the durable operations are applied and answered.
+        FUSE.check("after a sync")
 
 
 class FusedDisk(RealDisk):
@@ -28,5 +28,5 @@ class FusedDisk(RealDisk):
 
 
 if __name__ == "__main__":
-    setattr(server, "RealDisk", FusedDisk)  # noqa: B010  The program itself has no such switch.
+    setattr(server, "RealDisk", FusedDisk)  # noqa: B010  The program has no option for this.
     sys.exit(server.run(Path(sys.argv[1]), sys.argv[2]))

@@ -1,4 +1,4 @@
-"""A fuse: kills its own process at the N-th moment that it is shown, as kill -9 does."""
+"""A fuse: kills its own process with SIGKILL at the N-th moment that is passed to it."""
 
 import os
 import signal
@@ -7,9 +7,9 @@ import sys
 
 class Fuse:
     def __init__(self, moments: int) -> None:
-        self.left = moments  # 0: it never burns.
+        self.left = moments  # 0: it never kills.
 
-    def burn(self, moment: str) -> None:
+    def check(self, moment: str) -> None:
         self.left -= 1
         if self.left == 0:
             print(f"killed {moment}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Faults under load: `python -m tests.crash.run --kills 50 --transfers 2000 [--seed N] [-o json]`.
 
-Everything that `tidegate up` runs is killed, stopped, cut off and starved while clients that keep
-their own books post transfers. To start again what died is the supervisor's work, not ours. In the
-end every transfer has ended, and what the clients were told is what the systems hold.
+Everything that `tidegate up` runs is killed, paused, disconnected, or left without disk space,
+while clients with their own books post transfers. The supervisor restarts what died. At the end
+every transfer has ended, and the balances of the systems equal the clients' books.
 """
 
 import argparse
@@ -27,10 +27,10 @@ import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.crash.books import FUNDING_CLOSED, SPOT_CLOSED, USERS, Books, patiently
-from tests.crash.faults import PATIENCE_S, Faults, Harmless, eventually
+from tests.crash.books import FUNDING_CLOSED, SPOT_CLOSED, USERS, Books, with_retries
+from tests.crash.faults import TIMEOUT_S, Faults, Harmless, eventually
 from tests.crash.relay import relayed
-from tests.crash.small_disk import Room, small_room
+from tests.crash.small_disk import CoreDisk, small_disk
 from tidegate.client import Client
 from tidegate.postgres import dying_with_us
 from tidegate.settings import without_settings
@@ -40,11 +40,11 @@ PROGRAM = Path(sys.executable).with_name("tidegate")
 UNIT = 10**6
 START = {"FUNDING": 1_000, "SPOT": 500}
 TOKEN_S = 300.0  # A token lives for fifteen minutes.
-BREATH = 12  # Transfers that must end between two faults, so that each hits something at work.
+ENDS_BETWEEN = 12  # Transfers that must end between two faults, so that each fault hits a load.
 REPLAYS = 40
 SLOWEST_RATE = 5  # Transfers per second, without faults.
 SCHEMA = "tidegate_store"
-# A lease shorter than a silence: somebody else takes over, and the silent one comes back.
+# The lease is shorter than a pause: another worker takes over before the paused one continues.
 SETTINGS = {"TIDEGATE_LEASE_S": "3"}
 
 
@@ -54,21 +54,23 @@ class Plan(NamedTuple):
     seed: int
 
 
-class House(NamedTuple):
+class RunningUp(NamedTuple):
+    """A running `tidegate up`: its directory, its URL and the disk of its core."""
+
     directory: Path
     base: str
-    room: Room
+    disk: CoreDisk
 
 
 @contextmanager
-def house() -> Iterator[House]:
-    """`tidegate up` in a directory with a short name: a socket's path has little room."""
+def running_up() -> Iterator[RunningUp]:
+    """Run `tidegate up` in a directory with a short path, as the path of a socket is limited."""
     with tempfile.TemporaryDirectory(prefix="tg") as name:
-        directory = Path(name) / "house"
-        with small_room(directory / "core") as room, (Path(name) / "up.log").open("w+") as log:
-            words = [str(PROGRAM), "up", "--data", str(directory), "--port", "0", "--bare"]
+        directory = Path(name) / "data"
+        with small_disk(directory / "core") as disk, (Path(name) / "up.log").open("w+") as log:
+            command = [str(PROGRAM), "up", "--data", str(directory), "--port", "0", "--bare"]
             with subprocess.Popen(
-                words,
+                command,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -79,64 +81,64 @@ def house() -> Iterator[House]:
                     assert up.stdout is not None
                     ready = up.stdout.readline().strip()
                     assert ready.startswith("ready http"), Path(log.name).read_text()
-                    yield House(directory, ready.removeprefix("ready "), room)
+                    yield RunningUp(directory, ready.removeprefix("ready "), disk)
                 finally:
                     up.send_signal(signal.SIGINT)
                     up.wait(90)
 
 
-def endow(built: House) -> None:
-    """Money for everybody, and two accounts that may not be credited."""
-    with Client(built.base, token(built.directory, "crash", "operator")) as client:
+def endow(up_run: RunningUp) -> None:
+    """Give money to all users, and disable two accounts."""
+    with Client(up_run.base, token(up_run.directory, "crash", "operator")) as client:
         for user in USERS:
             for account, amount in START.items():
-                whose = {"user_id": user, "account": account, "asset": "USDT"}
-                client.deposit({**whose, "amount": str(amount), "cid": f"start-{user}-{account}"})
+                target = {"user_id": user, "account": account, "asset": "USDT"}
+                client.deposit({**target, "amount": str(amount), "cid": f"start-{user}-{account}"})
         for user, account in ((SPOT_CLOSED, "SPOT"), (FUNDING_CLOSED, "FUNDING")):
-            whose = {"user_id": user, "account": account, "asset": "USDT"}
-            client.account_status({**whose, "status": "DISABLED"})
+            target = {"user_id": user, "account": account, "asset": "USDT"}
+            client.account_status({**target, "status": "DISABLED"})
 
 
 def tokens(directory: Path) -> Callable[[int], str]:
-    kept: dict[int, tuple[float, str]] = {}
+    cached: dict[int, tuple[float, str]] = {}
 
-    def of(user: int) -> str:
-        made_s, text = kept.get(user, (0.0, ""))
+    def token_of(user: int) -> str:
+        made_s, text = cached.get(user, (0.0, ""))
         if time.monotonic() - made_s > TOKEN_S or not text:
             text = token(directory, str(user), "user")
-            kept[user] = time.monotonic(), text
+            cached[user] = time.monotonic(), text
         return text
 
-    return of
+    return token_of
 
 
-async def torment(faults: Faults, books: Books, plan: Plan, bar: Progress) -> float:
-    """All faults and enough transfers. Returns when the last fault was over."""
+async def inject_all(faults: Faults, books: Books, plan: Plan, bar: Progress) -> float:
+    """Inject all faults, and wait for enough transfers. Return when the last fault was over."""
     shown = bar.add_task("faults", total=plan.kills)
-    healed_s = time.monotonic()
+    faults_ended_s = time.monotonic()
     for kind in faults.order(plan.kills):
         try:
-            await breathe(books, books.ended + BREATH)
+            await wait_for_ends(books, books.ended + ENDS_BETWEEN)
             await asyncio.sleep(faults.dice.random() / 2)
-            await faults.commit(kind)
+            await faults.inject(kind)
         except Harmless as fault:
-            books.violations.append(f"«{kind}» did not come about: {fault}")
-        healed_s = time.monotonic()
-        bar.update(shown, advance=1, description=f"{kind}, {len(books.wishes)} transfers")
-    slowest_s = PATIENCE_S + plan.transfers / SLOWEST_RATE
-    await eventually(lambda: len(books.wishes) >= plan.transfers, "the load is slow", slowest_s)
-    return healed_s
+            books.violations.append(f"the fault {kind!r} had no effect: {fault}")
+        faults_ended_s = time.monotonic()
+        bar.update(shown, advance=1, description=f"{kind}, {len(books.transfers)} transfers")
+    slowest_s = TIMEOUT_S + plan.transfers / SLOWEST_RATE
+    await eventually(lambda: len(books.transfers) >= plan.transfers, "the load is slow", slowest_s)
+    return faults_ended_s
 
 
-async def breathe(books: Books, enough: int) -> None:
-    await eventually(lambda: books.ended >= enough, "transfers do not end any more")
+async def wait_for_ends(books: Books, count: int) -> None:
+    await eventually(lambda: books.ended >= count, "transfers do not end any more")
 
 
-async def compare(built: House, books: Books) -> None:
-    """What the clients were told, beside what the API, the store and the audit say."""
-    await compare_balances(built, books)
-    found = json.loads((built.directory / "run" / "endpoints.json").read_text())
-    async with await psycopg.AsyncConnection.connect(found["postgres"]) as database:
+async def compare(up_run: RunningUp, books: Books) -> None:
+    """Compare the clients' books with the API and the store."""
+    await compare_balances(up_run, books)
+    endpoints = json.loads((up_run.directory / "run" / "endpoints.json").read_text())
+    async with await psycopg.AsyncConnection.connect(endpoints["postgres"]) as database:
         rows = await database.execute(
             f"SELECT c.cid, t.state, count(*) OVER (PARTITION BY c.owner, c.cid)"
             f" FROM {SCHEMA}.transfers AS t JOIN {SCHEMA}.cids AS c ON c.transfer_id = t.id"
@@ -147,91 +149,92 @@ async def compare(built: House, books: Books) -> None:
             f"SELECT count(*) FROM {SCHEMA}.transfers WHERE flow = 'internal_transfer'"
         )
         count = (await total.fetchone() or (0,))[0]
-    told = {cid: (wish.state, 1) for cid, wish in books.wishes.items()}
+    expected = {cid: (transfer.state, 1) for cid, transfer in books.transfers.items()}
     books.violations += [
-        f"{cid}: told {told.get(cid)}, stored {stored.get(cid)}"
-        for cid in told.keys() | stored.keys()
-        if told.get(cid) != stored.get(cid)
+        f"{cid}: the client has {expected.get(cid)}, the store has {stored.get(cid)}"
+        for cid in expected.keys() | stored.keys()
+        if expected.get(cid) != stored.get(cid)
     ]
-    if count != len(told):
-        books.violations.append(f"{count} transfers were born of {len(told)} requests")
+    if count != len(expected):
+        books.violations.append(f"{count} transfers were created by {len(expected)} requests")
 
 
-async def compare_balances(built: House, books: Books) -> None:
+async def compare_balances(up_run: RunningUp, books: Books) -> None:
     total, until_s = 0, books.deadline_s
-    async with httpx2.AsyncClient(base_url=built.base, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=up_run.base, timeout=30) as http:
         for user in USERS:
-            said = await patiently(partial(books.balances, http, user), until_s)
-            found = said.get("balances", [])
-            held = {b["account"]: b["available"] for b in found if b["asset"] == "USDT"}
+            reply = await with_retries(partial(books.balances, http, user), until_s)
+            rows = reply.get("balances", [])
+            balances = {b["account"]: b["available"] for b in rows if b["asset"] == "USDT"}
             for account, start in START.items():
-                wanted = start + books.moved[user, account]
-                total += int(held.get(account, "0").replace(".", ""))
-                if held.get(account) != f"{wanted}.000000":
-                    books.violations.append(f"{user} {account}: {said}, not {wanted}")
+                expected = start + books.moved[user, account]
+                total += int(balances.get(account, "0").replace(".", ""))
+                if balances.get(account) != f"{expected}.000000":
+                    books.violations.append(f"{user} {account}: {reply}, not {expected}")
         if total != len(USERS) * sum(START.values()) * UNIT:
             books.violations.append(f"the sum of all accounts is {total}")
-        some = books.dice.sample(list(books.wishes.values()), min(REPLAYS, len(books.wishes)))
-        for wish in some:
-            books.note(wish, await patiently(partial(books.post, http, wish), until_s))
+        transfers = list(books.transfers.values())
+        for transfer in books.dice.sample(transfers, min(REPLAYS, len(transfers))):
+            reply = await with_retries(partial(books.post, http, transfer), until_s)
+            books.note(transfer, reply)
 
 
-def audit(built: House, books: Books) -> None:
-    words = [str(PROGRAM), "audit", "-o", "json", "--data", str(built.directory)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+def audit(up_run: RunningUp, books: Books) -> None:
+    command = [str(PROGRAM), "audit", "-o", "json", "--data", str(up_run.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     try:
-        said = json.loads(done.stdout)
+        report = json.loads(done.stdout)
     except ValueError:
         books.violations.append(f"no audit: {done.stdout}{done.stderr}")
         return
-    if not said["ok"] or said["halted"] or said["assets"]["USDT"]["gap"] != "0":
-        books.violations.append(f"the audit says {said}")
+    if not report["ok"] or report["halted"] or report["assets"]["USDT"]["gap"] != "0":
+        books.violations.append(f"the audit failed: {report}")
 
 
 async def run(plan: Plan, bar: Progress) -> dict[str, Any]:
-    began_s = time.monotonic()
-    with house() as built:
-        endow(built)
+    started_s = time.monotonic()
+    with running_up() as up_run:
+        endow(up_run)
         dice = random.Random(plan.seed)
-        books = Books(built.base, tokens(built.directory), random.Random(plan.seed + 1))
-        async with relayed(built.directory / "postgres" / "cluster") as relay:
-            faults = Faults(built.directory, relay, built.room, dice)
+        books = Books(up_run.base, tokens(up_run.directory), random.Random(plan.seed + 1))
+        async with relayed(up_run.directory / "postgres" / "cluster") as relay:
+            faults = Faults(up_run.directory, relay, up_run.disk, dice)
             loading = asyncio.ensure_future(books.load())
-            await faults.terminate()  # Whoever was connected before comes back by the relay.
-            healed_s = await torment(faults, books, plan, bar)
+            await faults.terminate()  # Clients that were connected reconnect by the relay.
+            faults_ended_s = await inject_all(faults, books, plan, bar)
             books.closing = True
-            books.deadline_s = time.monotonic() + PATIENCE_S
+            books.deadline_s = time.monotonic() + TIMEOUT_S
             await loading
-            waited_s = books.waited_s(healed_s)
-            if waited_s > PATIENCE_S:
+            waited_s = books.waited_s(faults_ended_s)
+            if waited_s > TIMEOUT_S:
                 books.violations.append(f"a transfer ended {waited_s} s after the last fault")
-            await compare(built, books)
-            await asyncio.to_thread(audit, built, books)
+            await compare(up_run, books)
+            await asyncio.to_thread(audit, up_run, books)
         return {
             "kills": sum(faults.counts.values()),
             "kills_by_kind": dict(faults.counts),
-            "transfers": len(books.wishes),
+            "transfers": len(books.transfers),
             "ends": dict(books.states()),
             "violations": books.violations,
             "longest_wait_s": round(waited_s, 1),
-            "full_disk": built.room.kind,
-            "logs": keep_logs(built) if books.violations else None,
-            "seconds": round(time.monotonic() - began_s, 1),
+            "full_disk": up_run.disk.kind,
+            "logs": keep_logs(up_run) if books.violations else None,
+            "seconds": round(time.monotonic() - started_s, 1),
             "seed": plan.seed,
         }
 
 
-def keep_logs(built: House) -> str:
-    """Where to look for what happened."""
-    kept = Path(tempfile.mkdtemp(prefix="tidegate-crash-"))
-    shutil.copytree(built.directory / "log", kept, dirs_exist_ok=True)
-    for each in (built.directory / "postgres").glob("postgres.log*"):
-        shutil.copy(each, kept)
-    return str(kept)
+def keep_logs(up_run: RunningUp) -> str:
+    """Copy the logs of a failed run, and return their directory."""
+    copies = Path(tempfile.mkdtemp(prefix="tidegate-crash-"))
+    shutil.copytree(up_run.directory / "log", copies, dirs_exist_ok=True)
+    for log in (up_run.directory / "postgres").glob("postgres.log*"):
+        shutil.copy(log, copies)
+    return str(copies)
 
 
-def ended_by_a_signal(*_: object) -> None:
-    raise KeyboardInterrupt  # So that nothing stays mounted or running.
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt  # The context managers then unmount and stop everything.
 
 
 def main() -> int:
@@ -240,21 +243,23 @@ def main() -> int:
     parser.add_argument("--transfers", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, ended_by_a_signal)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, interrupt)
     columns = (TextColumn("{task.description:<60}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
-        said = asyncio.run(run(Plan(chosen.kills, chosen.transfers, chosen.seed), bar))
-    if chosen.output == "json":
-        print(json.dumps(said, indent=2))
+        plan = Plan(arguments.kills, arguments.transfers, arguments.seed)
+        figures = asyncio.run(run(plan, bar))
+    if arguments.output == "json":
+        print(json.dumps(figures, indent=2))
     else:
-        for kind, count in sorted(said["kills_by_kind"].items()):
+        for kind, count in sorted(figures["kills_by_kind"].items()):
             print(f"  {kind:<30}{count:>6}")
-        print(f"{said['kills']} faults over {said['transfers']} transfers in {said['seconds']} s:")
-        print(f"{said['ends']}; violations: {len(said['violations'])}")
-        print("\n".join(said["violations"]))
-    return 1 if said["violations"] else 0
+        seconds = figures["seconds"]
+        print(f"{figures['kills']} faults, {figures['transfers']} transfers in {seconds} s:")
+        print(f"{figures['ends']}; violations: {len(figures['violations'])}")
+        print("\n".join(figures["violations"]))
+    return 1 if figures["violations"] else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Three owners for every way that an internal transfer can go, and what must come of it."""
+"""Six transfers of three owners, one for each possible end, and the balances that must result."""
 
 from typing import NamedTuple
 
@@ -15,16 +15,16 @@ ASSET, UNIT = 3, 10**6
 
 
 class Part(NamedTuple):
-    """One transfer of the scene: who, which way, how much, and how it must end."""
+    """One transfer of the scene: its owner, direction, amount and expected end state."""
 
     owner: int
-    way: str
+    direction: str
     amount: int
     state: str
 
 
 def parts(base: int) -> list[Part]:
-    """`base`: spends; `base + 1`: may not be credited in SPOT; `base + 2`: nor in FUNDING."""
+    """Owner `base` can pay. SPOT of `base + 1` and FUNDING of `base + 2` cannot be credited."""
     return [
         Part(base, "in", 100, "COMMITTED"),
         Part(base, "out", 40, "COMMITTED"),
@@ -36,8 +36,8 @@ def parts(base: int) -> list[Part]:
 
 
 def expected(base: int) -> dict[tuple[int, str], int]:
-    """What each account holds in the end, in smallest units."""
-    whole = {
+    """The final balance of each account, in smallest units."""
+    balances = {
         (base, "FUNDING"): 1_000 - 100 + 40,
         (base, "SPOT"): 500 + 100 - 40,
         (base + 1, "FUNDING"): 1_000,
@@ -45,12 +45,12 @@ def expected(base: int) -> dict[tuple[int, str], int]:
         (base + 2, "FUNDING"): 1_000,
         (base + 2, "SPOT"): 500,
     }
-    return {account: amount * UNIT for account, amount in whole.items()}
+    return {account: amount * UNIT for account, amount in balances.items()}
 
 
 def request_of(part: Part, number: int) -> Request:
     inside, outside = Party(LEDGER, FUNDING, part.owner), Party(CORE, "SPOT", part.owner)
-    source, target = (inside, outside) if part.way == "in" else (outside, inside)
+    source, target = (inside, outside) if part.direction == "in" else (outside, inside)
     parties = {"source": source, "target": target}
     amount = part.amount * UNIT
     return Request(part.owner, "internal_transfer", parties, ASSET, amount, f"part-{number}")
@@ -61,9 +61,9 @@ async def endow(gate: Gate, base: int) -> None:
     for owner in range(base, base + 3):
         for account, amount in (("FUNDING", "1000"), ("SPOT", "500")):
             crossing = ExternalTransfer(account, "USDT", amount, cid=f"endow-{account}")
-            said = await gate.deposit(crossing, owner)
-            assert isinstance(said, Receipt)
-            end = await gate.engine.wait(said.transfer, 20)
+            reply = await gate.deposit(crossing, owner)
+            assert isinstance(reply, Receipt)
+            end = await gate.engine.wait(reply.transfer, 20)
             assert end.state == "COMPLETED", end
     await gate.core.set_status(base + 1, "SPOT", ASSET, CoreStatus.DISABLED)
     closed = Account(base + 2, FUNDING, ASSET)
@@ -71,15 +71,15 @@ async def endow(gate: Gate, base: int) -> None:
 
 
 async def held(gate: Gate, base: int) -> dict[tuple[int, str], int]:
-    """What the two systems hold, read from each of them."""
+    """The balances of both systems, read from each of them."""
     assert gate.core is not None
-    found = {}
+    balances = {}
     for owner in range(base, base + 3):
         books = await gate.ledger.balances(gate.store, owner)
-        found[owner, "FUNDING"] = books[Account(owner, FUNDING, ASSET)].available
-        found[owner, "SPOT"] = (await gate.core.balance(owner, "SPOT", ASSET)).amount
+        balances[owner, "FUNDING"] = books[Account(owner, FUNDING, ASSET)].available
+        balances[owner, "SPOT"] = (await gate.core.balance(owner, "SPOT", ASSET)).amount
         assert {a.book for a in books} == {"FUNDING", "OUTSIDE"}
-    return found
+    return balances
 
 
 async def states(gate: Gate, base: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A small disk for the core, which can be filled: of its own where that is allowed."""
+"""A small disk for the core that can be filled: a tmpfs, or file size limits without mounts."""
 
 import contextlib
 import errno
@@ -14,8 +14,8 @@ SIZE = 48 * 2**20
 CHUNK = 2**20
 
 
-class Room(Protocol):
-    """A place for the core's files that can have no room left."""
+class CoreDisk(Protocol):
+    """The disk of the core's files, which can be made full."""
 
     kind: str
 
@@ -24,7 +24,7 @@ class Room(Protocol):
 
 
 class SmallDisk:
-    """A tmpfs of a few megabytes: a file beside the core's takes all that is left."""
+    """A tmpfs of some megabytes. A file beside the core's files fills it."""
 
     kind = "tmpfs"
 
@@ -50,7 +50,7 @@ class SmallDisk:
 
 
 class SmallFiles:
-    """Where nothing may be mounted: the core's files may not grow, until it starts again."""
+    """For systems where mounting is forbidden: the core's files cannot grow until it restarts."""
 
     kind = "file size limit"
 
@@ -59,11 +59,11 @@ class SmallFiles:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
 
     def free(self) -> None:
-        pass  # The limit went with the process.
+        pass  # The limit ended with the process.
 
 
 @contextmanager
-def small_room(directory: Path) -> Iterator[Room]:
+def small_disk(directory: Path) -> Iterator[CoreDisk]:
     directory.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=0700", "tidegate-crash"]
     try:

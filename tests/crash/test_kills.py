@@ -1,8 +1,8 @@
-"""Kill -9 of the worker and of the core, before and after each commit and each call.
+"""SIGKILL of the worker and of the core, before and after each commit and each call.
 
-As SQLite does it: die at the first moment, at the second, the third … until none is left. After
-each death the program is started again, the client asks again with its own cids, every transfer
-must end as it should, and the books of both systems, summed here, must be exact.
+Like the crash tests of SQLite: die at the first moment, then at the second, and so on until there
+are no more. After each death the program is started again, the client repeats its requests with
+the same cids, every transfer must end as expected, and the sums of both systems must be exact.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from tidegate.engine.pending_request import Receipt
 from tidegate.store.sessions import StoreLimits
 
 KILLED = -signal.SIGKILL
-ROUNDS = 2  # Run side by side; each takes every second moment.
+ROUNDS = 2  # Rounds run in parallel. Each uses every second moment.
 MAX_MOMENTS = 200
-AHEAD = 12  # Scenes that are endowed at a time: for each alone everything would have to start.
-LOOK_S, WORKER_S = 0.02, 90.0
+AHEAD = 12  # Scenes that are prepared together, because each preparation starts everything.
+POLL_S, WORKER_S = 0.02, 90.0
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def gate(database: str, address: str) -> Setup:
 
 
 async def prepare(setup: Setup, moment: int) -> None:
-    """The scenes of this moment and of those that follow in its round."""
+    """Prepare the scenes of this moment and of the next ones in its round."""
     async with open_gate(setup) as opened:
         for base in range(moment * 10, (moment + ROUNDS * AHEAD) * 10, ROUNDS * 10):
             await endow(opened, base)
@@ -61,7 +61,7 @@ async def check(opened: Gate, base: int, moment: int) -> None:
 
 
 async def sums_agree(opened: Gate, owners: int) -> None:
-    """All accounts of both systems, and what came in: to the last unit."""
+    """The sum of all accounts of both systems must equal the deposits."""
     assert opened.core is not None
     [(inside, outside)] = await opened.store.run(
         "SELECT sum(available) FILTER (WHERE book <> 'OUTSIDE'),"
@@ -100,8 +100,8 @@ def test_a_worker_killed_at_any_moment_loses_nothing(
             if code == 0:
                 break
             moment += ROUNDS
-        assert code == 0, "there were more moments than expected"
-        assert deaths >= 15, f"only {deaths} moments: is the fuse shown everything?"
+        assert code == 0, "there are more moments than expected"
+        assert deaths >= 15, f"only {deaths} moments: some moments may not reach the fuse"
 
         async def sum_up() -> None:
             async with open_gate(gate(database, address)) as opened:
@@ -125,34 +125,34 @@ def test_a_core_killed_at_any_moment_loses_nothing(
         if deaths % AHEAD == 0:
             with core(tmp_path) as (_, address):
                 asyncio.run(prepare(gate(database, address), moment))
-        died = asyncio.run(_through_a_death(database, tmp_path, base, moment))
+        died = asyncio.run(_with_one_death(database, tmp_path, base, moment))
         deaths += died
         if not died:
             break
         moment += ROUNDS
-    assert not died, "there were more moments than expected"
-    assert deaths >= 10, f"only {deaths} moments: is the fuse shown everything?"
+    assert not died, "there are more moments than expected"
+    assert deaths >= 10, f"only {deaths} moments: some moments may not reach the fuse"
 
 
-async def _through_a_death(database: str, directory: Path, base: int, moment: int) -> bool:
-    """Six transfers while the core dies once and comes back; the engine lives on.
+async def _with_one_death(database: str, directory: Path, base: int, moment: int) -> bool:
+    """Make six transfers while the core dies once and is restarted. The engine keeps running.
 
-    One after the other: those under way at the same time share frames of the core's log, the more
-    of them the busier the machine is, and the next run would have other moments than this one.
+    One after the other: concurrent transfers share frames of the core's log, depending on how busy
+    the machine is, and then the next run would have other moments than this one.
     """
     with core(directory, moment) as (fused, address):
         async with open_gate(gate(database, address)) as opened:
-            made = asyncio.ensure_future(_make(opened, base))
-            while not made.done() and fused.poll() is None:
-                await asyncio.wait({made}, timeout=LOOK_S)
+            making = asyncio.ensure_future(_make(opened, base))
+            while not making.done() and fused.poll() is None:
+                await asyncio.wait({making}, timeout=POLL_S)
             died = fused.poll() == KILLED
             with core(directory) if died else nullcontext():
-                await made
+                await making
                 await check(opened, base, moment)
     return died
 
 
 async def _make(opened: Gate, base: int) -> None:
     for number, part in enumerate(parts(base)):
-        said = await opened.engine.transfer(request_of(part, number), wait_s=30)
-        assert isinstance(said, Receipt), said
+        reply = await opened.engine.transfer(request_of(part, number), wait_s=30)
+        assert isinstance(reply, Receipt), reply

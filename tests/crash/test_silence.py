@@ -1,4 +1,4 @@
-"""A core that falls silent in the middle: nothing is decided, and all goes on when it wakes."""
+"""A core that is paused in the middle: nothing is decided, and all continues when it resumes."""
 
 import asyncio
 import signal
@@ -17,22 +17,24 @@ pytestmark = pytest.mark.slow
 
 BASE = 10
 
-# Which part of the scene waits while the core is silent, and in which state.
+# Which part of the scene waits while the core is paused, and in which state.
 WAITING = {"its source": (1, "SOURCE_PENDING"), "its target": (0, "TARGET_PENDING")}
 
 
 async def submitted(opened: Gate, part: Part) -> Receipt:
-    said = await opened.engine.submit(request_of(part, parts(BASE).index(part)))
-    assert isinstance(said, Receipt)
-    return said
+    receipt = await opened.engine.submit(request_of(part, parts(BASE).index(part)))
+    assert isinstance(receipt, Receipt)
+    return receipt
 
 
 @pytest.mark.parametrize("role", WAITING)
-def test_a_silent_core_decides_nothing(database: str, tmp_path: Path, role: str) -> None:
+def test_while_the_core_is_paused_nothing_is_decided(
+    database: str, tmp_path: Path, role: str
+) -> None:
     number, state = WAITING[role]
     scene = parts(BASE)
 
-    async def whole(opened: Gate, signal_core: Callable[[int], None]) -> None:
+    async def play_scene(opened: Gate, signal_core: Callable[[int], None]) -> None:
         await endow(opened, BASE)
         for part in scene[:number]:
             await opened.engine.wait((await submitted(opened, part)).transfer, 20)
@@ -55,6 +57,6 @@ def test_a_silent_core_decides_nothing(database: str, tmp_path: Path, role: str)
     async def run() -> None:
         with core(tmp_path) as (child, address):
             async with open_gate(gate(database, address)) as opened:
-                await whole(opened, child.send_signal)
+                await play_scene(opened, child.send_signal)
 
     asyncio.run(run())

@@ -1,7 +1,7 @@
-"""A worker with a fuse: `python -m tests.crash.worker DATABASE CORE BASE MOMENTS`.
+"""A worker that kills itself: `python -m tests.crash.worker DATABASE CORE BASE MOMENTS`.
 
-It brings the six transfers of a scene to their ends, one after the other. The fuse is shown the
-moments before and after each commit and each call; nothing in the program knows of it.
+It makes the six transfers of a scene, one after the other. The moments before and after each
+commit and each call are passed to the fuse. The code under test is not changed for this.
 """
 
 import asyncio
@@ -41,18 +41,18 @@ class FusedStore(PostgresStore):
     async def transaction(self) -> AsyncIterator[PostgresTransaction]:
         async with super().transaction() as tx:
             yield tx
-            self.fuse.burn("before a COMMIT")
-        self.fuse.burn("after a COMMIT")
+            self.fuse.check("before a COMMIT")
+        self.fuse.check("after a COMMIT")
 
     async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         claimed = await super().claim(lane, limit, flows)
         if claimed:
-            self.fuse.burn("after a claim")
+            self.fuse.check("after a claim")
         return claimed
 
 
 class FusedCore:
-    """The client of the core, watched from outside."""
+    """The client of the core, with the fuse before and after each call."""
 
     name = CORE
     reversible = True
@@ -61,9 +61,9 @@ class FusedCore:
         self.core, self.fuse = core, fuse
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        self.fuse.burn("before a call")
+        self.fuse.check("before a call")
         answers = await self.core.ask(questions)
-        self.fuse.burn("after a call")
+        self.fuse.check("after a call")
         return answers
 
     async def remember(self, tx: PostgresTransaction) -> None:
@@ -86,9 +86,9 @@ async def main(database: str, core: str, base: int, moments: int) -> None:
         )
         async with Engine(engine_parts) as engine:
             for number, part in enumerate(parts(base)):
-                said = await engine.transfer(request_of(part, number), wait_s=20)
-                assert isinstance(said, Receipt), said
-                assert said.transfer.state == part.state, said.transfer
+                reply = await engine.transfer(request_of(part, number), wait_s=20)
+                assert isinstance(reply, Receipt), reply
+                assert reply.transfer.state == part.state, reply.transfer
         await client.close()
 
 

@@ -1,4 +1,4 @@
-"""Run it by hand: `python -m tests.differential --operations 100000`, or `--seed 7`."""
+"""The command line: `python -m tests.differential --operations 100000`, or `--seed 7`."""
 
 import argparse
 import itertools
@@ -7,39 +7,39 @@ import logging
 import sys
 import time
 
-from tests.differential import Counts, Difference, Wish, run_differential
+from tests.differential import Counts, Difference, RunOptions, run_differential
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
-    parser.add_argument("--operations", type=int, default=10_000, help="at least so many")
+    parser.add_argument("--operations", type=int, default=10_000, help="run at least this many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seed", type=int, help="this seed alone")
+    parser.add_argument("--seed", type=int, help="run only this seed")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return parser.parse_args()
 
 
-def watch(counts: Counts) -> None:
+def show_progress(counts: Counts) -> None:
     if sys.stderr.isatty():
         print(f"\r{counts.seeds} seeds, {counts.operations} operations", end="", file=sys.stderr)
 
 
 def main() -> int:
-    wanted = arguments()
-    # A connection that was killed on purpose is no news.
+    arguments = parse_arguments()
+    # The connections are killed on purpose, so their warnings are not useful.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
-    seeds = itertools.count(wanted.first) if wanted.seed is None else [wanted.seed]
+    seeds = itertools.count(arguments.first) if arguments.seed is None else [arguments.seed]
     began_s = time.monotonic()
     try:
-        counts = run_differential(seeds, wish=Wish(wanted.operations, watch))
+        counts = run_differential(seeds, options=RunOptions(arguments.operations, show_progress))
     except Difference as difference:
         print(difference)
         return 1
-    told = vars(counts) | {"seconds": round(time.monotonic() - began_s, 1)}
-    if wanted.output == "json":
-        print(json.dumps(told))
+    totals = vars(counts) | {"seconds": round(time.monotonic() - began_s, 1)}
+    if arguments.output == "json":
+        print(json.dumps(totals))
     else:
-        lines = {**told.pop("by_operation"), **told.pop("ends"), **told}
+        lines = {**totals.pop("by_operation"), **totals.pop("ends"), **totals}  # One per line.
         print("\n".join(f"{name:32} {value}" for name, value in lines.items()))
         print("no difference")
     return 0

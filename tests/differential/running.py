@@ -1,4 +1,4 @@
-"""Many seeds, one after another, on a database of their own; a difference told in few lines."""
+"""Runs many seeds one after another on a separate database, and shortens a difference."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -7,13 +7,20 @@ from typing import NamedTuple
 
 from tests.cluster import create_database, start_cluster, stop_cluster
 from tests.conftest import SCHEMA
-from tests.differential.scheduler import Counts, Difference, House, Part, Stage, opened
+from tests.differential.scheduler import (
+    Counts,
+    Difference,
+    SeedActs,
+    SeedRun,
+    Sides,
+    prepared_sides,
+)
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
 
 
-class Wish(NamedTuple):
-    """How long to go on, who is told on the way, and whether a difference is made short."""
+class RunOptions(NamedTuple):
+    """How many operations to run, a callback for progress, and whether to shrink a difference."""
 
     operations: int | None = None
     watch: Callable[[Counts], None] = lambda _: None
@@ -21,48 +28,48 @@ class Wish(NamedTuple):
 
 
 def run_differential(
-    seeds: Iterable[int], database: str | None = None, wish: Wish | None = None
+    seeds: Iterable[int], database: str | None = None, options: RunOptions | None = None
 ) -> Counts:
-    """Play the seeds, or as many of them as make up the operations; raise the first Difference."""
-    with ExitStack() as held:
+    """Run the seeds until the number of operations is reached; raise the first Difference."""
+    with ExitStack() as stack:
         if database is None:
             cluster = start_cluster()
-            held.callback(stop_cluster, cluster)
+            stack.callback(stop_cluster, cluster)
             database = create_database(cluster.url, "differential")
             migrate(database, SCHEMA, FLOWS.values())
-        return asyncio.run(_run(database, seeds, wish or Wish()))
+        return asyncio.run(_run(database, seeds, options or RunOptions()))
 
 
-async def _run(database: str, seeds: Iterable[int], wish: Wish) -> Counts:
+async def _run(database: str, seeds: Iterable[int], options: RunOptions) -> Counts:
     total = Counts()
-    async with opened(database) as house:
+    async with prepared_sides(database) as sides:
         for seed in seeds:
-            total.add(await _play(house, Part(seed), shrink=wish.shrink))
-            wish.watch(total)
-            if wish.operations is not None and total.operations >= wish.operations:
+            total.add(await _run_seed(sides, SeedActs(seed), shrink=options.shrink))
+            options.watch(total)
+            if options.operations is not None and total.operations >= options.operations:
                 break
     return total
 
 
-async def _play(house: House, part: Part, *, shrink: bool) -> Counts:
+async def _run_seed(sides: Sides, selection: SeedActs, *, shrink: bool) -> Counts:
     try:
-        return await Stage(house, part).run()
+        return await SeedRun(sides, selection).run()
     except Difference as first:
         if not shrink:
             raise
-        raise await _shortest(house, first) from first
+        raise await _shortest(sides, first) from first
 
 
-async def _shortest(house: House, shown: Difference) -> Difference:
-    """Leave out acts, many at first and then one by one, as long as the sides still differ."""
-    size = len(shown.part.acts) // 2
+async def _shortest(sides: Sides, found: Difference) -> Difference:
+    """Leave out acts, first many and then single ones, as long as the sides still differ."""
+    size = len(found.selection.acts) // 2
     while size:
-        for shorter in shown.part.shorter(size):
+        for shorter in found.selection.shorter(size):
             try:
-                await Stage(house, shorter).run()
+                await SeedRun(sides, shorter).run()
             except Difference as difference:
-                shown = difference
+                found = difference
                 break
         else:
             size //= 2
-    return shown
+    return found

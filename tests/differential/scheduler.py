@@ -1,4 +1,4 @@
-"""The scheduler: one statement at a time, of the same session on both sides, and then a look."""
+"""The scheduler: it runs one statement of one session on both sides, and compares the results."""
 
 import asyncio
 import itertools
@@ -13,20 +13,26 @@ from uuid import UUID
 import psycopg
 
 from tests.conftest import SCHEMA
-from tests.differential.acts import ASSET, MEMBERS, RULES, SAVINGS, Luck, Player
-from tests.differential.books import EMPTY, broken_chains, difference, postgres_books, twin_books
-from tests.differential.one_side import (
+from tests.differential.acts import ASSET, MEMBERS, RULES, SAVINGS, ActRunner, SeedTraits
+from tests.differential.recording import Local, RecordingStore, on_postgres, on_the_twin, summary
+from tests.differential.side_session import (
     CLOCK,
+    CURRENT,
     LEASE_S,
     PATHS,
-    SEAT,
     Clock,
     Fate,
-    Seat,
-    SeatedStore,
+    ScheduledStore,
+    SideSession,
     postgres,
 )
-from tests.differential.recording import Local, TellingStore, on_postgres, on_the_twin, shown
+from tests.differential.table_contents import (
+    EMPTY,
+    broken_chains,
+    difference,
+    read_postgres,
+    read_twin,
+)
 from tidegate.core.account import Account
 from tidegate.engine import write_batch
 from tidegate.store.memory_tables import TRANSFERS
@@ -41,32 +47,32 @@ from tidegate.systems.ledger.memory import ACCOUNTS
 SESSIONS, ACTS = 4, 14
 TICK_US = 1_000
 PATIENCE_S = 10.0
-LOOK_S = 0.001
-LOOKS = int(PATIENCE_S / LOOK_S)
+POLL_S = 0.001
+POLLS = int(PATIENCE_S / POLL_S)
 SPINS = 50
-GLANCE_S = 0.2
-BLOCKED_FOR_GOOD = 3  # Glances: what is only on its way is not blocked for so long.
-# Operations after which something new may be there for all to see.
+CHECK_S = 0.2
+BLOCKED_CHECKS = 3  # A session that is seen blocked so often in a row is really blocked.
+# Operations after which other sessions may see new rows.
 PUBLISHING = frozenset({"commit", "claim", "release", "halt", "resume", "set status"})
-# What a session tells beside its operations.
-REMARKS = frozenset({"alert", "ended", "born", "gave up", "rollback", "crashed"})
+# Events of a session that are not operations.
+NOT_OPERATIONS = frozenset({"alert", "ended", "created", "gave up", "rollback", "crashed"})
 
 BLOCKED = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
 KILL = "SELECT pg_terminate_backend(%s)"
 ALIVE = "SELECT FROM pg_stat_activity WHERE pid = %s"
-OPENED = {
+BALANCES = {
     (FUNDING, ASSET): 500,
     (SAVINGS, ASSET): 300,
     (OUTSIDE, ASSET): -800,
     (SUSPENSE, ASSET): 0,
 }
-OPENED |= {(book_of(member), POINT): 300 * member for member in MEMBERS}
-RULE = "INSERT INTO economy.guild_settings VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
-OPEN = (
+BALANCES |= {(book_of(member), POINT): 300 * member for member in MEMBERS}
+INSERT_RULES = "INSERT INTO economy.guild_settings VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
+INSERT_ACCOUNT = (
     "INSERT INTO ledger_accounts (owner, book, asset_id, available, status)"
     " VALUES (%s, %s, %s, %s, %s)"
 )
-UNTIE = (
+SHIFT_DUE = (
     "UPDATE transfers AS t SET due_at = due_at + k.later * interval '1 us'"
     " FROM unnest(%s::uuid[], %s::bigint[]) AS k (id, later) WHERE t.id = k.id"
 )
@@ -74,30 +80,30 @@ UNTIE = (
 
 @dataclass
 class Counts:
-    """What was done on both sides, and compared."""
+    """Numbers of what was run on both sides and compared."""
 
     seeds: int = 0
     operations: int = 0
     statements: int = 0
-    comparisons: int = 0  # Of all tables.
-    parked: int = 0
+    comparisons: int = 0  # Comparisons of all tables.
+    parked: int = 0  # How often a session had to wait for a row.
     killed: int = 0
     replies_lost: int = 0
     deadlocks: int = 0
     by_operation: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)  # Of transfers, by flow and state.
+    ends: Counter[str] = field(default_factory=Counter)  # Ended transfers, by flow and state.
 
     def add(self, other: "Counts") -> None:
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-Act = tuple[int, int]  # A session, and which of its acts.
+Act = tuple[int, int]  # The numbers of a session and of its act.
 ALL = tuple(itertools.product(range(SESSIONS), range(ACTS)))
 
 
-class Part(NamedTuple):
-    """Which seed is played, and which of its acts."""
+class SeedActs(NamedTuple):
+    """A seed, and the acts of it that are run."""
 
     seed: int
     acts: tuple[Act, ...] = ALL
@@ -105,8 +111,8 @@ class Part(NamedTuple):
     def __str__(self) -> str:
         return f"seed {self.seed}, {len(self.acts)} of {len(ALL)} acts"
 
-    def shorter(self, size: int) -> "Iterator[Part]":
-        """Without so many acts in a row, wherever they stand."""
+    def shorter(self, size: int) -> "Iterator[SeedActs]":
+        """All selections that leave out this many acts in a row."""
         for start in range(0, len(self.acts), size):
             yield self._replace(acts=self.acts[:start] + self.acts[start + size :])
 
@@ -114,18 +120,18 @@ class Part(NamedTuple):
 class Difference(AssertionError):
     """The two sides do not agree."""
 
-    def __init__(self, part: Part, said: str) -> None:
-        super().__init__(said)
-        self.part = part
+    def __init__(self, selection: SeedActs, message: str) -> None:
+        super().__init__(message)
+        self.selection = selection
 
 
-class Pair:
-    """One session: its seat at the twin and its seat at PostgreSQL."""
+class SessionPair:
+    """One session, on both sides."""
 
     def __init__(self, number: int, clock: Clock) -> None:
         self.number = number
-        self.twin = Seat(f"twin {number}", clock)
-        self.real = Seat(f"postgresql {number}", clock)
+        self.twin = SideSession(f"twin {number}", clock)
+        self.real = SideSession(f"postgresql {number}", clock)
         self.parked = False
 
     @property
@@ -133,75 +139,79 @@ class Pair:
         return self.twin.finished and self.real.finished
 
 
-class Stage:
-    """A seed being played."""
+class SeedRun:
+    """The run of one seed."""
 
-    def __init__(self, house: "House", part: "Part") -> None:
-        self.house, self.part, self.seed = house, part, part.seed
-        self.admin = house.admin
+    def __init__(self, sides: "Sides", selection: "SeedActs") -> None:
+        self.sides, self.selection, self.seed = sides, selection, selection.seed
+        self.admin = sides.admin
         self.dice = random.Random(f"stage {self.seed}")
         self.clock = Clock()
-        self.store = SeatedStore(self.clock)
-        self.pairs = [Pair(number, self.clock) for number in range(SESSIONS)]
+        self.store = ScheduledStore(self.clock)
+        self.pairs = [SessionPair(number, self.clock) for number in range(SESSIONS)]
         self.counts = Counts(seeds=1)
         self.script: list[str] = []
-        self.published = False  # Something new may be in the tables.
+        self.published = False  # Whether new rows may be visible in the tables.
         self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> Counts:
-        luck = Luck.thrown(self.seed)
-        await self._furnish(luck)
+        traits = SeedTraits.of_seed(self.seed)
+        await self._create_accounts(traits)
         for pair in self.pairs:
-            who, real = (luck, pair.number), self.house.store
-            self._seat(pair.twin, self.store, on_the_twin(pair.twin, self.store), who)
-            self._seat(pair.real, real, on_postgres(pair.real, real), who)
+            identity, real = (traits, pair.number), self.sides.store
+            self._start(pair.twin, self.store, on_the_twin(pair.twin, self.store), identity)
+            self._start(pair.real, real, on_postgres(pair.real, real), identity)
         try:
-            await self._play()
+            await self._schedule()
         finally:
-            await self._leave()
+            await self._stop_tasks()
         for task in self.tasks:
             await task
         return self.counts
 
-    async def _leave(self) -> None:
-        # More than once: one that is told to go in the moment in which its wait ends, stays.
+    async def _stop_tasks(self) -> None:
+        # Repeated, because a task may miss a cancellation at the moment when its wait ends.
         while pending := [task for task in self.tasks if not task.done()]:
             for task in pending:
                 task.cancel()
-            await asyncio.wait(pending, timeout=GLANCE_S)
+            await asyncio.wait(pending, timeout=CHECK_S)
         for task in self.tasks:
             if not task.cancelled():
-                task.exception()  # Seen here; what matters of it was told.
+                task.exception()  # Mark it as retrieved. The event "crashed" has recorded it.
 
-    async def _furnish(self, luck: Luck) -> None:
-        """Some accounts are there from the start, and some of those will not serve."""
+    async def _create_accounts(self, traits: SeedTraits) -> None:
+        """Create some accounts; some of them are frozen or disabled."""
         await self.admin.execute(EMPTY)
         for guild, rules in RULES.items():
             self.store.tables.rows[SETTINGS][guild] = rules
         accounts = self.store.tables.rows[ACCOUNTS]
-        for owner, (opened, available) in itertools.product(luck.owners, OPENED.items()):
+        for owner, (account, available) in itertools.product(traits.owners, BALANCES.items()):
             if self.dice.random() < 0.6:
                 status = self.dice.choice(
                     (*[LedgerStatus.ACTIVE] * 5, LedgerStatus.FROZEN, LedgerStatus.DISABLED)
                 )
-                accounts[Account(owner, *opened)] = LedgerBalance(available, 0, status)
-                await self.admin.execute(OPEN, (owner, *opened, available, status))
+                accounts[Account(owner, *account)] = LedgerBalance(available, 0, status)
+                values = (owner, *account, available, status)
+                await self.admin.execute(INSERT_ACCOUNT, values)
 
-    def _seat(self, seat: Seat, store: Any, local: Local, who: tuple[Luck, int]) -> None:
-        async def sit() -> None:
-            SEAT.set(seat)
+    def _start(
+        self, session: SideSession, store: Any, local: Local, identity: tuple[SeedTraits, int]
+    ) -> None:
+        async def run_session() -> None:
+            CURRENT.set(session)
             try:
-                player = Player(TellingStore(seat, store), local, *who)
-                await player.play(act for number, act in self.part.acts if number == who[1])
+                runner = ActRunner(RecordingStore(session, store), local, *identity)
+                acts = (act for number, act in self.selection.acts if number == identity[1])
+                await runner.run(acts)
             except Exception as fault:
-                seat.tell("crashed", repr(fault), None)
+                session.add_event("crashed", repr(fault), None)
                 raise
             finally:
-                seat.finish()
+                session.finish()
 
-        self.tasks.append(asyncio.ensure_future(sit()))
+        self.tasks.append(asyncio.ensure_future(run_session()))
 
-    async def _play(self) -> None:
+    async def _schedule(self) -> None:
         for pair in self.pairs:
             await self._settle(pair)
         while not all(pair.finished for pair in self.pairs):
@@ -220,35 +230,37 @@ class Stage:
                 if pair.parked:
                     await self._settle(pair)
             if self.published:
-                await self._compare_books()
-        await self._compare_books()
+                await self._compare_tables()
+        await self._compare_tables()
 
-    def _ready(self, pair: Pair) -> bool:
-        """Two sessions never wait for the same row: whom PostgreSQL serves first is not said."""
+    def _ready(self, pair: SessionPair) -> bool:
+        """Whether a session may run a statement. Two sessions never wait for the same row, because
+        it is not defined which one PostgreSQL serves first.
+        """
         if pair.parked or pair.finished:
             return False
-        holders, own = self.store.tables.holders, pair.twin.open
+        holders, own = self.store.tables.holders, pair.twin.open_tx
         if all(holders.get(key, own) is own for key in pair.twin.wants):
             return True
-        return not any(o.parked and pair.twin.wants & o.twin.wants for o in self.pairs)
+        return not any(other.parked and pair.twin.wants & other.twin.wants for other in self.pairs)
 
-    def _in_transaction(self) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.twin.open is not None]
+    def _in_transaction(self) -> list[SessionPair]:
+        return [pair for pair in self.pairs if pair.twin.open_tx is not None]
 
-    async def _step(self, pair: Pair, *, lost: bool) -> None:
+    async def _step(self, pair: SessionPair, *, lost: bool) -> None:
         statement = pair.real.next
         fate = Fate.REPLY_LOST if lost and statement == "COMMIT" else Fate.DONE
         if statement == "claim":
-            await self._untie()
+            await self._separate_due_times()
         self.script.append(f"{pair.number}: {statement}{' (reply lost)' * (fate is not Fate.DONE)}")
         self.counts.statements += 1
         self.counts.replies_lost += fate is Fate.REPLY_LOST
-        pair.twin.go(fate)
-        pair.real.go(fate)
+        pair.twin.take_turn(fate)
+        pair.real.take_turn(fate)
         await self._settle(pair)
 
-    async def _untie(self) -> None:
-        """Of rows due at the same moment a claim may take any: so no two are."""
+    async def _separate_due_times(self) -> None:
+        """Give all rows different due times: of rows due at the same time, a claim may take any."""
         rows = self.store.tables.rows[TRANSFERS]
         free = [id_ for id_ in rows if (TRANSFERS, id_) not in self.store.tables.holders]
         taken: set[float] = {row.due_s for id_, row in rows.items() if id_ not in free}
@@ -262,113 +274,113 @@ class Stage:
                 rows[id_] = row._replace(due_s=due_s)
                 later[id_] = shift  # type: ignore[index]
         if later:
-            await self.admin.execute(UNTIE, (list(later), list(later.values())))
+            await self.admin.execute(SHIFT_DUE, (list(later), list(later.values())))
 
-    async def _kill(self, pair: Pair) -> None:
+    async def _kill(self, pair: SessionPair) -> None:
         self.script.append(f"{pair.number}: killed")
         self.counts.killed += 1
-        assert pair.twin.open is not None
-        assert pair.real.line is not None
-        pair.twin.open.end()
-        backend = (pair.real.line.backend,)
+        assert pair.twin.open_tx is not None
+        assert pair.real.pipeline is not None
+        pair.twin.open_tx.end()
+        backend = (pair.real.pipeline.backend,)
         await self.admin.execute(KILL, backend)
-        for _ in range(LOOKS):
+        for _ in range(POLLS):
             if not await (await self.admin.execute(ALIVE, backend)).fetchone():
                 return
-            await asyncio.sleep(LOOK_S)
-        raise AssertionError("a session that was killed is still there")
+            await asyncio.sleep(POLL_S)
+        raise AssertionError("a killed session did not end")
 
-    async def _settle(self, pair: Pair) -> None:
-        """Wait until the session stands still on both sides, and for the same reason."""
-        for look in range(LOOKS):
-            if pair.twin.stopped.is_set() or pair.twin.waits:
+    async def _settle(self, pair: SessionPair) -> None:
+        """Wait until the session stops on both sides, and check that the reason is the same."""
+        for poll in range(POLLS):
+            if pair.twin.stopped.is_set() or pair.twin.is_blocked:
                 break
-            await asyncio.sleep(0 if look < SPINS else LOOK_S)
+            await asyncio.sleep(0 if poll < SPINS else POLL_S)
         waits = not pair.twin.stopped.is_set()
         if waits:
-            await self._see_blocked(pair)
+            await self._expect_blocked(pair)
         else:
-            await self._see_stopped(pair)
+            await self._expect_stopped(pair)
         self.counts.parked += waits and not pair.parked
         if waits and not pair.parked:
             self.script.append(f"{pair.number}: waits")
         pair.parked = waits
-        self._compare_told(pair)
+        self._compare_events(pair)
 
-    async def _see_stopped(self, pair: Pair) -> None:
+    async def _expect_stopped(self, pair: SessionPair) -> None:
         blocked = 0
-        for _ in range(int(PATIENCE_S / GLANCE_S)):
+        for _ in range(int(PATIENCE_S / CHECK_S)):
             await asyncio.wait(
-                [stopped := asyncio.ensure_future(pair.real.stopped.wait())], timeout=GLANCE_S
+                [stopped := asyncio.ensure_future(pair.real.stopped.wait())], timeout=CHECK_S
             )
             if stopped.done():
                 return
             stopped.cancel()
             blocked = blocked + 1 if await self._blocked(pair) else 0
-            if blocked == BLOCKED_FOR_GOOD:
-                self._differ(pair, "the twin has gone on, and PostgreSQL waits for a lock")
-        self._differ(pair, "the twin has gone on, and PostgreSQL is not done")
+            if blocked == BLOCKED_CHECKS:
+                self._differ(pair, "the twin continued, and PostgreSQL waits for a lock")
+        self._differ(pair, "the twin continued, and PostgreSQL did not finish")
 
-    async def _see_blocked(self, pair: Pair) -> None:
-        for _ in range(LOOKS):
+    async def _expect_blocked(self, pair: SessionPair) -> None:
+        for _ in range(POLLS):
             if pair.real.stopped.is_set():
-                self._differ(pair, "the twin waits for a row, and PostgreSQL has gone on")
+                self._differ(pair, "the twin waits for a row, and PostgreSQL continued")
             if await self._blocked(pair):
                 return
-            await asyncio.sleep(LOOK_S)
-        self._differ(pair, "the twin waits for a row, and PostgreSQL for nothing known")
+            await asyncio.sleep(POLL_S)
+        self._differ(pair, "the twin waits for a row, and PostgreSQL waits for no lock")
 
-    async def _blocked(self, pair: Pair) -> bool:
-        if pair.real.line is None:
+    async def _blocked(self, pair: SessionPair) -> bool:
+        if pair.real.pipeline is None:
             return False
-        cursor = await self.admin.execute(BLOCKED, (pair.real.line.backend,))
+        cursor = await self.admin.execute(BLOCKED, (pair.real.pipeline.backend,))
         [(blocked,)] = await cursor.fetchall()
         return bool(blocked)
 
-    def _compare_told(self, pair: Pair) -> None:
-        twin, real = pair.twin.told, pair.real.told
-        pair.twin.told, pair.real.told = [], []
+    def _compare_events(self, pair: SessionPair) -> None:
+        twin, real = pair.twin.events, pair.real.events
+        pair.twin.events, pair.real.events = [], []
         for ours, theirs in zip(twin, real, strict=False):
             if ours != theirs:
                 self._differ(pair, f"twin       {ours}\npostgresql {theirs}")
-            told = f"{ours.operation} {ours.about}".rstrip()
-            self.script.append(f"{pair.number}: · {told} = {shown(ours.result)}")
+            event = f"{ours.operation} {ours.about}".rstrip()
+            self.script.append(f"{pair.number}: · {event} = {summary(ours.result)}")
         if len(twin) != len(real):
-            self._differ(pair, f"twin       tells {twin}\npostgresql tells {real}")
+            self._differ(pair, f"events: twin       {twin}\nevents: postgresql {real}")
         if pair.twin.finished != pair.real.finished:
             self._differ(pair, f"finished: twin {pair.twin.finished}, real {pair.real.finished}")
-        names = [event.operation for event in twin if event.operation not in REMARKS]
+        names = [event.operation for event in twin if event.operation not in NOT_OPERATIONS]
         self.counts.operations += len(names)
         self.counts.by_operation.update(names)
         self.counts.ends.update(event.about for event in twin if event.operation == "ended")
         self.published |= not PUBLISHING.isdisjoint(names)
 
-    async def _compare_books(self) -> None:
+    async def _compare_tables(self) -> None:
         self.published = False
         self.counts.comparisons += 1
-        ours, theirs = twin_books(self.store.tables), await postgres_books(self.admin)
+        ours, theirs = read_twin(self.store.tables), await read_postgres(self.admin)
         if found := difference(ours, theirs):
             self._differ(None, found)
-        for side, books in (("twin", ours), ("postgresql", theirs)):
-            if broken := broken_chains(books):
+        for side, contents in (("twin", ours), ("postgresql", theirs)):
+            if broken := broken_chains(contents):
                 self._differ(None, f"the history of {broken} is broken on the side of {side}")
 
-    def _differ(self, pair: Pair | None, what: str) -> None:
-        who = "" if pair is None else f", session {pair.number}"
+    def _differ(self, pair: SessionPair | None, message: str) -> None:
+        session = "" if pair is None else f", session {pair.number}"
         script = "\n".join(self.script)
-        raise Difference(self.part, f"{script}\n\n{self.part}{who}:\n{what}")
+        raise Difference(self.selection, f"{script}\n\n{self.selection}{session}:\n{message}")
 
 
 @dataclass(frozen=True)
-class House:
-    """A database whose clock is ours, a store on it, and a session that looks at everything."""
+class Sides:
+    """A database with the test's clock, a store on it, and a session that reads all tables."""
 
     admin: psycopg.AsyncConnection[Any]
     store: PostgresStore
 
 
 @asynccontextmanager
-async def opened(database: str) -> AsyncIterator[House]:
+async def prepared_sides(database: str) -> AsyncIterator[Sides]:
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as admin:
         await admin.execute(f"SET search_path TO {SCHEMA}, tidegate")
         admin.adapters.register_loader("numeric", WholeNumber)
@@ -377,17 +389,17 @@ async def opened(database: str) -> AsyncIterator[House]:
         await admin.execute(PATHS)
         for guild, rules in RULES.items():
             after = "every_transfer" if rules.every_transfer else "daily_limit"
-            await admin.execute(RULE, (guild, rules.limit, rules.cooldown_s, after))
+            await admin.execute(INSERT_RULES, (guild, rules.limit, rules.cooldown_s, after))
         async with postgres(database) as store:
-            with hurried():
-                yield House(admin, store)
+            with without_pauses():
+                yield Sides(admin, store)
 
 
 @contextmanager
-def hurried() -> Iterator[None]:
-    """How long the engine pauses before it tries again is not what is compared."""
+def without_pauses() -> Iterator[None]:
+    """Shorten the engine's pauses between retries, which are not compared."""
     pause_s = write_batch.RETRY_FIRST_S
-    write_batch.RETRY_FIRST_S = LOOK_S / 2
+    write_batch.RETRY_FIRST_S = POLL_S / 2
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A program of its own that makes a pool's transfers, until somebody kills it, or its own fuse."""
+"""A program that runs the transfers of a pool until it is killed, by the test or by its fuse."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ async def coordinate(database: str) -> None:
 
 
 async def burn(database: str, moments: int) -> None:
-    """The fuse is shown the moments after each claim, before each COMMIT and after it."""
+    """Run until the fuse kills the program: it counts claims, and COMMITs before and after."""
     async with FusedStore(database, Fuse(moments)) as store:
         parts: EngineParts[PostgresTransaction] = EngineParts(
             store=store,

@@ -1,4 +1,4 @@
-"""A guild of its own for every test."""
+"""Fixtures of the economy tests: each test has its own guild."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def play(database: str) -> Play:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They wait for cooldowns, days and deadlines: not what one runs after every line."""
+    """Mark all of these tests as slow: they wait for cooldowns, days and deadlines."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.slow)

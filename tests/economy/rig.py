@@ -1,4 +1,4 @@
-"""A guild with members who have money, on PostgreSQL, and an engine that makes their transfers."""
+"""A guild with funded members on PostgreSQL, and an engine that runs their transfers."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass
 class Rig:
-    """What a test of the pool has at hand: the database, and engines on it."""
+    """The database of a test of the pool, and engines on it."""
 
     database: str
     store: PostgresStore
@@ -59,7 +59,7 @@ class Rig:
         )
 
     async def endow(self, amount: int, *members: int, guild: int = GUILD) -> None:
-        """Points come into being by a deposit."""
+        """Create points by a deposit."""
         async with self.engine() as engine:
             for member in members:
                 parties = {
@@ -67,22 +67,22 @@ class Rig:
                     "target": Party("ledger", book_of(member), guild),
                     "suspense": Party("ledger", SUSPENSE, guild),
                 }
-                said = await engine.transfer(Request(guild, "deposit", parties, POINT, amount))
-                assert isinstance(said, Receipt)
-                assert said.transfer.state == "COMPLETED"
+                reply = await engine.transfer(Request(guild, "deposit", parties, POINT, amount))
+                assert isinstance(reply, Receipt)
+                assert reply.transfer.state == "COMPLETED"
 
     def insert(self, amount: int, initiator: int = ANNA, target: int = BEN, **more: Any) -> UUID:
-        """As a user of plain SQL does."""
+        """Insert a transfer by plain SQL."""
         row = {"guild_id": GUILD, "initiator_id": initiator, "target_id": target, **more}
         columns = ", ".join((*row, "amount"))
         values = ", ".join(f"%({name})s" for name in (*row, "amount"))
-        found = self.sql.execute(
+        inserted = self.sql.execute(
             f"INSERT INTO economy.pending_transfers ({columns}) VALUES ({values})"
             " RETURNING transfer_id",
             {**row, "amount": amount},
         ).fetchone()
-        assert found is not None
-        id_: UUID = found["transfer_id"]
+        assert inserted is not None
+        id_: UUID = inserted["transfer_id"]
         return id_
 
     def rows(self, statement: str, *values: object) -> list[Row]:
@@ -96,15 +96,15 @@ class Rig:
         return row
 
     def balance(self, member: int, guild: int = GUILD) -> int:
-        found = self.rows(
+        rows = self.rows(
             "SELECT available FROM ledger_accounts WHERE owner = %s AND book = %s AND asset_id = 6",
             guild,
             book_of(member),
         )
-        return int(found[0]["available"]) if found else 0
+        return int(rows[0]["available"]) if rows else 0
 
     async def until(self, id_: UUID, *statuses: str) -> Row:
-        """Its row as soon as it is so, within a bound."""
+        """Wait until the transfer has one of the statuses; return its row."""
         return await self.when(id_, lambda row: row["status"] in statuses)
 
     async def when(self, id_: UUID, holds: Callable[[Row], bool]) -> Row:
@@ -115,7 +115,7 @@ class Rig:
         return row
 
     async def approve(self, *ids: UUID) -> None:
-        """As far as that, and no further."""
+        """Run the transfers until they are approved, and no further."""
         engine = self.engine()
         engine.lanes["allowance"].stop()
         async with engine:
@@ -123,7 +123,7 @@ class Rig:
                 await self.until(id_, "approved")
 
     async def take(self, *ids: UUID) -> None:
-        """Until the engine has taken them out of the inbox, and no further."""
+        """Run the transfers until the engine has taken them from the inbox, and no further."""
         engine = self.engine()
         engine.lanes["checks"].stop()
         async with engine:
@@ -138,28 +138,28 @@ class Rig:
         return float(row["s"])
 
     @contextmanager
-    def listening(self) -> Iterator["Ears"]:
+    def listening(self) -> Iterator["ReceivedEvents"]:
         with psycopg.connect(self.database, autocommit=True) as connection:
             connection.execute("LISTEN economy_events")
-            yield Ears(connection)
+            yield ReceivedEvents(connection)
 
 
 @dataclass
-class Ears:
-    """All that is said on the channel, in order."""
+class ReceivedEvents:
+    """All events of the channel, in order."""
 
     connection: psycopg.Connection[Any]
-    heard: list[Row] = field(default_factory=list)
+    received: list[Row] = field(default_factory=list)
 
     def events(self, kind: str | None = None) -> list[Row]:
         for notice in self.connection.notifies(timeout=0.3):
-            self.heard.append(json.loads(notice.payload))
-        return [event for event in self.heard if kind in (None, event["event_type"])]
+            self.received.append(json.loads(notice.payload))
+        return [event for event in self.received if kind in (None, event["event_type"])]
 
 
 @asynccontextmanager
 async def rigged(database: str, address: str | None = None) -> AsyncIterator[Rig]:
-    """`address` is another way to the same database, for the engine alone."""
+    """`address` is another address of the same database, used by the engine only."""
     bounds = StoreLimits(lease_s=1.0, lock_s=5.0)
     with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
         connection.execute(f"SET search_path TO {SCHEMA}, tidegate")
@@ -172,9 +172,9 @@ Play: TypeAlias = Callable[[Scene], None]
 
 
 def player(database: str) -> Play:
-    async def whole(scene: Scene) -> None:
+    async def run(scene: Scene) -> None:
         async with rigged(database) as rig:
             await rig.endow(1_000, ANNA, BEN)
             await scene(rig)
 
-    return lambda scene: asyncio.run(whole(scene))
+    return lambda scene: asyncio.run(run(scene))

@@ -1,4 +1,4 @@
-"""The audit finds the books of guilds in order, and a stolen point at once."""
+"""The audit accepts correct books of guilds, and finds a stolen point at once."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tidegate.systems.guild import POINT, payment
 
 
 async def traffic(rig: Rig) -> None:
-    """Transfers at every end and in every state that can be rested in."""
+    """Make transfers in every end and in every state in which a transfer can rest."""
     rig.run("UPDATE ledger_accounts SET status = 'DISABLED' WHERE book = 'member:2'")
     async with rig.engine() as engine:
         await rig.until(rig.insert(20), "rejected")
@@ -25,7 +25,7 @@ async def traffic(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_the_audit_finds_nothing_wrong_with_guilds(play: Play, full: bool) -> None:
+def test_the_audit_finds_no_violation_in_correct_books(play: Play, full: bool) -> None:
     async def scene(rig: Rig) -> None:
         audit = Audit(rig.store, None, FLOWS, rig.alerts.append)
         assert (await audit.run(full=True)).ok
@@ -42,8 +42,8 @@ def test_the_audit_finds_nothing_wrong_with_guilds(play: Play, full: bool) -> No
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_payment_to_another_member_is_noticed(play: Play, full: bool) -> None:
-    """All books of a guild have one owner, so that its sums say nothing about who was paid."""
+def test_a_payment_to_the_wrong_member_is_found(play: Play, full: bool) -> None:
+    """All books of a guild have one owner, so its sums do not show which member was paid."""
 
     async def scene(rig: Rig) -> None:
         audit = Audit(rig.store, None, FLOWS, rig.alerts.append)
@@ -69,12 +69,12 @@ def test_a_payment_to_another_member_is_noticed(play: Play, full: bool) -> None:
         await audit.close()
         assert report.halted
         assert len(report.violations) == 1, report.violations
-        assert "is about something else" in report.violations[0]
+        assert "does not match its transfer" in report.violations[0]
 
     play(scene)
 
 
-def test_a_point_out_of_nowhere_is_found(play: Play) -> None:
+def test_a_point_without_an_operation_is_found(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         await traffic(rig)
         rig.run("UPDATE ledger_accounts SET available = available + 1 WHERE book = 'member:3'")

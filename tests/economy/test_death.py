@@ -1,4 +1,4 @@
-"""A program that uses the library notices at once that its engine has died of a bug."""
+"""A program that uses the library notices at once that a bug has stopped its engine."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ async def broken(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("a planted bug")
 
 
-def test_the_service_raises_and_goes_on_with_a_new_engine(
+def test_the_service_raises_and_then_starts_a_new_engine(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(rig: Rig) -> None:
@@ -39,7 +39,7 @@ def test_the_service_raises_and_goes_on_with_a_new_engine(
     play(scene)
 
 
-def test_a_program_that_waits_for_the_coordinator_is_told(
+def test_wait_raises_when_the_engine_of_the_coordinator_has_stopped(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Wishes that come at the same time: created together, and each answered as if it were alone."""
+"""Concurrent requests are created together, and each is answered as if it were alone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,12 +25,12 @@ INSERT = (
 
 @pytest.fixture
 def pooled(play: Play) -> Pooled:
-    async def whole(rig: Rig, scene: Scene, options: dict[str, Any]) -> None:
+    async def with_pool(rig: Rig, scene: Scene, options: dict[str, Any]) -> None:
         async with AsyncConnectionPool(rig.database, min_size=1, **options) as pool:
             await scene(rig, pool)
 
     def run(scene: Scene, **options: Any) -> None:
-        play(lambda rig: whole(rig, scene, {"max_size": 4} | options))
+        play(lambda rig: with_pool(rig, scene, {"max_size": 4} | options))
 
     return run
 
@@ -43,18 +43,21 @@ def count(rig: Rig) -> int:
     return len(rig.rows("SELECT FROM economy.pending_transfers"))
 
 
-def test_wishes_at_the_same_time_are_one_transaction_and_each_has_its_own_id(
+def test_concurrent_requests_share_one_transaction_and_each_has_its_own_id(
     pooled: Pooled,
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
-        wishes = [{**PAY, "amount": n, "reason": f"no {n}", "cid": f"c{n}"} for n in range(1, 31)]
-        ids = await asyncio.gather(*(service.transfer_currency(**wish) for wish in wishes))
+        requests = [{**PAY, "amount": n, "reason": f"no {n}", "cid": f"c{n}"} for n in range(1, 31)]
+        ids = await asyncio.gather(*(service.transfer_currency(**request) for request in requests))
         assert len(rig.rows(TRANSACTIONS)) == 1
-        for wish, id_ in zip(wishes, ids, strict=True):
+        for request, id_ in zip(requests, ids, strict=True):
             assert isinstance(id_, UUID)
             row = rig.pending(id_)
-            assert (row["amount"], row["metadata"]) == (wish["amount"], {"reason": wish["reason"]})
+            assert (row["amount"], row["metadata"]) == (
+                request["amount"],
+                {"reason": request["reason"]},
+            )
         async with rig.engine():
             for id_ in ids:
                 await rig.until(id_, "completed")  # type: ignore[arg-type]
@@ -63,7 +66,7 @@ def test_wishes_at_the_same_time_are_one_transaction_and_each_has_its_own_id(
     pooled(scene)
 
 
-def test_more_than_a_batch_holds_are_several(
+def test_more_requests_than_a_batch_holds_are_several_batches(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
@@ -78,7 +81,7 @@ def test_more_than_a_batch_holds_are_several(
     pooled(scene)
 
 
-def test_a_wish_that_is_refused_does_not_hurt_those_beside_it(pooled: Pooled) -> None:
+def test_a_refused_request_does_not_affect_the_others_of_its_batch(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
         known = await service.transfer_currency(**PAY, amount=7, cid="known")
@@ -94,19 +97,19 @@ def test_a_wish_that_is_refused_does_not_hurt_those_beside_it(pooled: Pooled) ->
             ({"amount": 1, "metadata": {"a": {1}}}, TypeError),
             ({"amount": 1, "metadata": {"a": "\0"}}, InvalidTransfer),
         ]
-        for wish, error in odd:
+        for request, error in odd:
             before = count(rig)
-            said = await asyncio.gather(
+            results = await asyncio.gather(
                 service.transfer_currency(**PAY, amount=1),
-                service.transfer_currency(**PAY, **wish),
+                service.transfer_currency(**PAY, **request),
                 service.transfer_currency(**PAY, amount=2, expires_hours=1),
                 service.transfer_currency(**PAY, amount=7, cid="known"),
                 return_exceptions=True,
             )
-            assert isinstance(said[1], error), said[1]
-            assert rig.pending(said[0])["amount"] == 1  # type: ignore[arg-type]
-            assert rig.pending(said[2])["amount"] == 2  # type: ignore[arg-type]
-            assert said[3] == known
+            assert isinstance(results[1], error), results[1]
+            assert rig.pending(results[0])["amount"] == 1  # type: ignore[arg-type]
+            assert rig.pending(results[2])["amount"] == 2  # type: ignore[arg-type]
+            assert results[3] == known
             assert count(rig) == before + 2
 
     pooled(scene)
@@ -115,9 +118,9 @@ def test_a_wish_that_is_refused_does_not_hurt_those_beside_it(pooled: Pooled) ->
 def test_the_same_cid_twice_at_the_same_time_is_one_transfer(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
-        wishes = [{**PAY, "amount": 5, "cid": cid} for cid in ("a", "b", "a", "a")]
+        requests = [{**PAY, "amount": 5, "cid": cid} for cid in ("a", "b", "a", "a")]
         first, second, third, fourth = await asyncio.gather(
-            *(service.transfer_currency(**wish) for wish in wishes)
+            *(service.transfer_currency(**request) for request in requests)
         )
         assert first == third == fourth != second
         assert count(rig) == 2
@@ -125,7 +128,7 @@ def test_the_same_cid_twice_at_the_same_time_is_one_transfer(pooled: Pooled) -> 
     pooled(scene)
 
 
-def test_whoever_holds_keys_holds_up_nobody_else(pooled: Pooled) -> None:
+def test_requests_with_other_keys_do_not_wait_for_a_held_key(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
         cids = ("one", "two", "three")
@@ -133,13 +136,13 @@ def test_whoever_holds_keys_holds_up_nobody_else(pooled: Pooled) -> None:
             held = [holder.execute(INSERT, (GUILD, ANNA, BEN, 5, cid)).fetchone() for cid in cids]
             waiting = []
             for cid in cids:
-                wish = service.transfer_currency(**PAY, amount=5, cid=cid)
-                waiting.append(asyncio.create_task(wish))
+                request = service.transfer_currency(**PAY, amount=5, cid=cid)
+                waiting.append(asyncio.create_task(request))
                 others = [
                     service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in range(1, 9)
                 ]
                 await asyncio.wait_for(asyncio.gather(*others), 10.0)
-            assert not any(each.done() for each in waiting)
+            assert not any(task.done() for task in waiting)
             holder.commit()
             found = await asyncio.wait_for(asyncio.gather(*waiting), 10.0)
         assert [(id_,) for id_ in found] == held
@@ -147,7 +150,7 @@ def test_whoever_holds_keys_holds_up_nobody_else(pooled: Pooled) -> None:
     pooled(scene)
 
 
-def test_after_a_lost_connection_nothing_is_tried_again(
+def test_after_a_lost_connection_no_request_is_repeated(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
@@ -156,29 +159,29 @@ def test_after_a_lost_connection_nothing_is_tried_again(
 
         monkeypatch.setattr(batched_creation, "create_many", lost)
         service = service_of(pool)
-        said = await asyncio.gather(
+        results = await asyncio.gather(
             *(service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in (1, 2, 3)),
             return_exceptions=True,
         )
-        assert [type(each) for each in said] == [psycopg.OperationalError] * 3
-        assert count(rig) == 0, "nobody knows whether the batch was committed"
+        assert [type(result) for result in results] == [psycopg.OperationalError] * 3
+        assert count(rig) == 0, "the batch might have been committed"
         assert isinstance(await service.transfer_currency(**PAY, amount=4), UUID)
 
     pooled(scene)
 
 
-def test_whoever_gives_up_takes_nobody_along(pooled: Pooled) -> None:
+def test_a_cancelled_call_does_not_cancel_the_others_of_its_batch(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
         async with pool.connection():
-            gone, stays, also = (
+            cancelled, *others = (
                 asyncio.create_task(service.transfer_currency(**PAY, amount=n, cid=f"c{n}"))
                 for n in (1, 2, 3)
             )
             await asyncio.sleep(0.1)
-            gone.cancel()
-        await asyncio.gather(stays, also)
-        assert gone.cancelled()
+            cancelled.cancel()
+        await asyncio.gather(*others)
+        assert cancelled.cancelled()
         assert {row["amount"] for row in rig.rows("SELECT * FROM economy.pending_transfers")} == {
             2,
             3,
@@ -187,32 +190,34 @@ def test_whoever_gives_up_takes_nobody_along(pooled: Pooled) -> None:
     pooled(scene, max_size=1)
 
 
-def test_who_waits_for_a_session_waits_no_longer_than_the_pool_says(pooled: Pooled) -> None:
+def test_a_request_waits_for_a_session_no_longer_than_the_timeout_of_the_pool(
+    pooled: Pooled,
+) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
         async with pool.connection():
-            wishes = [service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in (1, 2, 3)]
-            said = await asyncio.gather(*wishes, return_exceptions=True)
-        assert [type(each) for each in said] == [PoolTimeout] * 3
+            requests = [service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in (1, 2, 3)]
+            results = await asyncio.gather(*requests, return_exceptions=True)
+        assert [type(result) for result in results] == [PoolTimeout] * 3
         assert count(rig) == 0
         assert isinstance(await service.transfer_currency(**PAY, amount=4), UUID)
 
     pooled(scene, max_size=1, timeout=0.3)
 
 
-def test_no_more_wait_than_the_pool_lets_wait(pooled: Pooled) -> None:
+def test_no_more_requests_wait_than_the_pool_allows(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
-        wishes = [service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in range(1, 6)]
-        said = await asyncio.gather(*wishes, return_exceptions=True)
-        assert [type(each) for each in said] == [UUID] * 3 + [TooManyRequests] * 2
+        requests = [service.transfer_currency(**PAY, amount=n, cid=f"c{n}") for n in range(1, 6)]
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert [type(result) for result in results] == [UUID] * 3 + [TooManyRequests] * 2
         assert count(rig) == 3
 
     pooled(scene, max_size=1, max_waiting=2)
 
 
 def test_a_call_without_a_cid_that_is_cancelled_creates_nothing(pooled: Pooled) -> None:
-    """Whoever gives up and asks again must not pay twice, and has no cid that would prevent it."""
+    """A caller that is cancelled and calls again must not pay twice, and has no cid against it."""
 
     async def scene(rig: Rig, pool: Pool) -> None:
         service = service_of(pool)
@@ -226,7 +231,7 @@ def test_a_call_without_a_cid_that_is_cancelled_creates_nothing(pooled: Pooled) 
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         again = await service.transfer_currency(**PAY, amount=5)
-        await asyncio.sleep(0.5)  # For whatever goes on without anybody who waits for it.
+        await asyncio.sleep(0.5)  # Time for transactions whose caller was cancelled.
         assert isinstance(again, UUID)
         assert count(rig) == 1
 

@@ -1,4 +1,4 @@
-"""What people may do to the guilds' tables by hand: odd dates, missing settings, other checks."""
+"""Manual changes of the guilds' tables: odd dates, missing settings, replaced checks."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ def test_a_date_that_a_library_cannot_read_is_refused(play: Play, date: str) -> 
     play(scene)
 
 
-def test_without_settings_the_defaults_hold(play: Play) -> None:
+def test_without_settings_the_defaults_apply(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("DELETE FROM economy.guild_settings")
         id_ = rig.insert(10)
@@ -32,16 +32,16 @@ def test_without_settings_the_defaults_hold(play: Play) -> None:
             AsyncConnectionPool(rig.database, min_size=1, max_size=2) as pool,
             TransferService(pool, event_pool_enabled=False) as service,
         ):
-            wish: dict[str, Any] = {"guild_id": GUILD, "initiator_id": BEN, "target_id": ANNA}
-            paid = await service.transfer_currency(**wish, amount=10)
-            assert isinstance(paid, TransferResult)
+            request: dict[str, Any] = {"guild_id": GUILD, "initiator_id": BEN, "target_id": ANNA}
+            result = await service.transfer_currency(**request, amount=10)
+            assert isinstance(result, TransferResult)
             with pytest.raises(DailyLimitExceeded):
-                await service.transfer_currency(**wish, amount=501)
+                await service.transfer_currency(**request, amount=501)
 
     play(scene)
 
 
-def test_a_check_that_was_replaced_is_used(play: Play) -> None:
+def test_a_replaced_check_is_used(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         ours = "SELECT economy._checks_are_ours() AS ours"
         assert rig.rows(ours) == [{"ours": True}], "else the checks are made one by one"
@@ -61,7 +61,7 @@ def test_a_check_that_was_replaced_is_used(play: Play) -> None:
     play(scene)
 
 
-def test_a_check_that_is_replaced_is_used_by_the_next_of_the_same_session(play: Play) -> None:
+def test_a_replaced_check_is_used_by_the_next_transfer_of_a_running_session(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         replaced = (
             "CREATE OR REPLACE FUNCTION economy.fn_check_transfer_balance(p_transfer_id uuid)"
@@ -101,7 +101,7 @@ def test_a_refusal_and_the_pools_record_of_it_are_written_together(play: Play) -
                 if row["error"]:
                     break
                 await asyncio.sleep(0.05)
-            assert row["outcome"] is None, "neither record says that it was refused"
+            assert row["outcome"] is None, "neither record contains the refusal"
             assert "unlucky" in row["error"]
             assert rig.pending(bad)["status"] == "pending"
             assert any("unlucky" in a.cause for a in rig.alerts if a.alarm is Alarm.PAGE)

@@ -1,4 +1,4 @@
-"""From an INSERT to the end: states, checks, retries and expiry, on PostgreSQL."""
+"""Pool transfers from the INSERT to their end: states, checks, retries and expiry."""
 
 import psycopg
 import pytest
@@ -8,7 +8,7 @@ from tests.economy.rig import ANNA, BEN, CARA, GUILD, Play, Rig
 PASSED = {"balance": 1, "cooldown": 1, "daily_limit": 1}
 
 
-def test_an_insert_is_enough_to_have_a_transfer_checked_and_made(play: Play) -> None:
+def test_an_inserted_transfer_is_checked_and_completed(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine():
             row = await rig.until(rig.insert(100), "completed")
@@ -29,7 +29,7 @@ def test_a_member_without_an_account_can_be_paid(play: Play) -> None:
     play(scene)
 
 
-def test_money_that_is_not_there_is_waited_for(play: Play) -> None:
+def test_a_transfer_waits_for_missing_money(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
         async with rig.engine():
@@ -46,7 +46,7 @@ def test_money_that_is_not_there_is_waited_for(play: Play) -> None:
     play(scene)
 
 
-def test_the_daily_limit_is_waited_for_until_the_next_utc_day(play: Play) -> None:
+def test_a_transfer_above_the_daily_limit_waits_until_the_next_utc_day(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine():
             await rig.until(rig.insert(300), "completed")
@@ -59,7 +59,7 @@ def test_the_daily_limit_is_waited_for_until_the_next_utc_day(play: Play) -> Non
                 " + interval '1 day') AT TIME ZONE 'UTC' - now())::float8 AS s"
             )
             assert abs(rig.due_in_s(id_) - max(midnight["s"], 300.0)) < 2.0
-            # The day is over.
+            # Pretend that the day has ended.
             rig.run("UPDATE economy.throttles SET utc_day = utc_day - 1, throttled_until = NULL")
             rig.run("UPDATE transfers SET due_at = now() WHERE id = %s", id_)
             row = await rig.until(id_, "completed")
@@ -69,10 +69,10 @@ def test_the_daily_limit_is_waited_for_until_the_next_utc_day(play: Play) -> Non
     play(scene)
 
 
-def test_who_began_before_midnight_and_is_let_in_after_it_counts_for_the_new_day(
+def test_a_payment_that_gets_its_lock_after_midnight_counts_for_the_new_day(
     play: Play,
 ) -> None:
-    """Another payment of the same member, begun a moment later, was in the new day and first."""
+    """Another payment of the same member started later, on the new day, and got the lock first."""
 
     async def scene(rig: Rig) -> None:
         rig.run(
@@ -85,12 +85,12 @@ def test_who_began_before_midnight_and_is_let_in_after_it_counts_for_the_new_day
             await rig.until(rig.insert(50), "completed")
             row = await rig.when(rig.insert(1), lambda r: "daily_limit" in r["checks"])
         assert row["checks"] == {**PASSED, "daily_limit": 0}
-        [kept] = rig.rows(
+        [throttle] = rig.rows(
             "SELECT sent, utc_day - (now() AT TIME ZONE 'UTC')::date AS ahead"
             " FROM economy.throttles WHERE member_id = %s",
             ANNA,
         )
-        assert kept == {"sent": 500, "ahead": 1}
+        assert throttle == {"sent": 500, "ahead": 1}
 
     play(scene)
 
@@ -111,7 +111,7 @@ def test_a_refusal_for_the_limit_starts_a_cooldown(play: Play) -> None:
     play(scene)
 
 
-def test_a_cooldown_may_stand_between_any_two_transfers(play: Play) -> None:
+def test_a_guild_may_require_a_cooldown_after_every_transfer(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("UPDATE economy.guild_settings SET cooldown_after = 'every_transfer'")
         async with rig.engine():
@@ -145,7 +145,7 @@ def test_a_guild_may_have_rules_of_its_own(play: Play) -> None:
     play(scene)
 
 
-def test_who_has_no_account_is_rejected_at_once(play: Play) -> None:
+def test_a_missing_or_disabled_initiator_is_rejected_at_once(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine():
             row = await rig.until(rig.insert(1, initiator=CARA), "rejected")
@@ -156,7 +156,7 @@ def test_who_has_no_account_is_rejected_at_once(play: Play) -> None:
     play(scene)
 
 
-def test_a_target_that_takes_nothing_gets_nothing_and_nobody_loses(play: Play) -> None:
+def test_if_the_target_account_is_disabled_the_initiator_keeps_the_money(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("UPDATE ledger_accounts SET status = 'DISABLED' WHERE book = 'member:2'")
         async with rig.engine():
@@ -185,7 +185,7 @@ def test_after_ten_retries_it_is_rejected(play: Play) -> None:
     play(scene)
 
 
-def test_what_has_expired_is_rejected_although_it_could_be_paid_now(play: Play) -> None:
+def test_an_expired_transfer_is_rejected_even_if_it_could_be_paid(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         id_ = rig.insert(10, expires_at="2020-01-01")
         async with rig.engine():
@@ -198,7 +198,7 @@ def test_what_has_expired_is_rejected_although_it_could_be_paid_now(play: Play) 
     play(scene)
 
 
-def test_what_waits_is_rejected_when_it_expires(play: Play) -> None:
+def test_a_waiting_transfer_is_rejected_when_it_expires(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         [soon] = rig.rows("SELECT now() + interval '1500 milliseconds' AS at")
         id_ = rig.insert(501, expires_at=soon["at"])
@@ -210,7 +210,7 @@ def test_what_waits_is_rejected_when_it_expires(play: Play) -> None:
     play(scene)
 
 
-def test_what_is_approved_does_not_expire(play: Play) -> None:
+def test_an_approved_transfer_does_not_expire(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         [soon] = rig.rows("SELECT now() + interval '1500 milliseconds' AS at")
         id_ = rig.insert(100, expires_at=soon["at"])
@@ -223,7 +223,7 @@ def test_what_is_approved_does_not_expire(play: Play) -> None:
     play(scene)
 
 
-def test_two_approved_transfers_cannot_pass_the_limit_together(play: Play) -> None:
+def test_two_approved_transfers_cannot_exceed_the_limit_together(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         ids = [rig.insert(300), rig.insert(300)]
         await rig.approve(*ids)

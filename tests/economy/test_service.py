@@ -1,4 +1,4 @@
-"""The library over a psycopg pool: both modes, the gateway, and what is raised."""
+"""The library on a psycopg pool: both modes, the gateway and the errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -35,17 +35,17 @@ PAY: dict[str, Any] = {"guild_id": GUILD, "initiator_id": ANNA, "target_id": BEN
 
 @pytest.fixture
 def pooled(play: Play) -> Callable[[Scene], None]:
-    async def whole(rig: Rig, scene: Scene) -> None:
+    async def with_pool(rig: Rig, scene: Scene) -> None:
         async with AsyncConnectionPool(rig.database, min_size=1, max_size=4) as pool:
             await scene(rig, pool)
 
-    return lambda scene: play(lambda rig: whole(rig, scene))
+    return lambda scene: play(lambda rig: with_pool(rig, scene))
 
 
 Pooled: TypeAlias = Callable[[Scene], None]
 
 
-def test_in_pool_mode_a_transfer_is_an_id_and_goes_its_way(pooled: Pooled) -> None:
+def test_in_pool_mode_a_call_returns_an_id_and_the_transfer_completes(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = TransferService(pool, event_pool_enabled=True)
         async with TransferEventPoolCoordinator(pool):
@@ -63,7 +63,7 @@ def test_in_pool_mode_a_transfer_is_an_id_and_goes_its_way(pooled: Pooled) -> No
     pooled(scene)
 
 
-def test_a_hint_is_enough_although_the_next_scan_is_far(pooled: Pooled) -> None:
+def test_a_notification_is_enough_without_a_scan(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = TransferService(pool, event_pool_enabled=True)
         async with TransferEventPoolCoordinator(pool, scan_s=3600.0):
@@ -76,20 +76,20 @@ def test_a_hint_is_enough_although_the_next_scan_is_far(pooled: Pooled) -> None:
     pooled(scene)
 
 
-def test_at_once_a_transfer_has_its_result(pooled: Pooled) -> None:
+def test_in_synchronous_mode_a_call_returns_the_result(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         async with TransferService(pool) as service:
-            made = await service.transfer_currency(**PAY, reason="lunch")
-            assert isinstance(made, TransferResult)
-            assert (made.initiator_balance, made.target_balance) == (900, 1_100)
-            assert (made.amount, made.metadata) == (100, {"reason": "lunch"})
+            result = await service.transfer_currency(**PAY, reason="lunch")
+            assert isinstance(result, TransferResult)
+            assert (result.initiator_balance, result.target_balance) == (900, 1_100)
+            assert (result.amount, result.metadata) == (100, {"reason": "lunch"})
         assert (rig.balance(ANNA), rig.balance(BEN)) == (900, 1_100)
         assert rig.rows("SELECT * FROM economy.pending_transfers") == []
 
     pooled(scene)
 
 
-def test_points_come_into_being_once_per_cid(pooled: Pooled) -> None:
+def test_points_are_created_once_per_cid(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         async with TransferService(pool) as service:
             for _ in range(3):
@@ -126,7 +126,7 @@ REFUSED: list[tuple[type[TransferError], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("error", "fields", "before"), REFUSED)
-def test_at_once_a_refusal_is_raised_by_its_name(
+def test_in_synchronous_mode_each_refusal_raises_its_error(
     pooled: Pooled, error: type[TransferError], fields: dict[str, Any], before: str
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
@@ -140,7 +140,7 @@ def test_at_once_a_refusal_is_raised_by_its_name(
     pooled(scene)
 
 
-def test_a_cooldown_persists_although_the_attempt_failed(pooled: Pooled) -> None:
+def test_a_cooldown_is_stored_although_the_transfer_was_refused(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         async with TransferService(pool) as service:
             with pytest.raises(DailyLimitExceeded):
@@ -153,7 +153,7 @@ def test_a_cooldown_persists_although_the_attempt_failed(pooled: Pooled) -> None
     pooled(scene)
 
 
-def test_both_modes_count_for_one_limit(pooled: Pooled) -> None:
+def test_both_modes_share_one_limit(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         async with TransferService(pool) as service:
             await service.transfer_currency(**(PAY | {"amount": 400}))
@@ -168,48 +168,51 @@ def test_both_modes_count_for_one_limit(pooled: Pooled) -> None:
 def test_the_same_cid_is_the_same_transfer(pooled: Pooled, enabled: bool) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         async with TransferService(pool, event_pool_enabled=enabled) as service:
-            wish = PAY | {"cid": "lunch-1", "metadata": {"a": 1, "b": [2]}}
-            said = await asyncio.gather(*(service.transfer_currency(**wish) for _ in range(8)))
-            assert len({str(s) for s in said}) == 1
-            with pytest.raises(DifferentTransfer):
-                await service.transfer_currency(**(wish | {"amount": 99}))
-            with pytest.raises(DifferentTransfer):
-                await service.transfer_currency(**(wish | {"metadata": {}}))
-            other = await service.transfer_currency(
-                **(wish | {"initiator_id": BEN, "target_id": ANNA})
+            request = PAY | {"cid": "lunch-1", "metadata": {"a": 1, "b": [2]}}
+            results = await asyncio.gather(
+                *(service.transfer_currency(**request) for _ in range(8))
             )
-            assert other != said[0]
-        kept = rig.rows(
+            assert len({str(result) for result in results}) == 1
+            with pytest.raises(DifferentTransfer):
+                await service.transfer_currency(**(request | {"amount": 99}))
+            with pytest.raises(DifferentTransfer):
+                await service.transfer_currency(**(request | {"metadata": {}}))
+            other = await service.transfer_currency(
+                **(request | {"initiator_id": BEN, "target_id": ANNA})
+            )
+            assert other != results[0]
+        stored = rig.rows(
             "SELECT id FROM transfers WHERE flow <> 'deposit'"
             " UNION SELECT id FROM inbox WHERE flow <> 'deposit'"
         )
-        assert len(kept) == 2
+        assert len(stored) == 2
 
     pooled(scene)
 
 
 @pytest.mark.parametrize(
-    ("said", "enabled"), [(None, False), ("", False), ("false", False), ("true", True), ("1", True)]
+    ("value", "enabled"),
+    [(None, False), ("", False), ("false", False), ("true", True), ("1", True)],
 )
 def test_the_environment_chooses_the_mode(
-    pooled: Pooled, monkeypatch: pytest.MonkeyPatch, said: str | None, enabled: bool
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch, value: str | None, enabled: bool
 ) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
-        if said is None:
+        if value is None:
             monkeypatch.delenv("TRANSFER_EVENT_POOL_ENABLED", raising=False)
         else:
-            monkeypatch.setenv("TRANSFER_EVENT_POOL_ENABLED", said)
+            monkeypatch.setenv("TRANSFER_EVENT_POOL_ENABLED", value)
         assert TransferService(pool).event_pool_enabled is enabled
         assert TransferService(pool, event_pool_enabled=True).event_pool_enabled
 
     pooled(scene)
 
 
-def test_a_transfer_lives_as_long_as_it_is_given(pooled: Pooled) -> None:
+def test_a_transfer_expires_after_the_given_hours(pooled: Pooled) -> None:
     async def scene(rig: Rig, pool: Pool) -> None:
         service = TransferService(pool, event_pool_enabled=True)
-        for hours, wish in ((24.0, {}), (0.5, {"expires_hours": 0.5})):
-            id_ = await service.transfer_currency(**(PAY | wish))
+        for hours, expiry in ((24.0, {}), (0.5, {"expires_hours": 0.5})):
+            id_ = await service.transfer_currency(**(PAY | expiry))
             assert isinstance(id_, UUID)
             row = rig.pending(id_)
             assert (row["expires_at"] - row["created_at"]).total_seconds() == hours * 3600
@@ -228,9 +231,9 @@ def test_lists_are_by_guild_and_status_in_pages(pooled: Pooled) -> None:
         elsewhere = rig.insert(6, guild_id=11)
         async with pool.connection() as connection:
 
-            async def ids(guild: int = GUILD, **how: Any) -> list[UUID]:
-                found = await gateway.list_pending_transfers(connection, guild, **how)
-                return [transfer.transfer_id for transfer in found]
+            async def ids(guild: int = GUILD, **filters: Any) -> list[UUID]:
+                transfers = await gateway.list_pending_transfers(connection, guild, **filters)
+                return [transfer.transfer_id for transfer in transfers]
 
             assert await ids() == [*reversed(waiting), *reversed(done)]
             assert await ids(status="pending") == waiting[::-1]
@@ -239,7 +242,7 @@ def test_lists_are_by_guild_and_status_in_pages(pooled: Pooled) -> None:
             assert await ids(limit=2) == waiting[:0:-1]
             assert await ids(limit=2, offset=2) == [waiting[0], done[1]]
             assert await ids(11) == [elsewhere]
-            with pytest.raises(ValueError, match="a status is one of"):
+            with pytest.raises(ValueError, match="status must be one of"):
                 await ids(status="lost")
             assert await gateway.update_pending_transfer(connection, done[0], {"seen": True})
             assert not await gateway.update_pending_transfer(connection, uuid4(), {})

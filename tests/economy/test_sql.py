@@ -1,4 +1,4 @@
-"""The contract in SQL: who may do what, what is refused, and where the guilds live."""
+"""The SQL contract of the pool: permissions, refused rows and the store of the guilds."""
 
 import asyncio
 from uuid import UUID
@@ -15,14 +15,14 @@ from tidegate.store.migrate import migrate
 CREATE = "SELECT economy.fn_create_pending_transfer(%s, %s, %s, %s) AS id"
 
 
-def test_whoever_has_the_role_may_use_the_pool_and_nothing_else(play: Play) -> None:
+def test_the_role_may_use_the_pool_and_nothing_else(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("SET ROLE tidegate_economy")
         id_ = rig.insert(100)
-        [made] = rig.rows(CREATE, GUILD, ANNA, BEN, 5)
+        [created] = rig.rows(CREATE, GUILD, ANNA, BEN, 5)
         assert rig.rows("SELECT * FROM economy.fn_get_pending_transfer(%s)", id_)
-        found = rig.rows("SELECT transfer_id FROM economy.fn_list_pending_transfers(%s)", GUILD)
-        assert [row["transfer_id"] for row in found] == [made["id"], id_]
+        rows = rig.rows("SELECT transfer_id FROM economy.fn_list_pending_transfers(%s)", GUILD)
+        assert [row["transfer_id"] for row in rows] == [created["id"], id_]
         assert rig.rows("SELECT economy.fn_check_transfer_balance(%s) AS n", id_) == [{"n": 1}]
         rig.run("SELECT economy.fn_update_pending_transfer(%s, %s)", id_, '{"a": 1}')
         for statement in (
@@ -46,15 +46,15 @@ def test_whoever_has_the_role_may_use_the_pool_and_nothing_else(play: Play) -> N
     play(scene)
 
 
-def test_ids_made_in_sql_are_above_the_floor_too(play: Play) -> None:
+def test_ids_created_in_sql_are_above_the_floor(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         floor = UUID("ffff0000-0000-0000-0000-00000000ffff")
         rig.run(f"UPDATE {SCHEMA}.id_floor SET floor = %s", floor)
         rig.run("SET ROLE tidegate_economy")
-        [made] = rig.rows(CREATE, GUILD, ANNA, BEN, 5)
+        [created] = rig.rows(CREATE, GUILD, ANNA, BEN, 5)
         rig.run("RESET ROLE")
         [issued] = rig.rows("SELECT economy.fn_issue_currency(%s, %s, 5, 'x') AS id", GUILD, ANNA)
-        assert min(rig.insert(100), made["id"], issued["id"]) > floor
+        assert min(rig.insert(100), created["id"], issued["id"]) > floor
 
     play(scene)
 
@@ -80,13 +80,15 @@ def test_ids_made_in_sql_are_above_the_floor_too(play: Play) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_new_transfer_is_refused(play: Play, fields: dict[str, object]) -> None:
+def test_a_row_that_is_not_a_valid_new_transfer_is_refused(
+    play: Play, fields: dict[str, object]
+) -> None:
     async def scene(rig: Rig) -> None:
         row = {"guild_id": GUILD, "initiator_id": ANNA, "target_id": BEN, "amount": 10} | fields
-        names, marks = ", ".join(row), ", ".join(["%s"] * len(row))
+        names, values = ", ".join(row), ", ".join(["%s"] * len(row))
         with pytest.raises(psycopg.errors.CheckViolation):
             rig.run(
-                f"INSERT INTO economy.pending_transfers ({names}) VALUES ({marks})", *row.values()
+                f"INSERT INTO economy.pending_transfers ({names}) VALUES ({values})", *row.values()
             )
         assert rig.rows("SELECT FROM transfers WHERE flow = 'pool_transfer'") == []
 
@@ -95,10 +97,10 @@ def test_what_is_no_new_transfer_is_refused(play: Play, fields: dict[str, object
 
 def test_points_are_issued_and_paid_by_sql_alone(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        def issue(*what: object) -> UUID:
+        def issue(*values: object) -> UUID:
+            statement = "SELECT economy.fn_issue_currency(%s, %s, %s, %s)"
             with psycopg.connect(rig.database, autocommit=True) as connection:
-                said = connection.execute("SELECT economy.fn_issue_currency(%s, %s, %s, %s)", what)
-                [(id_,)] = said.fetchall()
+                [(id_,)] = connection.execute(statement, values).fetchall()
             assert isinstance(id_, UUID)
             return id_
 
@@ -109,7 +111,7 @@ def test_points_are_issued_and_paid_by_sql_alone(play: Play) -> None:
             issue(GUILD, CARA, 51, "welcome")
         async with rig.engine():
             async with asyncio.timeout(10):
-                while rig.balance(CARA) < 64:  # noqa: ASYNC110  Nobody tells us.
+                while rig.balance(CARA) < 64:  # noqa: ASYNC110  No event.
                     await asyncio.sleep(0.02)
             await rig.until(rig.insert(60, initiator=CARA), "completed")
         assert (rig.balance(CARA), rig.balance(BEN)) == (4, 1_060)
@@ -123,19 +125,19 @@ def test_points_are_issued_and_paid_by_sql_alone(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
+    "values",
     [(0, 1, 5, "a"), (1, -1, 5, "a"), (1, 1, 0, "a"), (1, 1, None, None), (1, 1, 5, "")],
     ids=str,
 )
-def test_what_is_no_issue_is_refused(play: Play, what: tuple[object, ...]) -> None:
+def test_an_invalid_issue_is_refused(play: Play, values: tuple[object, ...]) -> None:
     async def scene(rig: Rig) -> None:
         with pytest.raises(psycopg.errors.CheckViolation):
-            rig.run("SELECT economy.fn_issue_currency(%s, %s, %s, %s)", *what)
+            rig.run("SELECT economy.fn_issue_currency(%s, %s, %s, %s)", *values)
 
     play(scene)
 
 
-def test_a_conflict_leaves_no_half_behind(play: Play) -> None:
+def test_an_insert_that_conflicts_changes_neither_record(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         id_ = rig.insert(10)
         rig.run(
@@ -144,13 +146,13 @@ def test_a_conflict_leaves_no_half_behind(play: Play) -> None:
             " ON CONFLICT DO NOTHING",
             id_,
         )
-        [kept] = rig.rows("SELECT amount FROM inbox")
-        assert kept["amount"] == 10
+        [request] = rig.rows("SELECT amount FROM inbox")
+        assert request["amount"] == 10
 
     play(scene)
 
 
-def test_another_flows_transfer_cannot_be_adopted(play: Play) -> None:
+def test_a_transfer_of_another_flow_cannot_be_inserted_into_the_pool(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         [other] = rig.rows("SELECT id FROM transfers WHERE flow = 'deposit' LIMIT 1")
         with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="would differ"):
@@ -159,7 +161,7 @@ def test_another_flows_transfer_cannot_be_adopted(play: Play) -> None:
     play(scene)
 
 
-def test_an_insert_that_is_rolled_back_has_not_happened(play: Play) -> None:
+def test_an_insert_that_is_rolled_back_leaves_no_rows(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         with rig.sql.transaction(force_rollback=True):
             rig.insert(10)
@@ -175,10 +177,10 @@ def test_a_second_store_does_not_take_the_guilds_over(database: str) -> None:
         assert connection.execute("SELECT * FROM economy.home").fetchall() == [(SCHEMA,)]
 
 
-def test_there_are_the_three_indexes_and_one_for_who_looks_at_their_own(play: Play) -> None:
+def test_the_specified_indexes_and_one_for_the_transfers_of_a_member_exist(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        found = rig.rows("SELECT indexdef FROM pg_indexes WHERE tablename = 'pending_transfers'")
-        columns = {row["indexdef"].partition("USING btree ")[2] for row in found}
+        rows = rig.rows("SELECT indexdef FROM pg_indexes WHERE tablename = 'pending_transfers'")
+        columns = {row["indexdef"].partition("USING btree ")[2] for row in rows}
         assert columns == {
             "(transfer_id)",
             "(guild_id, status)",
@@ -192,12 +194,12 @@ def test_there_are_the_three_indexes_and_one_for_who_looks_at_their_own(play: Pl
 
 def test_the_columns_are_those_of_the_specification(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        found = rig.rows(
+        rows = rig.rows(
             "SELECT column_name AS name, data_type AS kind FROM information_schema.columns"
             " WHERE table_schema = 'economy' AND table_name = 'pending_transfers'"
             " ORDER BY ordinal_position"
         )
-        kinds = {row["name"]: row["kind"] for row in found}
+        kinds = {row["name"]: row["kind"] for row in rows}
         assert list(kinds)[:12] == [
             "transfer_id",
             "guild_id",

@@ -1,4 +1,4 @@
-"""Whoever dies and whatever is lost: every transfer comes to its end, and is made once."""
+"""Every transfer ends and is made once, after any crash or lost message."""
 
 import asyncio
 import random
@@ -28,8 +28,8 @@ MEMBERS, CROWD, START, LIMIT = 50, 2_000, 400, 500
 KILLS = 5
 
 
-def truth(rig: Rig, issued: int) -> None:
-    """Nothing was lost or made, nobody is overdrawn, and each end is what the ledger did."""
+def assert_books_correct(rig: Rig, issued: int) -> None:
+    """No money was lost or created, no account is overdrawn, and ends match the ledger."""
     [books] = rig.rows("SELECT sum(available + held) AS total FROM ledger_accounts")
     assert books["total"] == 0
     [held] = rig.rows(
@@ -37,7 +37,7 @@ def truth(rig: Rig, issued: int) -> None:
         " WHERE book LIKE 'member:%%'"
     )
     assert (held["held"], held["least"] >= 0) == (issued, True)
-    off = rig.rows(
+    wrong = rig.rows(
         "SELECT p.transfer_id, p.status, coalesce(o.debits, 0) AS debits,"
         " coalesce(o.credits, 0) AS credits FROM economy.pending_transfers AS p LEFT JOIN ("
         " SELECT transfer_id, -sum(delta) FILTER (WHERE verb = 'debit') AS debits,"
@@ -47,22 +47,22 @@ def truth(rig: Rig, issued: int) -> None:
         " (CASE p.status WHEN 'completed' THEN p.amount ELSE 0 END,"
         "  CASE p.status WHEN 'completed' THEN p.amount ELSE 0 END)"
     )
-    assert off == []
+    assert wrong == []
     [differing] = rig.rows(STATEMENTS["differing"])
     assert differing["count"] == 0
 
 
-def limits_held(rig: Rig) -> None:
-    over = rig.rows(
+def assert_limits_held(rig: Rig) -> None:
+    exceeded = rig.rows(
         "SELECT initiator_id, sum(amount) FROM economy.pending_transfers"
         " WHERE status = 'completed' GROUP BY initiator_id HAVING sum(amount) > %s",
         LIMIT,
     )
-    assert over == []
+    assert exceeded == []
 
 
-async def quiet(rig: Rig, within_s: float = 60.0) -> None:
-    """Until nothing is approved and nothing is due for a while."""
+async def wait_until_idle(rig: Rig, within_s: float = 60.0) -> None:
+    """Wait until no transfer is approved and none is due for a while."""
     until_s = time.monotonic() + within_s
     while rig.rows(
         "(SELECT FROM transfers WHERE lane IS NOT NULL"
@@ -77,8 +77,8 @@ def crowd(database: str, count: int, seed: int) -> None:
     dice = random.Random(seed)
     rows = []
     for _ in range(count):
-        one, other = dice.sample(range(1, MEMBERS + 1), 2)
-        rows.append((GUILD, one, other, dice.choice((1, 20, 90, 240, 380))))
+        payer, payee = dice.sample(range(1, MEMBERS + 1), 2)
+        rows.append((GUILD, payer, payee, dice.choice((1, 20, 90, 240, 380))))
     with psycopg.connect(database, autocommit=True) as connection:
         connection.cursor().executemany(
             "INSERT INTO economy.pending_transfers (guild_id, initiator_id, target_id, amount)"
@@ -87,18 +87,22 @@ def crowd(database: str, count: int, seed: int) -> None:
         )
 
 
-@pytest.mark.parametrize("deafened", [False, True], ids=["undisturbed", "listener dies"])
-def test_a_crowd_passes_no_limit_and_overdraws_nobody(database: str, deafened: bool) -> None:
-    async def whole() -> None:
+@pytest.mark.parametrize("listeners_cut", [False, True], ids=["undisturbed", "listeners are cut"])
+def test_many_concurrent_transfers_exceed_no_limit_and_overdraw_no_account(
+    database: str, listeners_cut: bool
+) -> None:
+    async def run() -> None:
         async with rigged(database) as rig, AsyncConnectionPool(database, min_size=1) as pool:
             await rig.endow(START, *range(1, MEMBERS + 1))
             async with TransferEventPoolCoordinator(pool), TransferEventPoolCoordinator(pool):
-                pest = asyncio.create_task(deafen(rig) if deafened else asyncio.sleep(0))
+                cutting = asyncio.create_task(
+                    cut_listeners(rig) if listeners_cut else asyncio.sleep(0)
+                )
                 await asyncio.to_thread(crowd, database, CROWD, 7)
-                await quiet(rig)
-                pest.cancel()
-            truth(rig, MEMBERS * START)
-            limits_held(rig)
+                await wait_until_idle(rig)
+                cutting.cancel()
+            assert_books_correct(rig, MEMBERS * START)
+            assert_limits_held(rig)
             ended = rig.rows(
                 "SELECT status, count(*) FROM economy.pending_transfers GROUP BY status"
             )
@@ -107,11 +111,11 @@ def test_a_crowd_passes_no_limit_and_overdraws_nobody(database: str, deafened: b
             assert counts["completed"] > MEMBERS
             assert counts["checking"] > MEMBERS
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-async def deafen(rig: Rig) -> None:
-    """Every second, whoever listens loses the connection."""
+async def cut_listeners(rig: Rig) -> None:
+    """Every second, close the connections of all listeners."""
     while True:
         await asyncio.sleep(1.0)
         rig.run(
@@ -131,7 +135,7 @@ def bot(database: str) -> Iterator[Forked]:
         child.ended()
 
 
-def test_a_program_that_is_killed_again_and_again_makes_each_transfer_once(play: Play) -> None:
+def test_a_program_that_is_killed_repeatedly_makes_each_transfer_once(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.run("UPDATE economy.guild_settings SET daily_limit = 0")
         ids = [rig.insert(1, *((ANNA, BEN) if n % 2 else (BEN, ANNA))) for n in range(200)]
@@ -142,18 +146,18 @@ def test_a_program_that_is_killed_again_and_again_makes_each_transfer_once(play:
                 child.kill()
             kills += 1
             ids += [rig.insert(1) for _ in range(20)]
-        # The leases of the dead have run out.
+        # Pretend that the leases of the killed programs have expired.
         rig.run("UPDATE transfers SET due_at = now() WHERE lane IS NOT NULL")
         with bot(rig.database):
             for id_ in ids:
                 await rig.until(id_, "completed")
-        truth(rig, 2_000)
+        assert_books_correct(rig, 2_000)
         assert len(ids) == 200 + 20 * KILLS
 
     play(scene)
 
 
-# Where a program dies that makes one transfer, and what the pool says of it then.
+# The moments at which a program is killed during one transfer, and the status of it then.
 DEATHS = [
     ("before a COMMIT", "pending"),
     ("after a COMMIT", "checking"),
@@ -164,7 +168,7 @@ DEATHS = [
 ]
 
 
-def test_a_program_killed_before_or_after_it_approves_or_executes_does_each_once(
+def test_a_program_killed_at_any_commit_makes_the_transfer_once(
     play: Play,
 ) -> None:
     async def scene(rig: Rig) -> None:
@@ -172,23 +176,23 @@ def test_a_program_killed_before_or_after_it_approves_or_executes_does_each_once
             id_ = rig.insert(10)
             command = [sys.executable, "-m", "tests.economy.bot", rig.database, str(moment)]
             run = partial(subprocess.run, capture_output=True, text=True, timeout=30, check=False)
-            died = await asyncio.to_thread(run, command)
-            assert (died.returncode, died.stderr) == (-signal.SIGKILL, f"killed {where}\n")
+            killed = await asyncio.to_thread(run, command)
+            assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, f"killed {where}\n")
             assert rig.pending(id_)["status"] == status
             assert rig.balance(ANNA) == 1_000 - 10 * (moment - (status != "completed"))
             async with rig.engine():
                 await rig.until(id_, "completed")
             assert rig.balance(BEN) == 1_000 + 10 * moment
-        truth(rig, 2_000)
+        assert_books_correct(rig, 2_000)
 
     play(scene)
 
 
 @pytest.mark.parametrize("commit", ["approves", "executes"])
-def test_a_commit_whose_reply_is_swallowed_has_happened_once(database: str, commit: str) -> None:
-    """On new sessions: the proxy knows a COMMIT by its text, and swallows the first."""
+def test_a_commit_whose_reply_is_lost_has_one_effect(database: str, commit: str) -> None:
+    """On new sessions: the proxy recognises a COMMIT by its text, and drops the first reply."""
 
-    async def whole(directory: Path) -> None:
+    async def run(directory: Path) -> None:
         async with rigged(database) as rig:
             await rig.endow(1_000, ANNA, BEN)
             id_ = rig.insert(10)
@@ -199,27 +203,27 @@ def test_a_commit_whose_reply_is_swallowed_has_happened_once(database: str, comm
                 async with rigged(database, address) as other, other.engine():
                     await rig.until(id_, "completed")
                 assert (proxy.swallow, proxy.swallowed) == (0, 1)
-            truth(rig, 2_000)
+            assert_books_correct(rig, 2_000)
             assert (rig.balance(ANNA), rig.balance(BEN)) == (990, 1_010)
 
     with tempfile.TemporaryDirectory(prefix="tg") as name:
-        asyncio.run(whole(Path(name)))
+        asyncio.run(run(Path(name)))
 
 
-def test_without_any_notice_every_transfer_ends(play: Play) -> None:
-    """Nobody listens, and nobody is told: what is due is found by looking."""
+def test_without_notifications_every_transfer_ends(play: Play) -> None:
+    """There is no listener: the scan finds due transfers."""
 
     async def scene(rig: Rig) -> None:
         ids = [rig.insert(1) for _ in range(20)]
         async with rig.engine(scan_s=0.3):
             for id_ in ids:
                 await rig.until(id_, "completed")
-        truth(rig, 2_000)
+        assert_books_correct(rig, 2_000)
 
     play(scene)
 
 
-def test_a_cut_connection_is_made_anew(play: Play) -> None:
+def test_a_lost_connection_is_opened_again(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with (
             AsyncConnectionPool(rig.database, min_size=1) as pool,
@@ -232,6 +236,6 @@ def test_a_cut_connection_is_made_anew(play: Play) -> None:
                     " AND pid <> pg_backend_pid()"
                 )
                 await rig.until(rig.insert(10), "completed")
-        truth(rig, 2_000)
+        assert_books_correct(rig, 2_000)
 
     play(scene)

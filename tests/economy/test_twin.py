@@ -1,4 +1,4 @@
-"""The twin's rules are those of the database: the same standing, the same answer."""
+"""The twin in memory gives the same answers as the database for the same facts."""
 
 import asyncio
 import itertools
@@ -27,15 +27,15 @@ from tidegate.systems.guild import (
 from tidegate.systems.ledger.judge import LedgerBalance
 
 GUILD, ANNA, BEN, AMOUNT = 10, 1, 2, 100
-NOON_S = 1_800_014_400.0  # Some day, at twelve o'clock in UTC.
+NOON_S = 1_800_014_400.0  # Twelve o'clock UTC on some day.
 STATUSES = (None, "ACTIVE", "FROZEN", "DISABLED")
 HELD, SENT, LIMITS = (99, 100), (0, 401), (0, 500)
 THROTTLED_S, EVERY, EXEMPT = (None, 50), (False, True), (False, True)
 ALL = list(itertools.product(STATUSES, HELD, SENT, LIMITS, THROTTLED_S, EVERY, EXEMPT))
 
 
-def told(answer: Answer) -> tuple[Any, ...]:
-    """What an answer comes to; seconds to midnight are another on each clock."""
+def comparable(answer: Answer) -> tuple[Any, ...]:
+    """The answer without exact waits: the time to midnight differs between the clocks."""
     match answer:
         case Done():
             return ("done",)
@@ -75,7 +75,7 @@ async def on_postgres(
             "SELECT economy.fn_create_pending_transfer(%s, %s, %s, %s)", (GUILD, ANNA, BEN, AMOUNT)
         ).fetchall()
     with sql.transaction():
-        # As the engine leaves it when it has taken the request.
+        # The state in which the engine leaves a request that it has taken.
         sql.execute("SET LOCAL session_replication_role = replica")
         sql.execute("UPDATE economy.pending_transfers SET status = 'checking'")
     parties, answers = payment(GUILD, ANNA, BEN), []
@@ -84,13 +84,13 @@ async def on_postgres(
         with suppress(Undo):
             async with store.transaction() as tx:
                 [answer] = await system.ask(tx, [question])
-                answers.append(told(answer))
+                answers.append(comparable(answer))
                 raise Undo
     return answers
 
 
 class Undo(Exception):
-    """Nothing of it is to stay."""
+    """Raised to roll the transaction back."""
 
 
 async def on_the_twin(case: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -114,21 +114,21 @@ async def on_the_twin(case: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with suppress(Undo):
             async with store.transaction() as tx:
                 [answer] = await system.ask(tx, [question])
-                answers.append(told(answer))
+                answers.append(comparable(answer))
                 raise Undo
     return answers
 
 
-def test_the_twin_answers_as_the_database_does(database: str) -> None:
-    async def whole() -> None:
+def test_the_twin_gives_the_answers_of_the_database(database: str) -> None:
+    async def run() -> None:
         with psycopg.connect(database, autocommit=True) as sql:
             sql.execute(f"SET search_path TO {SCHEMA}, tidegate")
             async with PostgresStore(database, SCHEMA) as store:
                 for case in ALL:
                     assert await on_postgres(sql, store, case) == await on_the_twin(case), case
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_the_cases_are_all_there_are() -> None:
+def test_all_combinations_are_tested() -> None:
     assert len(ALL) == 4 * 2**6

@@ -1,4 +1,4 @@
-"""An audited world: traffic of every kind, a core that may not be heard, rows to corrupt."""
+"""An audited world: traffic of every kind, an unreliable core, and rows to corrupt."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,19 +30,19 @@ from tidegate.trading_core.disk import RealDisk
 BASE = 101
 
 
-class Deaf(TradingCoreClient):
-    """The core's client; when told so, what the core did is not heard, or reading takes long."""
+class UnreliableCore(TradingCoreClient):
+    """The client of the core. On demand it loses answers, is unreachable, or reads slowly."""
 
-    deaf = False
-    mute = False  # Nothing reaches the core.
-    astray: Party | None = None  # Whom the core credits instead of the target.
+    loses_answers = False
+    unreachable = False
+    credits_instead: Party | None = None  # The party that the core credits instead of the target.
     slow_s = 0.0
 
     async def totals(self) -> CoreTotals:
         await asyncio.sleep(self.slow_s)
-        found = await super().totals()
+        totals = await super().totals()
         await asyncio.sleep(self.slow_s)
-        return found
+        return totals
 
     async def balances(self, accounts: Sequence[Account]) -> tuple[int, Sequence[int]]:
         await asyncio.sleep(self.slow_s)
@@ -53,27 +53,26 @@ class Deaf(TradingCoreClient):
         return await super().query(keys)
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        if self.mute:
-            raise Unreachable("nothing reaches the core")
-        if self.astray is not None:
-            questions = [
-                replace(q, party=self.astray) if q.verb is Verb.CREDIT else q for q in questions
-            ]
+        if self.unreachable:
+            raise Unreachable("the core is unreachable")
+        if self.credits_instead is not None:
+            party = self.credits_instead
+            questions = [replace(q, party=party) if q.verb is Verb.CREDIT else q for q in questions]
         answers: list[Answer] = list(await super().ask(questions))
-        return [Unknown("not heard")] * len(answers) if self.deaf else answers
+        return [Unknown("answer lost")] * len(answers) if self.loses_answers else answers
 
 
 @dataclass
 class World:
     gate: Gate
-    core: Deaf
+    core: UnreliableCore
     audit: Audit
     database: str
     alerts: list[Alert] = field(default_factory=list)
 
     async def corrupt(self, statement: str, *values: object) -> None:
-        """As a superuser can, past every rule of the engine's own role."""
-        # In a thread: it may have to wait for a row that the engine holds.
+        """Change rows as a superuser, who may do what the engine's role may not."""
+        # In a thread, because it may wait for a row that the engine has locked.
         await asyncio.to_thread(self._corrupt, statement, values)
 
     def _corrupt(self, statement: str, values: tuple[object, ...]) -> None:
@@ -82,24 +81,24 @@ class World:
             changed = connection.execute(statement, values)
             assert changed.rowcount > 0, "nothing was corrupted"
 
-    async def found(self, said: str, *, full: bool = True) -> None:
-        """The audit finds it, tells somebody once, and halts."""
+    async def expect_violation(self, text: str, *, full: bool = True) -> None:
+        """The audit reports this violation, sends one alert, and halts."""
         report = await self.audit.run(full=full)
         assert not report.ok
         assert report.halted
-        assert any(said in violation for violation in report.violations), report.violations
+        assert any(text in violation for violation in report.violations), report.violations
         assert [a.alarm for a in self.alerts if a.alarm is Alarm.HALT] == [Alarm.HALT]
         again = await self.audit.run(full=full)
         assert again.violations == report.violations
         assert len([a for a in self.alerts if a.alarm is Alarm.HALT]) == 1
 
     async def traffic(self) -> None:
-        """Every way a transfer can go: both ways, refused, rolled back from either side."""
+        """Transfers of every kind: both directions, refused, rolled back from either side."""
         await endow(self.gate, BASE)
         for number, part in enumerate(parts(BASE)):
-            said = await self.gate.engine.transfer(request_of(part, number), 20)
-            assert isinstance(said, Receipt)
-            assert said.transfer.state == part.state
+            receipt = await self.gate.engine.transfer(request_of(part, number), 20)
+            assert isinstance(receipt, Receipt)
+            assert receipt.transfer.state == part.state
 
     async def some_transfer(self, state: str) -> UUID:
         statement = "SELECT id FROM transfers WHERE state = %(state)s LIMIT 1"
@@ -111,8 +110,8 @@ class World:
 @asynccontextmanager
 async def world(database: str, directory: Path) -> AsyncIterator[World]:
     alerts: list[Alert] = []
-    async with open_gate(database, RealDisk(directory), Deaf, alerts.append, 0.2) as gate:
-        assert isinstance(gate.core, Deaf)
+    async with open_gate(database, RealDisk(directory), UnreliableCore, alerts.append, 0.2) as gate:
+        assert isinstance(gate.core, UnreliableCore)
         audit = Audit(gate.store, gate.core, FLOWS, alerts.append)
         yield World(gate, gate.core, audit, database, alerts)
         await audit.close()
@@ -123,8 +122,8 @@ Play: TypeAlias = Callable[[Scene], None]
 
 
 def player(database: str, directory: Path) -> Play:
-    async def whole(scene: Scene) -> None:
-        async with world(database, directory) as made:
-            await scene(made)
+    async def run(scene: Scene) -> None:
+        async with world(database, directory) as audited:
+            await scene(audited)
 
-    return lambda scene: asyncio.run(whole(scene))
+    return lambda scene: asyncio.run(run(scene))

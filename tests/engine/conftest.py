@@ -1,4 +1,4 @@
-"""Each promise of the engine is put to it on PostgreSQL and on the twin."""
+"""Fixtures that run a test of the engine on PostgreSQL and on the in-memory store."""
 
 from pathlib import Path
 

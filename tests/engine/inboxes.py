@@ -1,4 +1,4 @@
-"""Requests in the inbox of either store, and engines that take them."""
+"""Requests in the inbox of either store, and engines that process them."""
 
 import asyncio
 import itertools
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def wanted(amount: int, cid: str | None = None, owner: int = OWNER) -> Request:
-    """What a library's caller would ask for, so that it means the same as a request here."""
+    """The same request as a caller of the library would make it."""
     text = f"{amount // UNIT}.{amount % UNIT:06d}"
     checked = internal_transfer(
         TransferRequest(TERMS["from"], TERMS["to"], "USDT", text, cid), owner, ACCOUNTS, ASSETS
@@ -50,8 +50,8 @@ def wanted(amount: int, cid: str | None = None, owner: int = OWNER) -> Request:
     return checked.request
 
 
-class Desk:
-    """Puts requests into the inbox of a rig's store, and looks at them."""
+class InboxClient:
+    """Inserts requests into the inbox of a rig's store, and reads their rows."""
 
     def __init__(self, rig: Rig, database: str) -> None:
         self.rig, self.database = rig, database
@@ -65,9 +65,11 @@ class Desk:
             cursor = connection.execute(statement, values or None)
             return cursor.fetchall() if cursor.description else []
 
-    def ask(self, amount: int, cid: str | None = None, expires_in_s: float | None = None) -> UUID:
+    def insert(
+        self, amount: int, cid: str | None = None, expires_in_s: float | None = None
+    ) -> UUID:
         if isinstance(self.rig.store, MemoryStore):
-            return self._ask_twin(amount, cid, expires_in_s)
+            return self._insert_in_twin(amount, cid, expires_in_s)
         [(id_,)] = self.sql(
             "SELECT request_transfer('internal_transfer', %s, 'USDT', %s::numeric / 1000000, %s,"
             " %s, now() + %s * interval '1 second')",
@@ -80,13 +82,13 @@ class Desk:
         assert isinstance(id_, UUID)
         return id_
 
-    def _ask_twin(self, amount: int, cid: str | None, expires_in_s: float | None) -> UUID:
+    def _insert_in_twin(self, amount: int, cid: str | None, expires_in_s: float | None) -> UUID:
         store = self.rig.store
         assert isinstance(store, MemoryStore)
         now_us = store.now_us()
         id_ = UUID(int=(now_us // 1000) << 80 | 1 << 60 | next(_numbers))
         expires_us = None if expires_in_s is None else now_us + round(expires_in_s * 1e6)
-        asked = InboxRequest(
+        request = InboxRequest(
             id_,
             OWNER,
             "internal_transfer",
@@ -100,10 +102,10 @@ class Desk:
             attempts=0,
         )
         store.tables.rows[CIDS][OWNER, cid or str(id_)] = (wanted(amount, cid).fingerprint(), id_)
-        store.tables.rows[INBOX][id_] = MemoryInboxRow(asked, now_us)
+        store.tables.rows[INBOX][id_] = MemoryInboxRow(request, now_us)
         return id_
 
-    def look(self, id_: UUID) -> Outcome:
+    def row(self, id_: UUID) -> Outcome:
         store = self.rig.store
         if isinstance(store, MemoryStore):
             row: MemoryInboxRow = store.tables.rows[INBOX][id_]
@@ -118,7 +120,7 @@ class Desk:
 
     async def until(self, id_: UUID, holds: Callable[[Outcome], bool]) -> Outcome:
         until_s = time.monotonic() + WAIT_S
-        while not holds(found := self.look(id_)):
+        while not holds(found := self.row(id_)):
             assert time.monotonic() < until_s, f"still {found}; {self.rig.alerts}"
             await asyncio.sleep(0.02)
         return found
@@ -136,14 +138,14 @@ class Desk:
         return Engine(parts if outside is None else replace(parts, outside=outside))
 
 
-DeskScene = Callable[[Desk], Awaitable[None]]
-PlayDesk: TypeAlias = Callable[[DeskScene], None]
+InboxScene = Callable[[InboxClient], Awaitable[None]]
+PlayInbox: TypeAlias = Callable[[InboxScene], None]
 
 
-def player(kind: str, database: str) -> PlayDesk:
-    async def whole(scene: DeskScene) -> None:
+def player(kind: str, database: str) -> PlayInbox:
+    async def run(scene: InboxScene) -> None:
         async with rigged(kind, database) as rig:
             await rig.endow(RICH)
-            await scene(Desk(rig, database))
+            await scene(InboxClient(rig, database))
 
-    return lambda scene: asyncio.run(whole(scene))
+    return lambda scene: asyncio.run(run(scene))

@@ -1,4 +1,4 @@
-"""A proxy before PostgreSQL that can swallow the reply to a COMMIT, which has happened."""
+"""A proxy in front of PostgreSQL that can drop the reply to a COMMIT, or the COMMIT itself."""
 
 import asyncio
 import contextlib
@@ -9,59 +9,61 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 CHUNK = 65_536
-COMMIT = b"COMMIT\x00"  # As a statement and as its reply; COMMITTED, a state, is neither.
-READY = b"Z\x00\x00\x00\x05"  # The server waits for the next message.
+# In the statement and in its reply. The zero byte excludes COMMITTED, the state of a transfer.
+COMMIT = b"COMMIT\x00"
+READY = b"Z\x00\x00\x00\x05"  # The server is ready for the next query.
 
 
 class Proxy:
     def __init__(self, server_socket: str) -> None:
         self.server_socket = server_socket
-        self.mark = COMMIT  # What tells the messages by which the numbers below are counted.
+        self.mark = COMMIT  # The bytes of the messages that are counted below.
         self.swallow = 0  # How many of the next COMMITs get no reply.
         self.swallowed = 0
-        self.drop = 0  # How many of the next COMMITs are not even sent: their sessions end.
-        self.meanwhile: Callable[[], None] | None = None  # Before the client learns of either.
-        self._kept: set[asyncio.Task[None]] = set()
+        self.drop = 0  # How many of the next COMMITs are not sent; their sessions end.
+        # Called before the client notices that a reply or a COMMIT is lost.
+        self.meanwhile: Callable[[], None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there = await asyncio.open_unix_connection(self.server_socket)
-        except OSError:  # There is no server just now.
+            server = await asyncio.open_unix_connection(self.server_socket)
+        except OSError:  # The server does not run.
             writer.close()
             return
-        replies = asyncio.ensure_future(_pump(there[0], writer))
-        self._kept.add(replies)
-        replies.add_done_callback(self._kept.discard)
+        replies = asyncio.ensure_future(_pump(server[0], writer))
+        self._tasks.add(replies)
+        replies.add_done_callback(self._tasks.discard)
         try:
             while chunk := await reader.read(CHUNK):
                 if self.mark in chunk and self.drop:
                     self.drop -= 1
-                    # Or the end of the session behind would tell the client before its time.
+                    # Stop the replies first: the client must not see the session end too early.
                     replies.cancel()
                     await asyncio.wait([replies])
-                    there[1].close()
-                    await there[1].wait_closed()
-                    await self._before_it_learns()
+                    server[1].close()
+                    await server[1].wait_closed()
+                    await self._run_meanwhile()
                     break
-                there[1].write(chunk)
+                server[1].write(chunk)
                 if self.mark in chunk and self.swallow:
-                    # The server has been told; the client hears no more. The session behind
-                    # goes on as if nobody had gone.
+                    # The server gets the COMMIT; the client gets no more replies. The server's
+                    # session goes on as if the client were still connected.
                     self.swallow -= 1
                     self.swallowed += 1
                     replies.cancel()
                     await asyncio.wait([replies])
-                    await self._before_it_learns()
+                    await self._run_meanwhile()
                     writer.close()
-                    await _drain(there[0], COMMIT if self.mark == COMMIT else READY)
+                    await _drain(server[0], COMMIT if self.mark == COMMIT else READY)
                     break
         except (ConnectionError, asyncio.CancelledError):
-            pass  # One of the two has gone, or the test is over.
+            pass  # One of the connections was closed, or the test has ended.
         finally:
             writer.close()
-            there[1].close()
+            server[1].close()
 
-    async def _before_it_learns(self) -> None:
+    async def _run_meanwhile(self) -> None:
         if self.meanwhile is not None:
             await asyncio.to_thread(self.meanwhile)
 
@@ -74,7 +76,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _drain(reader: asyncio.StreamReader, done: bytes) -> None:
-    """Until the server has said that it is done."""
+    """Read until the server reports that it is done."""
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(5):
             while chunk := await reader.read(CHUNK):
@@ -84,7 +86,7 @@ async def _drain(reader: asyncio.StreamReader, done: bytes) -> None:
 
 @asynccontextmanager
 async def proxied(database: str, directory: Path) -> AsyncIterator[tuple[str, Proxy]]:
-    """The same database by another address."""
+    """Yield the address of the same database through the proxy, and the proxy."""
     parts = conninfo_to_dict(database)
     port = parts.get("port") or "5432"
     proxy = Proxy(f"{parts['host']}/.s.PGSQL.{port}")

@@ -1,4 +1,4 @@
-"""Engines on PostgreSQL and on the twin, with a venue outside that can be told to misbehave."""
+"""Engines on PostgreSQL or in memory, with an outside venue whose answers a test can replace."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ Twist: TypeAlias = Callable[[Sequence[Question], Execute], Awaitable[Sequence[An
 
 
 class Outside:
-    """The venue as a system. A twist stands between the question and the answer."""
+    """The venue as an outside system. A test sets `twist` to replace or delay its answers."""
 
     name = "venue"
 
@@ -64,7 +64,7 @@ class Outside:
 
 
 class Refusing(MemoryStore):
-    """The twin with a rule of its own: one transfer's answers cannot be recorded."""
+    """The in-memory store, which refuses to record the answers of one transfer."""
 
     refused: UUID | None = None
 
@@ -72,8 +72,8 @@ class Refusing(MemoryStore):
         self, tx: TwinTransaction, moves: Moves, leased: Sequence[bool]
     ) -> Sequence[Transfer]:
         if any(
-            s.lines and t.id == self.refused
-            for t, s in zip(moves.transfers, moves.steps, strict=True)
+            step.entry_forms and transfer.id == self.refused
+            for transfer, step in zip(moves.transfers, moves.steps, strict=True)
         ):
             raise StoreFault("23514: a check of the history is violated")
         return await super().write(tx, moves, leased)
@@ -81,7 +81,7 @@ class Refusing(MemoryStore):
 
 @dataclass
 class Rig:
-    """One store, one venue, and any number of engines on them."""
+    """One store and one venue, on which a test starts engines."""
 
     store: Store[Any]
     ledger: LocalSystem[Any]
@@ -107,26 +107,26 @@ class Rig:
         return Engine(self.parts(seed, ring_size))
 
     def install(self, database: str, flow: Flow) -> None:
-        """Let the store hold transfers of a flow, and the engines made from now on know it."""
+        """Install a flow in the store. Engines that are made later know it."""
         if isinstance(self.store, MemoryStore):
             self.store.tables.flows[flow.name] = checksum(flow)
         else:
             migrate(database, SCHEMA, [flow])
         self.flows = {**self.flows, flow.name: flow}
 
-    def fear_thirteen(self) -> None:
-        """Let the ledger raise whenever a batch asks about an amount of 13."""
+    def raise_on_thirteen(self) -> None:
+        """Make the ledger raise when a batch asks about an amount of 13."""
         ask = self.ledger.ask
 
-        async def touchy(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
+        async def raising(tx: object, questions: Sequence[Question]) -> Sequence[Answer]:
             if any(question.amount == 13 for question in questions):
                 raise KeyError("thirteen")
             return await ask(tx, questions)
 
-        self.ledger.ask = touchy  # type: ignore[method-assign]
+        self.ledger.ask = raising  # type: ignore[method-assign]
 
     async def endow(self, amount: int, owner: int = OWNER) -> None:
-        """By a deposit, as money comes in; and as much in the venue."""
+        """Deposit an amount to FUNDING, and set the same balance in the venue."""
         assert (await self.deposit(amount, owner)).state == "COMPLETED"
         self.venue_account(owner, LedgerBalance(amount, 0, LedgerStatus.ACTIVE))
 
@@ -136,11 +136,11 @@ class Rig:
             "target": Party("ledger", FUNDING, owner),
             "suspense": Party("ledger", SUSPENSE, owner),
         }
-        # Dice of its own: two engines with the same dice in one millisecond make the same ids.
+        # A seed of its own: two engines with the same seed create equal ids in one millisecond.
         async with self.engine(next(_seeds)) as engine:
-            said = await engine.transfer(Request(owner, "deposit", parties, ASSET, amount))
-        assert isinstance(said, Receipt)
-        return said.transfer
+            receipt = await engine.transfer(Request(owner, "deposit", parties, ASSET, amount))
+        assert isinstance(receipt, Receipt)
+        return receipt.transfer
 
     def venue_account(self, owner: int, balance: LedgerBalance | None = None) -> LedgerBalance:
         account = Account(owner, SPOT, ASSET)
@@ -153,8 +153,8 @@ class Rig:
 
     async def books(self, owner: int = OWNER) -> dict[str, LedgerBalance]:
         if isinstance(self.store, PostgresStore):
-            found = await Ledger().balances(self.store, owner)
-            return {account.book: balance for account, balance in found.items()}
+            balances = await Ledger().balances(self.store, owner)
+            return {account.book: balance for account, balance in balances.items()}
         rows = self.store.tables.rows["ledger_accounts"]  # type: ignore[attr-defined]
         return {a.book: balance for a, balance in rows.items() if a.owner == owner}
 
@@ -171,41 +171,42 @@ class Rig:
             rows[account] = rows[account]._replace(status=status)
 
     async def ended(self, transfers: Sequence[Transfer]) -> list[Transfer]:
-        """Wait until all are at an end, within a bound."""
+        """Wait until all transfers have ended, for WAIT_S at most."""
         until_s = time.monotonic() + WAIT_S
         while time.monotonic() < until_s:
             found = await self.store.find([t.id for t in transfers])
-            # One whose COMMIT is still in doubt may be accepted before it can be seen.
+            # A transfer may be accepted before its COMMIT is visible: then it is not found yet.
             if len(found) == len(transfers) and all(t.lane is None for t in found):
                 return list(found)
             await asyncio.sleep(0.02)
         raise AssertionError(f"{len(found)}, not ended: {[t for t in found if t.lane][:3]}")
 
 
-def request(way: str, amount: int, cid: str | None = None, owner: int = OWNER) -> Request:
+def request(direction: str, amount: int, cid: str | None = None, owner: int = OWNER) -> Request:
     """`in`: FUNDING → SPOT, `out`: SPOT → FUNDING."""
-    inside, outside = Party("ledger", FUNDING, owner), Party("venue", SPOT, owner)
-    source, target = (inside, outside) if way == "in" else (outside, inside)
+    funding, spot = Party("ledger", FUNDING, owner), Party("venue", SPOT, owner)
+    source, target = (funding, spot) if direction == "in" else (spot, funding)
     parties = {"source": source, "target": target}
     return Request(owner, "internal_transfer", parties, ASSET, amount, cid)
 
 
 async def made(engine: Engine[Any], wanted: Request) -> Transfer:
-    said = await engine.submit(wanted)
-    assert isinstance(said, Receipt), said
-    return said.transfer
+    """Submit a request and return its transfer."""
+    result = await engine.submit(wanted)
+    assert isinstance(result, Receipt), result
+    return result.transfer
 
 
 @asynccontextmanager
 async def rigged(kind: str, database: str) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         if kind == "twin":
-            twin = Refusing(time.time, MemoryTables(), lease_s=LEASE_S)
-            yield Rig(twin, MemoryLedger(), Outside(Venue()))
+            store = Refusing(time.time, MemoryTables(), lease_s=LEASE_S)
+            yield Rig(store, MemoryLedger(), Outside(Venue()))
         else:
-            bounds = StoreLimits(lease_s=LEASE_S, lock_s=2.0, pool_wait_s=5.0)
-            store = await stack.enter_async_context(PostgresStore(database, SCHEMA, bounds))
-            yield Rig(store, Ledger(), Outside(Venue()))
+            limits = StoreLimits(lease_s=LEASE_S, lock_s=2.0, pool_wait_s=5.0)
+            postgres = await stack.enter_async_context(PostgresStore(database, SCHEMA, limits))
+            yield Rig(postgres, Ledger(), Outside(Venue()))
 
 
 Scene: TypeAlias = Callable[[Rig], Awaitable[None]]
@@ -213,9 +214,11 @@ Play: TypeAlias = Callable[[Scene], None]
 
 
 def player(kind: str, database: str) -> Play:
-    async def whole(scene: Scene) -> None:
+    """Return a function that runs a scene on a new rig."""
+
+    async def run(scene: Scene) -> None:
         async with rigged(kind, database) as rig:
             await rig.endow(1_000)
             await scene(rig)
 
-    return lambda scene: asyncio.run(whole(scene))
+    return lambda scene: asyncio.run(run(scene))

@@ -1,4 +1,4 @@
-"""The alert rules: each fires at its threshold, once, and says when it is over."""
+"""The alert rules: each sends one alert at its threshold, and one when the problem is over."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,22 +22,22 @@ from tidegate.systems.ledger import LedgerStatus
 
 pytestmark = pytest.mark.slow
 
-QUIET = AlertThresholds()
+DEFAULTS = AlertThresholds()
 
 
-def watching(rig: Rig, limits: AlertThresholds = QUIET) -> tuple[AlertWatch, list[Alert]]:
+def watch_alerts(rig: Rig, limits: AlertThresholds = DEFAULTS) -> tuple[AlertWatch, list[Alert]]:
     assert isinstance(rig.store, PostgresStore)
-    told: list[Alert] = []
-    return AlertWatch(rig.store, rig.flows, told.append, limits), told
+    alerts: list[Alert] = []
+    return AlertWatch(rig.store, rig.flows, alerts.append, limits), alerts
 
 
-async def made_old(database: str, seconds: int) -> None:
-    """Let everything that is open have happened so long ago."""
-    # In a thread: it may have to wait for a row that the engine holds.
-    await asyncio.to_thread(_made_old, database, seconds)
+async def make_old(database: str, seconds: int) -> None:
+    """Move the times of all open transfers back by this many seconds."""
+    # In a thread, because it may wait for a row that the engine has locked.
+    await asyncio.to_thread(_make_old, database, seconds)
 
 
-def _made_old(database: str, seconds: int) -> None:
+def _make_old(database: str, seconds: int) -> None:
     ago = "now() - %s * interval '1 second'"
     with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
         connection.execute(
@@ -46,34 +46,37 @@ def _made_old(database: str, seconds: int) -> None:
         )
 
 
-async def silence(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
-    return [Unknown("nobody answers")] * len(questions)
+async def no_answer(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+    return [Unknown("no answer")] * len(questions)
 
 
-def test_mon_001_a_target_pending_for_over_a_minute_is_critical_once(
+def test_mon_001_over_a_minute_in_target_pending_sends_one_critical_alert(
     play_postgres: Play, database: str
 ) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig)
-        rig.outside.twist = silence
+        watch, alerts = watch_alerts(rig)
+        rig.outside.twist = no_answer
         async with rig.engine() as engine:
             transfer = await made(engine, request("in", 5))
-            await made_old(database, 59)
-            await watch.look()
-            assert told == []
-            await made_old(database, 61)
+            await make_old(database, 59)
+            await watch.check()
+            assert alerts == []
+            await make_old(database, 61)
             for _ in range(3):
-                await watch.look()
-            [alert] = told
+                await watch.check()
+            [alert] = alerts
             assert alert.alarm is Alarm.CRITICAL
-            assert alert.cause == "MON-001: 1 in TARGET_PENDING for over 60 s"
+            assert alert.cause == (
+                "MON-001: 1 transfer has been in TARGET_PENDING for more than 60 s;"
+                " the money has not reached the target"
+            )
             assert (alert.lane, alert.transfer_id) == ("venue", transfer.id)
             assert watch.reporter.firing == [alert.cause]
             rig.outside.twist = None
             await rig.ended([transfer])
-        await watch.look()
-        assert [a.alarm for a in told] == [Alarm.CRITICAL, Alarm.NONE]
-        assert told[-1].cause == f"cleared: {alert.cause}"
+        await watch.check()
+        assert [a.alarm for a in alerts] == [Alarm.CRITICAL, Alarm.NONE]
+        assert alerts[-1].cause == f"cleared: {alert.cause}"
         assert watch.reporter.firing == []
 
     play_postgres(scene)
@@ -84,26 +87,28 @@ def test_mon_002_a_refund_that_failed_three_times_is_critical(
     play_postgres: Play, failure: str
 ) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig, AlertThresholds(refund_failures=2))
+        watch, alerts = watch_alerts(rig, AlertThresholds(refund_failures=2))
         await rig.set_status(LedgerStatus.DISABLED)  # The target of the way out.
 
-        async def no_refunds(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+        async def refuse_refunds(
+            questions: Sequence[Question], execute: Execute
+        ) -> Sequence[Answer]:
             if questions[0].verb == "refund":
                 if failure == "refused":
                     return [Rejected("NOT_TODAY")] * len(questions)
-                return [Unknown("nobody answers")] * len(questions)
+                return [Unknown("no answer")] * len(questions)
             return execute()
 
-        rig.outside.twist = no_refunds
+        rig.outside.twist = refuse_refunds
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 5))
             await _until(lambda: _failures(rig, 1))
-            await watch.look()
-            assert told == []
+            await watch.check()
+            assert alerts == []
             await _until(lambda: _failures(rig, 2))
-            await watch.look()
-            await watch.look()
-        [alert] = told
+            await watch.check()
+            await watch.check()
+        [alert] = alerts
         assert alert.alarm is Alarm.CRITICAL
         assert alert.cause == "MON-002: a refund has failed 2 times"
         assert (alert.transfer_id, alert.state) == (transfer.id, "COMPENSATING")
@@ -112,20 +117,22 @@ def test_mon_002_a_refund_that_failed_three_times_is_critical(
     assert AlertThresholds().refund_failures == 3
 
 
-def test_of_many_failing_refunds_none_is_called_over_while_it_fails(
+def test_no_alert_about_a_failing_refund_is_cleared_while_it_still_fails(
     play_postgres: Play, database: str
 ) -> None:
-    """Some are told, the others wait their turn; which ones must not change with the retries."""
+    """Only some are reported at once. Which ones must not change with the retries."""
 
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig, AlertThresholds(refund_failures=1))
+        watch, alerts = watch_alerts(rig, AlertThresholds(refund_failures=1))
         await rig.set_status(LedgerStatus.DISABLED)  # The target of the way out.
 
-        async def no_refunds(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
+        async def refuse_refunds(
+            questions: Sequence[Question], execute: Execute
+        ) -> Sequence[Answer]:
             refunds = questions[0].verb == "refund"
             return [Rejected("NOT_TODAY")] * len(questions) if refunds else execute()
 
-        rig.outside.twist = no_refunds
+        rig.outside.twist = refuse_refunds
         async with rig.engine() as engine:
             for _ in range(30):
                 await made(engine, request("out", 5))
@@ -138,9 +145,9 @@ def test_of_many_failing_refunds_none_is_called_over_while_it_fails(
                     " WHERE s.id = t.id AND t.lane IS NOT NULL"
                 )
                 connection.commit()
-                await watch.look()
-        assert {alert.code for alert in told} == {AlertCode.REFUND_FAILING}
-        assert [alert for alert in told if alert.cleared] == []
+                await watch.check()
+        assert {alert.code for alert in alerts} == {AlertCode.REFUND_FAILING}
+        assert [alert for alert in alerts if alert.cleared] == []
 
     play_postgres(scene)
 
@@ -156,128 +163,131 @@ async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
         if await condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
+    raise AssertionError("the condition did not become true")
 
 
 def test_mon_004_more_than_thirty_transfers_of_one_owner_in_a_minute(play_postgres: Play) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig)
+        watch, alerts = watch_alerts(rig)
         async with rig.engine() as engine:
-            # The deposit that was made before is an operator's, and does not count.
+            # The earlier deposit was made by an operator and does not count.
             transfers = [await made(engine, request("in", 1)) for _ in range(30)]
-            await watch.look()
-            assert told == []
+            await watch.check()
+            assert alerts == []
             transfers.append(await made(engine, request("in", 1)))
-            await watch.look()
-            await watch.look()
+            await watch.check()
+            await watch.check()
             await rig.ended(transfers)
-        [alert] = told
+        [alert] = alerts
         assert alert.alarm is Alarm.PAGE
-        assert alert.cause == f"MON-004: owner {OWNER} made 31 transfers in a minute"
+        assert alert.cause == f"MON-004: owner {OWNER} created 31 transfers in 60 s"
 
     play_postgres(scene)
 
 
 def test_more_than_ten_pending_for_over_five_minutes(play_postgres: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig, AlertThresholds(stuck_s=10_000))
-        rig.outside.twist = silence
+        watch, alerts = watch_alerts(rig, AlertThresholds(stuck_s=10_000))
+        rig.outside.twist = no_answer
         async with rig.engine() as engine:
             for _ in range(10):
                 await made(engine, request("in", 1))
-            await made_old(database, 301)
-            await watch.look()
-            assert told == []
+            await make_old(database, 301)
+            await watch.check()
+            assert alerts == []
             last = await made(engine, request("in", 1))
-            await made_old(database, 301)
-            await watch.look()
-            await watch.look()
-            assert [a.cause for a in told] == ["11 transfers are pending for over 300 s"]
+            await make_old(database, 301)
+            await watch.check()
+            await watch.check()
+            assert [a.cause for a in alerts] == ["11 transfers have been open for more than 300 s"]
             rig.outside.twist = None
             await rig.ended([last])
             await _until(lambda: _all_ended(rig))
-        await watch.look()
-        assert told[-1].cause == "cleared: 11 transfers are pending for over 300 s"
+        await watch.check()
+        assert alerts[-1].cause == "cleared: 11 transfers have been open for more than 300 s"
 
     play_postgres(scene)
 
 
-def test_what_waits_by_design_is_neither_stuck_nor_pending(
+def test_a_transfer_that_waits_by_design_is_neither_stuck_nor_pending(
     play_postgres: Play, database: str
 ) -> None:
     async def scene(rig: Rig) -> None:
         assert isinstance(rig.store, PostgresStore)
-        watch, told = watching(rig, AlertThresholds(stuck_s=10_000))
-        rig.outside.twist = silence
+        watch, alerts = watch_alerts(rig, AlertThresholds(stuck_s=10_000))
+        rig.outside.twist = no_answer
         async with rig.engine() as engine:
             for _ in range(11):
                 await made(engine, request("in", 1))
-        await made_old(database, 301)
-        everyone = (rig.store, FLOWS.values(), 300, operator_reads.NEWEST, 100)
-        assert len(await operator_reads.stuck(*everyone)) == 11
+        await make_old(database, 301)
+        query = (rig.store, FLOWS.values(), 300, operator_reads.NEWEST, 100)
+        assert len(await operator_reads.stuck(*query)) == 11
         checking = "UPDATE transfers SET flow = 'pool_transfer', state = %s WHERE lane IS NOT NULL"
         with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
             connection.execute(checking, ("CHECKING",))
-        assert await operator_reads.stuck(*everyone) == [], "for days, if it must"
-        await watch.look()
-        assert told == []
+        assert await operator_reads.stuck(*query) == [], "CHECKING may take days"
+        await watch.check()
+        assert alerts == []
         with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
             connection.execute(checking, ("CREDITING",))
-        assert len(await operator_reads.stuck(*everyone)) == 11, "approved, and not paid"
-        await watch.look()
-        assert [alert.code for alert in told] == [AlertCode.TRANSFERS_PENDING]
+        assert len(await operator_reads.stuck(*query)) == 11, "approved but not credited"
+        await watch.check()
+        assert [alert.code for alert in alerts] == [AlertCode.TRANSFERS_PENDING]
 
     play_postgres(scene)
 
 
-def test_requests_that_wait_in_the_inbox_are_told(play_postgres: Play, database: str) -> None:
-    """Somebody asks for a flow, and no process that could take it is running."""
-    asked = (
+def test_requests_that_wait_in_the_inbox_cause_an_alert(play_postgres: Play, database: str) -> None:
+    """A program requests a flow, and no process that has the flow is running."""
+    insert = (
         "INSERT INTO inbox (id, owner, flow, asset_id, amount, terms, space, requested_at, error)"
         " SELECT gen_random_uuid(), 7, 'deposit', 1, 1, '{}', '', now() - %s * interval '1 second',"
         " %s FROM generate_series(1, 3)"
     )
 
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig)
+        watch, alerts = watch_alerts(rig)
         with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
-            connection.execute(asked, (299, None))
+            connection.execute(insert, (299, None))
             connection.commit()
-            await watch.look()
-            assert told == []
-            connection.execute(asked, (301, None))
+            await watch.check()
+            assert alerts == []
+            connection.execute(insert, (301, None))
             connection.commit()
             halt = await rig.store.halt("a test", "test")
-            await watch.look()
-            assert told == [], "while all is halted they are meant to wait"
+            await watch.check()
+            assert alerts == [], "requests wait during a halt"
             await rig.store.resume("a test", "test", [halt])
-            await watch.look()
-            await watch.look()
-            [alert] = told
+            await watch.check()
+            await watch.check()
+            [alert] = alerts
             assert (alert.code, alert.alarm) == (AlertCode.REQUESTS_WAITING, Alarm.PAGE)
             assert alert.cause == (
-                "3 requests for deposit wait in the inbox for over 300 s: no process has taken them"
+                "3 inbox requests of flow deposit have waited for more than 300 s:"
+                " no process has claimed them"
             )
             connection.execute("UPDATE inbox SET outcome = 'created', decided_at = now()")
-        await watch.look()
-        assert [a.cleared for a in told] == [False, True]
+        await watch.check()
+        assert [a.cleared for a in alerts] == [False, True]
 
     play_postgres(scene)
 
 
-def test_a_full_audit_that_does_not_get_through_is_told(play_postgres: Play, database: str) -> None:
+def test_a_full_audit_that_takes_too_long_causes_an_alert(
+    play_postgres: Play, database: str
+) -> None:
     async def scene(rig: Rig) -> None:
-        watch, told = watching(rig)
+        watch, alerts = watch_alerts(rig)
         with psycopg.connect(database, options=f"-c search_path={SCHEMA}") as connection:
             verified = "UPDATE audit_sweep SET verified_at = now() - %s * interval '1 hour'"
-            for hours, causes in ((47, []), (49, [AlertCode.AUDIT_LATE])):
+            for hours, codes in ((47, []), (49, [AlertCode.AUDIT_LATE])):
                 connection.execute(verified, (hours,))
                 connection.commit()
-                await watch.look()
-                assert [alert.code for alert in told] == causes
+                await watch.check()
+                assert [alert.code for alert in alerts] == codes
             connection.execute(verified, (1,))
-        await watch.look()
-        assert told[-1].cause == "cleared: not everything was audited for over 48 hours"
+        await watch.check()
+        assert alerts[-1].cause == "cleared: the last complete audit is more than 48 hours old"
 
     play_postgres(scene)
 
@@ -289,26 +299,26 @@ async def _all_ended(rig: Rig) -> bool:
     return bool(found == 0)
 
 
-def test_a_cause_that_comes_back_is_told_again() -> None:
-    told: list[Alert] = []
-    reporter = AlertReporter(told.append)
-    trouble = {("owner", "7"): Condition(Alert(Alarm.PAGE, AlertCode.OWNER_BUSY, "too many"))}
-    for second, found in enumerate((trouble, trouble, {}, {}, trouble)):
+def test_a_cleared_alert_that_returns_is_sent_again() -> None:
+    alerts: list[Alert] = []
+    reporter = AlertReporter(alerts.append)
+    condition = {("owner", "7"): Condition(Alert(Alarm.PAGE, AlertCode.OWNER_BUSY, "too many"))}
+    for second, found in enumerate((condition, condition, {}, {}, condition)):
         reporter.judge(found, second)
-    assert [a.cause for a in told] == ["too many", "cleared: too many", "too many"]
+    assert [a.cause for a in alerts] == ["too many", "cleared: too many", "too many"]
 
 
-def test_further_stuck_transfers_of_a_lane_are_counted_and_told_when_they_double() -> None:
-    told: list[Alert] = []
-    reporter = AlertReporter(told.append)
+def test_an_alert_is_sent_again_when_its_count_has_doubled() -> None:
+    alerts: list[Alert] = []
+    reporter = AlertReporter(alerts.append)
     for second, count in enumerate((1, 1, 2, 3, 4, 7, 8, 9)):
         stuck = AlertSign(
             "stuck", "core", UUID(int=5), "TARGET_PENDING", count, 0, 2, 61.0 + second
         )
         reporter.judge(conditions([stuck], AlertThresholds()), second)
-    assert [alert.count for alert in told] == [1, 2, 4, 8]
-    assert {alert.code for alert in told} == {AlertCode.TARGET_PENDING}
-    assert (told[0].transfer_id, told[0].retries, told[0].age_s) == (UUID(int=5), 2, 61.0)
+    assert [alert.count for alert in alerts] == [1, 2, 4, 8]
+    assert {alert.code for alert in alerts} == {AlertCode.TARGET_PENDING}
+    assert (alerts[0].transfer_id, alerts[0].retries, alerts[0].age_s) == (UUID(int=5), 2, 61.0)
     reporter.judge({}, 9)
-    assert told[-1].cleared
-    assert told[-1].code is AlertCode.TARGET_PENDING
+    assert alerts[-1].cleared
+    assert alerts[-1].code is AlertCode.TARGET_PENDING

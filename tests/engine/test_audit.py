@@ -1,4 +1,4 @@
-"""The audit, on real PostgreSQL and the core's own code: what is well is told to be well."""
+"""The audit on real PostgreSQL and the real core: it reports no violation if nothing is wrong."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ from tidegate.core.answers import Unreachable
 from tidegate.core.kind import Party
 from tidegate.core.request import Request
 from tidegate.core.wire import AccountStatus as CoreStatus
-from tidegate.engine.audit import MISSES, Audit
+from tidegate.engine.audit import MAX_FAILURES, Audit
 from tidegate.engine.gate import CORE
 from tidegate.engine.pending_request import Receipt
 from tidegate.engine.request_forms import LEDGER, ExternalTransfer
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 _cids = itertools.count()
 
 
-def test_after_mixed_traffic_all_is_well_and_the_report_is_as_printed(play_audited: Play) -> None:
+def test_after_mixed_traffic_the_report_is_clean(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
         for full in (True, False):
@@ -52,7 +52,7 @@ def test_after_mixed_traffic_all_is_well_and_the_report_is_as_printed(play_audit
     play_audited(scene)
 
 
-def test_suspense_is_shown_when_there_is_any(play_audited: Play) -> None:
+def test_suspense_is_reported_if_it_is_not_zero(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
         await world.gate.deposit(
@@ -66,25 +66,27 @@ def test_suspense_is_shown_when_there_is_any(play_audited: Play) -> None:
     play_audited(scene)
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-def test_a_leg_that_was_done_and_not_heard_is_no_violation(play_audited: Play, way: str) -> None:
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_an_operation_whose_answer_was_lost_is_no_violation(
+    play_audited: Play, direction: str
+) -> None:
     async def scene(world: World) -> None:
         await endow(world.gate, BASE)
         assert (await world.audit.run(full=False)).ok
-        world.core.deaf = True
-        part = next(p for p in parts(BASE) if p.way == way)
-        said = await world.gate.engine.transfer(request_of(part, 1), 0.3)
-        assert isinstance(said, Receipt)
-        assert said.transfer.lane == CORE
+        world.core.loses_answers = True
+        part = next(p for p in parts(BASE) if p.direction == direction)
+        receipt = await world.gate.engine.transfer(request_of(part, 1), 0.3)
+        assert isinstance(receipt, Receipt)
+        assert receipt.transfer.lane == CORE
         for full in (True, False):
             report = await world.audit.run(full=full)
             assert report.ok, report.violations
-            # The core has it already, or has given it already: on the way in it has arrived.
-            in_flight = {"in": "0.000000", "out": f"{part.amount}.000000"}[way]
+            # The core has already done its operation. So with "in" the money has arrived.
+            in_flight = {"in": "0.000000", "out": f"{part.amount}.000000"}[direction]
             assert report.assets["USDT"].in_flight == in_flight
             assert report.assets["USDT"].gap == "0"
-        world.core.deaf = False
-        assert (await world.gate.engine.wait(said.transfer, 20)).state == "COMMITTED"
+        world.core.loses_answers = False
+        assert (await world.gate.engine.wait(receipt.transfer, 20)).state == "COMMITTED"
         report = await world.audit.run(full=False)
         assert report.assets["USDT"].in_flight == "0.000000"
         assert world.audit.read["transfers"] == 1
@@ -92,12 +94,12 @@ def test_a_leg_that_was_done_and_not_heard_is_no_violation(play_audited: Play, w
     play_audited(scene)
 
 
-def test_money_on_its_way_is_counted(play_audited: Play) -> None:
+def test_money_in_flight_is_counted(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await endow(world.gate, BASE)
-        world.core.mute = True
-        said = await world.gate.engine.transfer(request_of(parts(BASE)[0], 1), 0.1)
-        assert isinstance(said, Receipt)
+        world.core.unreachable = True
+        receipt = await world.gate.engine.transfer(request_of(parts(BASE)[0], 1), 0.1)
+        assert isinstance(receipt, Receipt)
         for full in (True, False):
             report = await world.audit.run(full=full)
             assert report.ok, report.violations
@@ -107,8 +109,8 @@ def test_money_on_its_way_is_counted(play_audited: Play) -> None:
     play_audited(scene)
 
 
-async def _nowhere() -> Any:
-    raise ConnectionRefusedError("nobody is there")
+async def _refuse_connection() -> Any:
+    raise ConnectionRefusedError("connection refused")
 
 
 def test_an_incremental_audit_reads_only_what_is_new(play_audited: Play) -> None:
@@ -118,8 +120,8 @@ def test_an_incremental_audit_reads_only_what_is_new(play_audited: Play) -> None
         await world.audit.run(full=False)
         assert world.audit.read["transfers"] == 0
         assert world.audit.read["keys"] == 0
-        said = await world.gate.engine.transfer(request_of(parts(BASE)[0], 50), 20)
-        assert isinstance(said, Receipt)
+        receipt = await world.gate.engine.transfer(request_of(parts(BASE)[0], 50), 20)
+        assert isinstance(receipt, Receipt)
         await world.audit.run(full=False)
         assert dict(world.audit.read) == {
             "transfers": 1,
@@ -134,16 +136,16 @@ def test_an_incremental_audit_reads_only_what_is_new(play_audited: Play) -> None
     play_audited(scene)
 
 
-def test_a_stream_of_operations_that_was_lost_is_taken_up_again(play_audited: Play) -> None:
+def test_a_lost_stream_of_operations_is_opened_again(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
         assert (await world.audit.run(full=False)).ok
-        ear = world.audit._ear
-        assert ear is not None
-        assert ear._stream is not None
-        await ear._stream.aclose()
-        said = await world.gate.engine.transfer(request_of(parts(BASE)[0], 60), 20)
-        assert isinstance(said, Receipt)
+        events = world.audit._events
+        assert events is not None
+        assert events._stream is not None
+        await events._stream.aclose()
+        receipt = await world.gate.engine.transfer(request_of(parts(BASE)[0], 60), 20)
+        assert isinstance(receipt, Receipt)
         for _ in range(2):
             report = await world.audit.run(full=False)
             assert report.ok, report.violations
@@ -151,11 +153,13 @@ def test_a_stream_of_operations_that_was_lost_is_taken_up_again(play_audited: Pl
     play_audited(scene)
 
 
-def test_a_store_without_a_core_is_audited_by_the_answers_it_was_given(play_audited: Play) -> None:
+def test_a_store_without_a_core_is_audited_by_the_answers_in_its_history(
+    play_audited: Play,
+) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
-        alone = Audit(world.gate.store, None, FLOWS, world.alerts.append)
-        report = await alone.run()
+        without_core = Audit(world.gate.store, None, FLOWS, world.alerts.append)
+        report = await without_core.run()
         assert report.ok, report.violations
         assert report.assets["USDT"].other == "1560.000000"
 
@@ -163,13 +167,13 @@ def test_a_store_without_a_core_is_audited_by_the_answers_it_was_given(play_audi
 
 
 class Load:
-    """Owners who move money about, some of whom may not, as long as somebody looks."""
+    """Owners that transfer money, some of them frozen, until enough audits have run."""
 
     owners = range(1, 21)
 
     def __init__(self, world: World) -> None:
         self.world, self.dice = world, random.Random(3)
-        self.count, self.looks = 0, 0
+        self.count, self.audits = 0, 0
 
     async def endow(self) -> None:
         gate = self.world.gate
@@ -189,38 +193,38 @@ class Load:
         wanted = dict(zip(("source", "target"), pair, strict=True))
         return Request(owner, "internal_transfer", wanted, ASSET, amount, f"l{next(_cids)}")
 
-    async def one(self) -> None:
-        said = await self.world.gate.engine.transfer(self.request(), 30)
-        assert isinstance(said, Receipt)
-        assert said.transfer.lane is None
+    async def transfer(self) -> None:
+        receipt = await self.world.gate.engine.transfer(self.request(), 30)
+        assert isinstance(receipt, Receipt)
+        assert receipt.transfer.lane is None
 
     async def run(self) -> None:
-        while self.count < 2_000 or self.looks < 20:
-            await asyncio.gather(*(self.one() for _ in range(50)))
+        while self.count < 2_000 or self.audits < 20:
+            await asyncio.gather(*(self.transfer() for _ in range(50)))
             self.count += 50
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slow_s", [0.0, 0.01])
-def test_beside_load_no_audit_sees_anything_wrong(
+def test_no_audit_beside_load_finds_a_violation(
     play_audited: Play, slow_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Many pages, between which the world goes on.
+    # Many pages, so that transfers move on between them.
     monkeypatch.setattr(tidegate.engine.audit, "MAX_OWNERS", 3)
     monkeypatch.setattr(tidegate.engine.audit, "PAGE", 300)
 
     async def scene(world: World) -> None:
         load = Load(world)
         await load.endow()
-        world.core.slow_s = slow_s  # So that much happens between any two things that it reads.
-        loading = asyncio.ensure_future(load.run())
-        while not loading.done():
-            # `look` and not `run`, which would look again before it says anything.
-            look = await world.audit.look(full=load.looks % 5 == 4)
-            assert look.problems == []
-            load.looks += 1
+        world.core.slow_s = slow_s  # So that much happens between two reads.
+        load_task = asyncio.ensure_future(load.run())
+        while not load_task.done():
+            # `run_pass` and not `run`, which would hide a problem that a second pass does not find.
+            found = await world.audit.run_pass(full=load.audits % 5 == 4)
+            assert found.problems == []
+            load.audits += 1
             await asyncio.sleep(0.02)
-        await loading
+        await load_task
         report = await world.audit.run()
         assert report.ok, report.violations
         assert not report.halted
@@ -233,14 +237,16 @@ def test_beside_load_no_audit_sees_anything_wrong(
     play_audited(scene)
 
 
-def test_it_goes_on_when_the_core_cannot_be_reached_and_says_so_once(play_audited: Play) -> None:
+def test_audits_continue_while_the_core_is_unreachable_and_one_alert_is_sent(
+    play_audited: Play,
+) -> None:
     async def scene(world: World) -> None:
-        world.core._connect = _nowhere
+        world.core._connect = _refuse_connection
         await world.core.close()
-        for _ in range(MISSES + 5):
+        for _ in range(MAX_FAILURES + 5):
             with pytest.raises(Unreachable):
                 await world.audit.run_next()
-        assert len([a for a in world.alerts if "could not be made" in a.cause]) == 1
+        assert len([a for a in world.alerts if "audits in a row have failed" in a.cause]) == 1
         assert not await world.gate.store.halted()
 
     play_audited(scene)

@@ -1,4 +1,4 @@
-"""The audit notices money that went to another account, although every sum agrees."""
+"""The audit finds money that was moved to a wrong account, although every sum agrees."""
 
 import pytest
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 FROM_SPOT = {"source": Party(CORE, "SPOT", BASE), "target": Party(LEDGER, FUNDING, BASE)}
 TO_SPOT = {"source": Party(LEDGER, FUNDING, BASE), "target": Party(CORE, "SPOT", BASE)}
-# What a ledger does that credits another book of the same owner: all its own sums agree.
-ASTRAY = (
+# A ledger that credits another book of the same owner. All sums of the ledger still agree.
+WRONG_CREDIT = (
     "UPDATE ledger_operations SET book = 'OTHER' WHERE transfer_id = %s AND verb = 'credit'",
     "UPDATE ledger_operations SET balance_after = 5 WHERE owner = %s AND book = 'OTHER'",
     "UPDATE ledger_accounts SET available = available - 5 WHERE owner = %s AND book = 'FUNDING'",
@@ -33,7 +33,7 @@ async def moved(world: World, parties: dict[str, Party], amount: int) -> Receipt
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_money_that_the_ledger_credited_to_another_book_is_noticed(
+def test_money_that_the_ledger_credited_to_another_book_is_found(
     play_audited: Play, full: bool
 ) -> None:
     async def scene(world: World) -> None:
@@ -41,38 +41,41 @@ def test_money_that_the_ledger_credited_to_another_book_is_noticed(
         await moved(world, TO_SPOT, 9)
         assert (await world.audit.run(full=full)).ok
         done = await moved(world, FROM_SPOT, 5)
-        for statement, value in zip(ASTRAY, (done.transfer.id, BASE, BASE, BASE), strict=True):
+        for statement, value in zip(
+            WRONG_CREDIT, (done.transfer.id, BASE, BASE, BASE), strict=True
+        ):
             await world.corrupt(statement, value)
-        await world.found("the ledger's operation 1 is about something else", full=full)
+        violation = "the ledger operation of version 1 does not match its transfer"
+        await world.expect_violation(violation, full=full)
 
     play_audited(scene)
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_money_that_the_core_credited_to_another_book_is_noticed(
+def test_money_that_the_core_credited_to_another_book_is_found(
     play_audited: Play, full: bool
 ) -> None:
     async def scene(world: World) -> None:
         await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         assert (await world.audit.run(full=full)).ok
-        world.core.astray = Party(CORE, "MARGIN", BASE)
+        world.core.credits_instead = Party(CORE, "MARGIN", BASE)
         await moved(world, TO_SPOT, 9)
-        await world.found("is about something else than its transfer", full=full)
+        await world.expect_violation("does not match its transfer", full=full)
 
     play_audited(scene)
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_accounts_that_are_gone_are_noticed_although_every_sum_agrees(
+def test_missing_accounts_are_found_although_every_sum_agrees(
     play_audited: Play, full: bool
 ) -> None:
-    """A deposit adds to one book what it takes from another: without both, all sums agree."""
+    """A deposit adds to one book what it takes from another. Without both, all sums agree."""
 
     async def scene(world: World) -> None:
         await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         assert (await world.audit.run(full=full)).ok
         await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "5", "e"), BASE + 1)
         await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", BASE + 1)
-        await world.found("it does not follow from its operations", full=full)
+        await world.expect_violation("the balance does not follow from the operations", full=full)
 
     play_audited(scene)

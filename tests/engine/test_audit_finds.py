@@ -28,16 +28,16 @@ ONE_LESS = ONE_MORE.replace("+", "-")
 
 
 class Overtaken(Audit):
-    """When it has looked twice, and before it halts, somebody does something."""
+    """Runs `after_second` after the second pass, before it halts."""
 
-    looks = 0
-    meanwhile: Callable[[], Awaitable[None]]
+    passes = 0
+    after_second: Callable[[], Awaitable[None]]
 
-    async def look(self, *, full: bool, part: AuditSlice | None = None) -> AuditPass:
-        found = await super().look(full=full, part=part)
-        self.looks += 1
-        if self.looks == 2:
-            await self.meanwhile()
+    async def run_pass(self, *, full: bool, part: AuditSlice | None = None) -> AuditPass:
+        found = await super().run_pass(full=full, part=part)
+        self.passes += 1
+        if self.passes == 2:
+            await self.after_second()
         return found
 
 
@@ -47,20 +47,20 @@ def test_a_corrupted_balance_row_is_found_and_halts(play_audited: Play, full: bo
         await world.traffic()
         assert (await world.audit.run(full=full)).ok
         await world.corrupt(ONE_MORE, BASE, FUNDING)
-        await world.found("off by 1 smallest units", full=full)
+        await world.expect_violation("off by 1 smallest units", full=full)
         refused = await world.gate.engine.transfer(request_of(parts(BASE)[0], 99), 1)
         assert not isinstance(refused, Receipt)
 
     play_audited(scene)
 
 
-@pytest.mark.parametrize("mended", [True, False])
-def test_who_resumes_is_not_halted_again_for_what_was_seen_before(
-    play_audited: Play, mended: bool
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_resume_during_an_audit_is_not_undone_by_earlier_findings(
+    play_audited: Play, repaired: bool
 ) -> None:
     async def scene(world: World) -> None:
         async def resume() -> None:
-            if mended:
+            if repaired:
                 await world.corrupt(ONE_LESS, BASE, FUNDING)
             await world.gate.store.resume("the row was looked at", "operator")
 
@@ -68,21 +68,21 @@ def test_who_resumes_is_not_halted_again_for_what_was_seen_before(
         await world.corrupt(ONE_MORE, BASE, FUNDING)
         await world.gate.store.halt("something is wrong", "operator")
         audit = Overtaken(world.gate.store, world.core, FLOWS, world.alerts.append)
-        audit.meanwhile = resume
+        audit.after_second = resume
         report = await audit.run()
         await audit.close()
-        assert (report.ok, report.halted) == (mended, not mended)
-        assert audit.looks == 3, "what it saw before was no reason any more"
-        assert len(world.alerts) == (0 if mended else 1)
+        assert (report.ok, report.halted) == (repaired, not repaired)
+        assert audit.passes == 3, "it audits again after the resume"
+        assert len(world.alerts) == (0 if repaired else 1)
 
     play_audited(scene)
 
 
-def test_a_resume_over_books_that_still_differ_is_told_again(play_audited: Play) -> None:
+def test_a_resume_with_books_that_still_differ_halts_again(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
         await world.corrupt(ONE_MORE, BASE, FUNDING)
-        await world.found("off by 1 smallest units")
+        await world.expect_violation("off by 1 smallest units")
         await world.gate.store.resume("it looks well", "operator")
         assert (await world.audit.run()).halted
         assert [alert.alarm for alert in world.alerts] == [Alarm.HALT, Alarm.HALT]
@@ -100,9 +100,11 @@ def test_two_balances_whose_errors_cancel_are_found(play_audited: Play) -> None:
                 change,
                 owner,
             )
-        await world.found(f"owner {BASE}, asset {ASSET}: the books are off by 1")
+        await world.expect_violation(
+            f"owner {BASE}, asset {ASSET}: the sum of the books is off by 1"
+        )
         report = await world.audit.run()
-        assert f"account FUNDING of {BASE}, asset {ASSET}: it does not" in "".join(
+        assert f"account FUNDING of owner {BASE}, asset {ASSET}: the balance does not" in "".join(
             report.violations
         )
         assert report.assets["USDT"].gap == "0"
@@ -111,32 +113,40 @@ def test_two_balances_whose_errors_cancel_are_found(play_audited: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "violation"),
     [
         ("UPDATE ledger_operations SET balance_after = 7 WHERE {id} AND version = 0", "follow"),
         ("UPDATE ledger_operations SET delta = delta - 1 WHERE {id} AND version = 0", "follow"),
-        ("UPDATE ledger_operations SET amount = 1 WHERE {id}", "is about something else"),
+        ("UPDATE ledger_operations SET amount = 1 WHERE {id}", "does not match its transfer"),
         (
             "UPDATE ledger_operations SET result = 'rejected', reason = 'X', delta = 0 WHERE {id}",
-            "ledger holds rejected under 0, not done",
+            'system ledger has recorded "rejected" under version 0',
         ),
-        ("DELETE FROM ledger_operations WHERE {id}", "ledger holds nothing under 0, not done"),
-        ("UPDATE history SET actor = 'me' WHERE {id} AND version = 1", "is not what was hashed"),
-        ("UPDATE history SET at = at + interval '1 us' WHERE {id}", "is not what was hashed"),
-        ("DELETE FROM history WHERE {id} AND version = 0", "its history has 1 answers"),
-        ("DELETE FROM history WHERE {id}", "its history has 0 answers"),
-        ("UPDATE transfers SET head_hash = 'x' WHERE id = %s", "its head is not the hash"),
-        ("UPDATE transfers SET state = 'ROLLED_BACK' WHERE id = %s", "leads to COMMITTED"),
-        ("UPDATE transfers SET state = 'ROLLED_BACK' WHERE id = %s", "its money is at target"),
-        ("UPDATE transfers SET version = version + 1 WHERE id = %s", "its version is 3"),
-        ("UPDATE transfers SET flow = 'none' WHERE id = %s", "there is no flow none here"),
-        ("UPDATE transfers SET parties = parties - 'target' WHERE id = %s", "nobody plays target"),
+        (
+            "DELETE FROM ledger_operations WHERE {id}",
+            "system ledger has recorded nothing under version 0",
+        ),
+        ("UPDATE history SET actor = 'me' WHERE {id} AND version = 1", "does not match its hash"),
+        ("UPDATE history SET at = at + interval '1 us' WHERE {id}", "does not match its hash"),
+        ("DELETE FROM history WHERE {id} AND version = 0", "the history has 1 answers"),
+        ("DELETE FROM history WHERE {id}", "the history has 0 answers"),
+        ("UPDATE transfers SET head_hash = 'x' WHERE id = %s", "the head hash is not the hash"),
+        ("UPDATE transfers SET state = 'ROLLED_BACK' WHERE id = %s", "leads to state COMMITTED"),
+        ("UPDATE transfers SET state = 'ROLLED_BACK' WHERE id = %s", "the money is at target"),
+        ("UPDATE transfers SET version = version + 1 WHERE id = %s", "the version is 3"),
+        ("UPDATE transfers SET flow = 'none' WHERE id = %s", "does not know the flow none"),
+        (
+            "UPDATE transfers SET parties = parties - 'target' WHERE id = %s",
+            "no party has the role target",
+        ),
         ("DELETE FROM transfers WHERE id = %s", "does not exist"),
-        ("DELETE FROM cids WHERE {id}", "its key does not lead to it"),
+        ("DELETE FROM cids WHERE {id}", "does not lead to this transfer"),
     ],
 )
 @pytest.mark.slow
-def test_a_corrupted_row_is_found_and_halts(play_audited: Play, statement: str, said: str) -> None:
+def test_a_corrupted_row_is_found_and_halts(
+    play_audited: Play, statement: str, violation: str
+) -> None:
     async def scene(world: World) -> None:
         await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "50", "d"), BASE)
         party, target = Party(LEDGER, FUNDING, BASE), Party(CORE, "SPOT", BASE)
@@ -146,22 +156,22 @@ def test_a_corrupted_row_is_found_and_halts(play_audited: Play, statement: str, 
         )
         assert isinstance(done, Receipt)
         assert done.transfer.state == "COMMITTED"
-        await world.gate.store.halt("so that nobody picks it up", "test")
+        await world.gate.store.halt("so that no engine claims it", "test")
         await world.corrupt(statement.replace("{id}", "transfer_id = %s"), done.transfer.id)
-        await world.found(said)
+        await world.expect_violation(violation)
 
     play_audited(scene)
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "violation"),
     [
-        ("UPDATE transfers SET state = 'FAILED' WHERE id = %s", "leads to COMMITTED"),
+        ("UPDATE transfers SET state = 'FAILED' WHERE id = %s", "leads to state COMMITTED"),
         ("UPDATE ledger_operations SET balance_after = 7 WHERE transfer_id = %s", "follow"),
     ],
 )
-def test_what_is_new_and_corrupted_is_found_by_the_next_incremental_audit(
-    play_audited: Play, statement: str, said: str
+def test_a_corrupted_new_transfer_is_found_by_the_next_incremental_audit(
+    play_audited: Play, statement: str, violation: str
 ) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
@@ -169,7 +179,7 @@ def test_what_is_new_and_corrupted_is_found_by_the_next_incremental_audit(
         done = await world.gate.engine.transfer(request_of(parts(BASE)[0], 70), 20)
         assert isinstance(done, Receipt)
         await world.corrupt(statement, done.transfer.id)
-        await world.found(said, full=False)
+        await world.expect_violation(violation, full=False)
 
     play_audited(scene)
 
@@ -184,7 +194,7 @@ def test_a_credit_in_the_core_that_no_transfer_asked_for_is_found(
         spot = Party(CORE, "SPOT", BASE)
         planted = Question(UUID(int=5 << 90), 0, Verb.CREDIT, spot, ASSET, 3)
         await world.core.ask([planted])
-        await world.found("is of no transfer that we know", full=full)
+        await world.expect_violation("belongs to no known transfer", full=full)
         report = await world.audit.run(full=full)
         assert report.assets["USDT"].gap == "0.000003"
 
@@ -198,7 +208,7 @@ def test_planted_operations_that_cancel_are_found_by_the_next_audit(play_audited
         spot = Party(CORE, "SPOT", BASE)
         for number, verb in ((1, Verb.CREDIT), (2, Verb.DEBIT)):
             await world.core.ask([Question(UUID(int=number << 90), 0, verb, spot, ASSET, 3)])
-        await world.found("is of no transfer that we know", full=False)
+        await world.expect_violation("belongs to no known transfer", full=False)
 
     play_audited(scene)
 
@@ -211,6 +221,8 @@ def test_an_operation_under_a_finished_transfers_next_key_is_found(play_audited:
         spot = Party(CORE, "SPOT", BASE)
         planted = Question(id_, row.version, Verb.CREDIT, spot, ASSET, row.amount)
         await world.core.ask([planted])
-        await world.found("moved money under 2, and no answer says so")
+        await world.expect_violation(
+            "moved money under version 2, but the history contains no such answer"
+        )
 
     play_audited(scene)

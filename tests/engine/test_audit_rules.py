@@ -1,4 +1,4 @@
-"""Where a transfer's money is, by what the systems hold: the rules alone."""
+"""The pure audit rules: where a transfer's money is by the records of the systems."""
 
 from enum import StrEnum
 from uuid import UUID
@@ -12,7 +12,13 @@ from tidegate.core.answers import Answer, Done, Rejected, Unknown
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
 from tidegate.core.kind import GENESIS, Party
 from tidegate.core.transfer import HistoryEntry
-from tidegate.engine.audit_rules import ExpectedRecord, SystemRecord, core_fits, judge, ledger_found
+from tidegate.engine.audit_rules import (
+    ExpectedRecord,
+    SystemRecord,
+    core_fits,
+    judge,
+    ledger_records,
+)
 from tidegate.store.audit_reads import AuditCase, AuditedRow, HistoryRow, LedgerRow, TransferFacts
 
 ID = UUID(int=9)
@@ -68,7 +74,7 @@ PARTIES = {
 
 
 def case(state: State, *answers: tuple[str, str, State, State]) -> AuditCase:
-    """A transfer with the history given, and a ledger that did just that."""
+    """A transfer with the given history, and a ledger with the matching operations."""
     lane = None if HELD.is_end(state) else "ledger"
     row = AuditedRow(ID, 1, "held", state, lane, len(answers), PARTIES, 3, 5, GENESIS, keyed=True)
     history, operations = [], []
@@ -105,8 +111,8 @@ RELEASE = ("release", "done", State.RELEASING, State.FREED)
         case(State.NEVER, ("hold", "rejected", State.HOLDING, State.NEVER)),
     ],
 )
-def test_every_life_of_a_hold_is_sound(sound: AuditCase) -> None:
-    verdict = judge(sound, HELD, ledger_found(sound, "ledger"))
+def test_every_correct_history_of_a_hold_is_sound(sound: AuditCase) -> None:
+    verdict = judge(sound, HELD, ledger_records(sound, "ledger"))
     assert verdict.problems == []
     captured = sound.row.state == State.PAYING
     assert verdict.in_flight == (5 if captured else 0)
@@ -114,9 +120,9 @@ def test_every_life_of_a_hold_is_sound(sound: AuditCase) -> None:
 
 def test_captured_money_that_never_reaches_the_target_is_missing() -> None:
     lost = PAID._replace(operations=PAID.operations[:-1])
-    verdict = judge(lost, HELD, ledger_found(lost, "ledger"))
+    verdict = judge(lost, HELD, ledger_records(lost, "ledger"))
     assert verdict.in_flight == 5
-    assert "ledger holds nothing under 3, not done" in "".join(verdict.problems)
+    assert "system ledger has recorded nothing under version 3" in "".join(verdict.problems)
 
 
 def charged(fee: int, *entries: tuple[str, int, str]) -> AuditCase:
@@ -125,14 +131,14 @@ def charged(fee: int, *entries: tuple[str, int, str]) -> AuditCase:
     for number, (book, amount, result) in enumerate(entries):
         delta = amount if result == "done" else 0
         account = Account(1, book, 3)
-        kept = LedgerRow(ID, 3, account, "credit", amount, result, delta, 0, 0, number)
-        operations.append(kept)
+        row = LedgerRow(ID, 3, account, "credit", amount, result, delta, 0, 0, number)
+        operations.append(row)
     return PAID._replace(row=PAID.row._replace(fee=fee), operations=operations)
 
 
 def test_a_credit_with_a_fee_is_sound_in_two_entries() -> None:
     sound = charged(2, ("SHOP", 3, "done"), ("FEES", 2, "done"))
-    verdict = judge(sound, HELD, ledger_found(sound, "ledger"))
+    verdict = judge(sound, HELD, ledger_records(sound, "ledger"))
     assert (verdict.problems, verdict.in_flight) == ([], 0)
 
 
@@ -147,15 +153,15 @@ def test_a_credit_with_a_fee_is_sound_in_two_entries() -> None:
         [("SHOP", 3, "done"), ("FEES", 2, "rejected")],
     ],
 )
-def test_a_fee_that_went_elsewhere_is_found(entries: list[tuple[str, int, str]]) -> None:
+def test_a_fee_on_a_wrong_account_is_found(entries: list[tuple[str, int, str]]) -> None:
     odd = charged(2, *entries)
-    assert judge(odd, HELD, ledger_found(odd, "ledger")).problems != []
+    assert judge(odd, HELD, ledger_records(odd, "ledger")).problems != []
 
 
 def test_an_entry_for_a_fee_that_the_transfer_does_not_have_is_found() -> None:
     odd = charged(0, ("SHOP", 3, "done"), ("FEES", 2, "done"))
-    [problem] = judge(odd, HELD, ledger_found(odd, "ledger")).problems
-    assert "the ledger's operation 3 is about something else" in problem
+    [problem] = judge(odd, HELD, ledger_records(odd, "ledger")).problems
+    assert "the ledger operation of version 3 does not match its transfer" in problem
 
 
 @pytest.mark.parametrize(
@@ -164,22 +170,22 @@ def test_an_entry_for_a_fee_that_the_transfer_does_not_have_is_found() -> None:
 def test_money_credited_to_another_account_is_found(account: Account) -> None:
     elsewhere = PAID.operations[-1]._replace(account=account)
     odd = PAID._replace(operations=[*PAID.operations[:-1], elsewhere])
-    [problem] = judge(odd, HELD, ledger_found(odd, "ledger")).problems
-    assert "the ledger's operation 3 is about something else" in problem
+    [problem] = judge(odd, HELD, ledger_records(odd, "ledger")).problems
+    assert "the ledger operation of version 3 does not match its transfer" in problem
 
 
-def test_a_refund_that_was_re_pointed_is_the_suspenses() -> None:
+def test_a_redirected_refund_may_credit_the_suspense_book() -> None:
     answers = (HOLD, YES, CAPTURE, NOT_CREDITED, REFUND)
     freed = case(State.FREED, *answers)
     parties = {**PARTIES, "suspense": Party("ledger", "SUSPENSE", 1)}
     credited = freed.operations[-1]._replace(account=Account(1, "SUSPENSE", 3), verb="credit")
     row = freed.row._replace(parties=parties)
     sound = AuditCase(row, freed.history, [*freed.operations[:-1], credited])
-    assert judge(sound, HELD, ledger_found(sound, "ledger")).problems == []
+    assert judge(sound, HELD, ledger_records(sound, "ledger")).problems == []
     home = freed._replace(row=row)
-    assert judge(home, HELD, ledger_found(home, "ledger")).problems == []
+    assert judge(home, HELD, ledger_records(home, "ledger")).problems == []
     odd = sound._replace(operations=[*freed.operations[:-1], credited._replace(verb="refund")])
-    assert judge(odd, HELD, ledger_found(odd, "ledger")).problems != []
+    assert judge(odd, HELD, ledger_records(odd, "ledger")).problems != []
 
 
 SEEN = TransferFacts(
@@ -210,42 +216,47 @@ FITTING = wire.CoreEvent(
         (FITTING._replace(verb=wire.CoreVerb.DEBIT, book=wire.CoreBook.SPOT), True),
         (FITTING._replace(verb=wire.CoreVerb.REFUND, book=wire.CoreBook.SPOT), True),
         (FITTING._replace(book=wire.CoreBook.FUTURE), False),  # Another book of the same owner.
-        (FITTING._replace(book=wire.CoreBook.SPOT), False),  # The source's, who is not to be paid.
+        (FITTING._replace(book=wire.CoreBook.SPOT), False),  # The source must not be credited.
         (FITTING._replace(verb=wire.CoreVerb.DEBIT), False),
         (FITTING._replace(owner=2), False),
         (FITTING._replace(asset_id=4), False),
         (FITTING._replace(amount=6), False),
     ],
 )
-def test_an_operation_of_the_core_is_on_the_account_that_its_transfer_names(
+def test_a_core_operation_must_be_on_an_account_of_its_transfer(
     event: wire.CoreEvent, fits: bool
 ) -> None:
     assert core_fits(event, "core", SEEN) is fits
 
 
 def test_a_hold_that_is_closed_twice_is_found() -> None:
-    found = ledger_found(PAID, "ledger")
+    found = ledger_records(PAID, "ledger")
     found["ledger", 4] = SystemRecord("done", 0, moved=True, local=True)
     [problem] = judge(PAID, HELD, found).problems
-    assert "ledger moved money under 4, and no answer says so" in problem
+    assert (
+        "system ledger moved money under version 4, but the history contains no such answer"
+        in problem
+    )
 
 
 def test_a_local_operation_ahead_of_its_answer_is_found() -> None:
     waiting = case(State.CAPTURING, HOLD, YES)
-    found = ledger_found(waiting, "ledger")
+    found = ledger_records(waiting, "ledger")
     outside = SystemRecord("done", -5, moved=True)
     assert judge(waiting, HELD, {**found, ("ledger", 2): outside}).problems == []
     local = outside._replace(local=True)
     assert judge(waiting, HELD, {**found, ("ledger", 2): local}).problems != []
 
 
-def test_a_party_that_a_person_has_replaced_is_still_known_by_its_operations() -> None:
+def test_operations_of_a_party_that_an_operator_replaced_are_accepted() -> None:
     freed = case(State.FREED, HOLD, NO, RELEASE)
-    found = ledger_found(freed, "ledger")
+    found = ledger_records(freed, "ledger")
     moved = {("core", 0): found.pop(("ledger", 0))._replace(local=False), **found}
-    assert "ledger holds nothing under 0, not done" in "".join(judge(freed, HELD, moved).problems)
-    said = freed.history[2]
-    by_person = said._replace(entry=msgspec.structs.replace(said.entry, actor="ann and bob"))
+    problem = "".join(judge(freed, HELD, moved).problems)
+    assert "system ledger has recorded nothing under version 0" in problem
+    answer = freed.history[2]
+    entry = msgspec.structs.replace(answer.entry, actor="ann and bob")
+    by_person = answer._replace(entry=entry)
     resolved = freed._replace(history=[*freed.history[:2], by_person])
     assert judge(resolved, HELD, moved).problems == []
 
@@ -260,17 +271,17 @@ ARRIVED = SystemRecord("done", 5, moved=True)
     ("entry", "answer", "found"),
     [
         (BY_HISTORY, Done({"position": "7"}), ARRIVED),
-        (BY_HISTORY, Done({"position": "8"}), None),  # Later than the position looked at.
+        (BY_HISTORY, Done({"position": "8"}), None),  # After the audited position.
         (BY_HISTORY, Done({"position": "7", "delta": "0"}), SystemRecord("done", 0, moved=False)),
         (BY_HISTORY, Rejected("NO", {"position": "7"}), SystemRecord("rejected", 0, moved=False)),
         (BY_HISTORY, None, None),
-        (BY_HISTORY, Unknown("RETIRED"), ARRIVED),  # It was looked at when it was there.
-        (BY_PERSON, None, ARRIVED),  # Two people said so: the sums will tell.
+        (BY_HISTORY, Unknown("RETIRED"), ARRIVED),  # It was audited before it was retired.
+        (BY_PERSON, None, ARRIVED),  # Answered by operators. The sums show whether it is true.
         (None, None, None),
         (None, Unknown("RETIRED"), None),
     ],
 )
-def test_what_a_core_holds_under_a_key(
+def test_the_record_of_a_core_under_a_key(
     entry: HistoryEntry | None, answer: Answer | None, found: SystemRecord | None
 ) -> None:
     assert ExpectedRecord(ROW, "core", 0, Verb.CREDIT, entry).by_answer(answer, 7) == found

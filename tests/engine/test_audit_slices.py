@@ -1,4 +1,4 @@
-"""The full audit in slices: what is old is judged again too, a bounded part at a time."""
+"""The full audit in slices: old transfers are judged again, a bounded number at a time."""
 
 import asyncio
 from uuid import UUID
@@ -6,9 +6,11 @@ from uuid import UUID
 import pytest
 
 from tests.engine.audited import BASE, Play, World
+from tidegate.core.account import Account
 from tidegate.core.kind import Party
 from tidegate.core.request import Request
 from tidegate.engine import audit_slices
+from tidegate.engine.account_checks import account_problem
 from tidegate.engine.audit import Audit, AuditScope
 from tidegate.engine.audit_slices import MAX_OWNERS, MAX_PAGES, PAGE, AuditSlice, slice_of
 from tidegate.engine.pending_request import Receipt
@@ -27,7 +29,7 @@ BEGUN = AuditProgress(UUID(int=0), 0, 0, 0, 0.0, 10_000_000, 500_000)
 
 
 async def idle(world: World) -> None:
-    """All has ended, and nothing is new since the last audit."""
+    """All transfers have ended, and nothing is new since the last audit."""
     await world.traffic()
     assert (await world.audit.run(full=False)).ok
     await world.corrupt("UPDATE transfers SET created_at = created_at - interval '1 hour'")
@@ -35,7 +37,7 @@ async def idle(world: World) -> None:
 
 
 async def swept(world: World, audit: Audit | None = None) -> list[str]:
-    """What a whole sweep finds."""
+    """The violations found by a complete sweep."""
     for _ in range(100):
         report = await (audit or world.audit).run(full=False, sweep_s=DAY_S)
         if report.violations or (await audit_progress.current(world.gate.store, DAY_S)).over:
@@ -49,11 +51,11 @@ async def swept(world: World, audit: Audit | None = None) -> list[str]:
     [
         (
             ((1, BASE, "FUNDING"), (-1, BASE + 1, "FUNDING")),
-            f"owner {BASE}, asset 3: the books are off by 1",
+            f"owner {BASE}, asset 3: the sum of the books is off by 1",
         ),
         (
             ((1, BASE, "FUNDING"), (-1, BASE, "OUTSIDE")),
-            f"account FUNDING of {BASE}, asset 3: it does not follow from its operations",
+            account_problem(Account(BASE, "FUNDING", 3)),
         ),
     ],
 )
@@ -64,9 +66,11 @@ def test_errors_that_cancel_in_idle_accounts_are_found(
         await idle(world)
         for change in changes:
             await world.corrupt(CHANGE, *change)
-        assert (await world.audit.run(full=False)).ok, "what is new has nothing to do with it"
+        assert (await world.audit.run(full=False)).ok, (
+            "an incremental audit does not read these accounts"
+        )
         found = await swept(world)
-        assert any(violation in each for each in found), found
+        assert any(violation in text for text in found), found
         assert await world.gate.store.halted()
 
     play_audited(scene)
@@ -76,37 +80,40 @@ def test_errors_that_cancel_in_idle_accounts_are_found(
 @pytest.mark.parametrize(
     ("statement", "violation"),
     [
-        ("UPDATE history SET reason = 'x' WHERE transfer_id = %s", "is not what was hashed"),
-        ("DELETE FROM ledger_operations WHERE transfer_id = %s", "ledger holds nothing under"),
+        ("UPDATE history SET reason = 'x' WHERE transfer_id = %s", "does not match its hash"),
+        (
+            "DELETE FROM ledger_operations WHERE transfer_id = %s",
+            "system ledger has recorded nothing under",
+        ),
         ("DELETE FROM transfers WHERE id = %s", "does not exist"),
     ],
 )
-def test_an_old_transfer_that_was_spoilt_is_found(
+def test_a_corrupted_old_transfer_is_found(
     play_audited: Play, statement: str, violation: str
 ) -> None:
     async def scene(world: World) -> None:
         await idle(world)
         await world.corrupt(statement, await world.some_transfer("COMMITTED"))
         found = await swept(world)
-        assert any(violation in each for each in found), found
+        assert any(violation in text for text in found), found
 
     play_audited(scene)
 
 
 @pytest.mark.slow
-def test_an_owner_whose_accounts_are_all_gone_is_found(play_audited: Play) -> None:
-    """Together they held nothing, so that every sum agrees without them."""
+def test_an_owner_without_any_of_its_accounts_is_found(play_audited: Play) -> None:
+    """Together the accounts hold 0, so every sum agrees without them."""
 
     async def scene(world: World) -> None:
         await idle(world)
         for owner in (BASE - 1, BASE + 9):
             await world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "7", "d"), owner)
-        assert (await world.audit.run(full=False)).ok, "from now on their deposits are old"
+        assert (await world.audit.run(full=False)).ok, "now their deposits are old"
         for owner in (BASE - 1, BASE + 9):
             await world.corrupt("DELETE FROM ledger_accounts WHERE owner = %s", owner)
         found = await swept(world)
         assert sorted(found) == [
-            f"account {book} of {owner}, asset 3: it does not follow from its operations"
+            account_problem(Account(owner, book, 3))
             for book in ("FUNDING", "OUTSIDE")
             for owner in (BASE - 1, BASE + 9)
         ]
@@ -117,22 +124,22 @@ def test_an_owner_whose_accounts_are_all_gone_is_found(play_audited: Play) -> No
 PAYER, MEMBERS = 9_000, range(1_001, 1_061)
 
 
-async def shared_out(world: World) -> Audit:
-    """One pays many, so that the accounts of these do not follow from their own transfers."""
-    whom = (PAYER, *MEMBERS)
+async def paid_by_one(world: World) -> Audit:
+    """One owner pays many, whose accounts then do not follow from their own transfers."""
+    owners = (PAYER, *MEMBERS)
     deposits = (
-        world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "1", "d"), owner) for owner in whom
+        world.gate.deposit(ExternalTransfer("FUNDING", "USDT", "1", "d"), owner) for owner in owners
     )
     await asyncio.gather(*deposits)
     source = Party(LEDGER, FUNDING, PAYER)
     for member in MEMBERS:
         parties = {"source": source, "target": Party(LEDGER, FUNDING, member)}
         request = Request(PAYER, "internal_transfer", parties, 3, 5)
-        said = await world.gate.engine.transfer(request, 20)
-        assert isinstance(said, Receipt)
-        assert said.transfer.state == "COMMITTED"
+        receipt = await world.gate.engine.transfer(request, 20)
+        assert isinstance(receipt, Receipt)
+        assert receipt.transfer.state == "COMMITTED"
     audit = Audit(
-        world.gate.store, world.core, FLOWS, world.alerts.append, AuditScope(owners_alone=False)
+        world.gate.store, world.core, FLOWS, world.alerts.append, AuditScope(single_owner=False)
     )
     assert (await audit.run(full=False)).ok
     await world.corrupt("UPDATE transfers SET created_at = created_at - interval '1 hour'")
@@ -141,18 +148,17 @@ async def shared_out(world: World) -> Audit:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoilt", [MEMBERS[0], MEMBERS[30], MEMBERS[-1]])
-def test_an_error_behind_many_false_suspects_is_found(
-    play_audited: Play, monkeypatch: pytest.MonkeyPatch, spoilt: int
+@pytest.mark.parametrize("corrupted", [MEMBERS[0], MEMBERS[30], MEMBERS[-1]])
+def test_an_error_among_many_false_suspects_is_found(
+    play_audited: Play, monkeypatch: pytest.MonkeyPatch, corrupted: int
 ) -> None:
     async def scene(world: World) -> None:
-        audit = await shared_out(world)
-        await world.corrupt(CHANGE, 1, spoilt, "FUNDING")
-        await world.corrupt(CHANGE, -1, spoilt, "OUTSIDE")
+        audit = await paid_by_one(world)
+        await world.corrupt(CHANGE, 1, corrupted, "FUNDING")
+        await world.corrupt(CHANGE, -1, corrupted, "OUTSIDE")
         found = await swept(world, audit)
         assert sorted(found) == [
-            f"account {book} of {spoilt}, asset 3: it does not follow from its operations"
-            for book in ("FUNDING", "OUTSIDE")
+            account_problem(Account(corrupted, book, 3)) for book in ("FUNDING", "OUTSIDE")
         ]
         await audit.close()
 
@@ -161,7 +167,7 @@ def test_an_error_behind_many_false_suspects_is_found(
 
 
 def all_members(sweep: AuditProgress, _: float) -> AuditSlice | None:
-    """Every member at once, without the payer."""
+    """All members in one slice, without the payer."""
     return None if sweep.over else AuditSlice(sweep, 1, len(MEMBERS))
 
 
@@ -170,7 +176,7 @@ def test_many_false_suspects_are_no_violation_and_the_sweep_ends(
     play_audited: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(world: World) -> None:
-        audit = await shared_out(world)
+        audit = await paid_by_one(world)
         assert await swept(world, audit) == []
         over = await audit_progress.current(world.gate.store, DAY_S)
         assert over.owners == len(MEMBERS) + 1, "each of them once"
@@ -181,7 +187,7 @@ def test_many_false_suspects_are_no_violation_and_the_sweep_ends(
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_in_another_process_and_verifies_everything(
+def test_a_sweep_continues_in_another_process_and_verifies_everything(
     play_audited: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(world: World) -> None:
@@ -216,24 +222,24 @@ def test_the_next_sweep_begins_when_its_time_has_come(play_audited: Play) -> Non
     async def scene(world: World) -> None:
         store = world.gate.store
         await idle(world)
-        # The first sweep began when the tests' database was made, however long ago that is.
+        # The first sweep began when the tests' database was created, which may be long ago.
         await world.corrupt("UPDATE audit_sweep SET begun_at = now()")
         assert await swept(world) == []
         assert await audit_progress.age_s(store) < 600
         read = (await world.audit.run(full=False, sweep_s=DAY_S)).ok, world.audit.read["transfers"]
         assert read == (True, 0), "nothing is due"
         await world.corrupt("UPDATE audit_sweep SET begun_at = now() - interval '25 hours'")
-        fresh = await audit_progress.current(store, DAY_S)
-        assert (fresh.over, fresh.transfers, fresh.owners) == (False, 0, 0)
+        sweep = await audit_progress.current(store, DAY_S)
+        assert (sweep.over, sweep.transfers, sweep.owners) == (False, 0, 0)
 
     play_audited(scene)
 
 
 def test_a_slice_keeps_pace_with_its_period() -> None:
-    hour = slice_of(BEGUN._replace(elapsed_s=30.0), DAY_S)
-    assert hour is not None
-    assert hour.pages * PAGE >= BEGUN.about_transfers * 30 / DAY_S
-    assert hour.owners >= BEGUN.about_owners * 30 / DAY_S
+    due = slice_of(BEGUN._replace(elapsed_s=30.0), DAY_S)
+    assert due is not None
+    assert due.pages * PAGE >= BEGUN.about_transfers * 30 / DAY_S
+    assert due.owners >= BEGUN.about_owners * 30 / DAY_S
     ahead = slice_of(BEGUN._replace(elapsed_s=30.0, transfers=10**6, owners=10**5), DAY_S)
     assert ahead is not None
     assert ahead.pages == 1
@@ -244,7 +250,7 @@ def test_a_slice_is_bounded_however_far_it_is_behind() -> None:
     assert late == (BEGUN._replace(elapsed_s=100 * DAY_S), MAX_PAGES, MAX_OWNERS)
     back = slice_of(BEGUN._replace(elapsed_s=-DAY_S), DAY_S)
     assert back is not None
-    assert back.pages == 1, "the clock was put back"
+    assert back.pages == 1, "the clock was set back"
 
 
 def test_a_sweep_that_is_over_has_no_slice() -> None:

@@ -1,4 +1,4 @@
-"""An audit beside a program with flows of its own: they are reported, and nothing is halted."""
+"""An audit beside a program with its own flows: it reports them, and does not halt."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ class Cards:
         return [Rejected("CARD_EXPIRED") if self.refuses else Done() for _ in questions]
 
 
-class Beside:
+class OtherProgram:
     """A program with two flows of its own, on the same store and core."""
 
     def __init__(self, world: World) -> None:
@@ -70,9 +70,9 @@ class Beside:
     async def move(self, flow: str, source: Party, target: Party, amount: int = 5) -> Transfer:
         parties = {"source": source, "target": target}
         wanted = Request(source.owner, flow, parties, ASSET, amount * UNIT)
-        said = await self.engine.transfer(wanted, self.wait_s)
-        assert isinstance(said, Receipt), said
-        return said.transfer
+        receipt = await self.engine.transfer(wanted, self.wait_s)
+        assert isinstance(receipt, Receipt), receipt
+        return receipt.transfer
 
 
 def funding(owner: int = BASE) -> Party:
@@ -87,7 +87,7 @@ def card(owner: int = BASE) -> Party:
     return Party("cards", "visa", owner)
 
 
-async def is_well(world: World, *, full: bool) -> None:
+async def finds_nothing(world: World, *, full: bool) -> None:
     report = await world.audit.run(full=full)
     assert report.violations == []
     assert (report.ok, report.halted) == (True, False)
@@ -98,21 +98,21 @@ async def is_well(world: World, *, full: bool) -> None:
 def test_unknown_flows_are_reported_and_halt_nothing(full: bool, play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
-        beside = Beside(world)
-        async with beside.engine:
-            assert (await beside.move("added", funding(), spot())).state == "COMMITTED"
-            assert (await beside.move("added", spot(), funding(), 7)).state == "COMMITTED"
-            assert (await beside.move("prize", funding(), card())).state == Prize.PAID
-            await is_well(world, full=full)
-            # Out of the core into another system, from one owner to another, and given back.
-            assert (await beside.move("prize", spot(), card())).state == Prize.PAID
-            assert (await beside.move("added", funding(), funding(BASE + 1))).state == "COMMITTED"
-            for other in (BASE + 1, BASE + 3):  # The first of them is refused, and given back.
-                assert (await beside.move("added", spot(), spot(other))).lane is None
-            beside.cards.refuses = True
-            assert (await beside.move("prize", funding(), card())).state == Prize.RETURNED
-            for again in (full, False, True, False):
-                await is_well(world, full=again)
+        program = OtherProgram(world)
+        async with program.engine:
+            assert (await program.move("added", funding(), spot())).state == "COMMITTED"
+            assert (await program.move("added", spot(), funding(), 7)).state == "COMMITTED"
+            assert (await program.move("prize", funding(), card())).state == Prize.PAID
+            await finds_nothing(world, full=full)
+            # From the core to another system, from one owner to another, and a refund.
+            assert (await program.move("prize", spot(), card())).state == Prize.PAID
+            assert (await program.move("added", funding(), funding(BASE + 1))).state == "COMMITTED"
+            for other in (BASE + 1, BASE + 3):  # The first of them is refused and refunded.
+                assert (await program.move("added", spot(), spot(other))).lane is None
+            program.cards.refuses = True
+            assert (await program.move("prize", funding(), card())).state == Prize.RETURNED
+            for next_full in (full, False, True, False):
+                await finds_nothing(world, full=next_full)
         report = await world.audit.run(full=True)
         assert report.not_judged == {"added": 5, "prize": 3}
         assert [a.code for a in world.alerts] == [AlertCode.FLOW_UNKNOWN]
@@ -120,54 +120,54 @@ def test_unknown_flows_are_reported_and_halt_nothing(full: bool, play_audited: P
     play_audited(scene)
 
 
-def test_what_an_unknown_flow_has_under_way_is_counted(play_audited: Play) -> None:
-    """The core has acted, and nobody has heard of it."""
+def test_open_transfers_of_an_unknown_flow_are_counted(play_audited: Play) -> None:
+    """The core has done its operation, and its answer was lost."""
 
     async def scene(world: World) -> None:
         await world.traffic()
-        beside = Beside(world)
-        world.core.deaf, beside.wait_s = True, 0.5
-        async with beside.engine:
-            left = await asyncio.gather(
-                beside.move("added", funding(), spot()), beside.move("added", spot(), funding())
+        program = OtherProgram(world)
+        world.core.loses_answers, program.wait_s = True, 0.5
+        async with program.engine:
+            transfers = await asyncio.gather(
+                program.move("added", funding(), spot()), program.move("added", spot(), funding())
             )
-            assert {t.state for t in left} == {"TARGET_PENDING", "SOURCE_PENDING"}
+            assert {t.state for t in transfers} == {"TARGET_PENDING", "SOURCE_PENDING"}
             for full in (True, False):
-                await is_well(world, full=full)
-            world.core.deaf = False
+                await finds_nothing(world, full=full)
+            world.core.loses_answers = False
             for _ in range(100):
-                found = await world.gate.store.find([t.id for t in left])
+                found = await world.gate.store.find([t.id for t in transfers])
                 if all(t.lane is None for t in found):
                     break
-                await is_well(world, full=False)
+                await finds_nothing(world, full=False)
                 await asyncio.sleep(0.1)
             assert {t.state for t in found} == {"COMMITTED"}
         for full in (False, True):
-            await is_well(world, full=full)
+            await finds_nothing(world, full=full)
 
     play_audited(scene)
 
 
-def test_what_is_wrong_elsewhere_is_still_found(play_audited: Play) -> None:
+def test_other_violations_are_still_found(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
-        beside = Beside(world)
-        async with beside.engine:
-            await beside.move("prize", funding(), card())
-            await is_well(world, full=False)
+        program = OtherProgram(world)
+        async with program.engine:
+            await program.move("prize", funding(), card())
+            await finds_nothing(world, full=False)
         statement = "UPDATE ledger_accounts SET available = available + 1 WHERE owner = %s"
         await world.corrupt(f"{statement} AND book = 'FUNDING' AND asset_id = {ASSET}", BASE + 1)
-        await world.found("off by 1 smallest")
+        await world.expect_violation("off by 1 smallest")
 
     play_audited(scene)
 
 
-def test_a_transfer_of_a_flow_that_nobody_installed_is_a_violation(play_audited: Play) -> None:
+def test_a_transfer_of_a_flow_that_is_not_installed_is_a_violation(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
         id_ = await world.some_transfer("COMMITTED")
         await world.corrupt("UPDATE transfers SET flow = 'nowhere' WHERE id = %s", id_)
-        await world.found("there is no flow nowhere here")
+        await world.expect_violation("does not know the flow nowhere")
 
     play_audited(scene)
 
@@ -176,27 +176,27 @@ def test_a_replaced_table_of_a_known_flow_is_not_judged_by_the_old_one(play_audi
     async def scene(world: World) -> None:
         await world.traffic()
         await world.corrupt("UPDATE flow_tables SET checksum = 'x' WHERE flow = 'deposit'")
-        await is_well(world, full=True)
+        await finds_nothing(world, full=True)
         report = await world.audit.run(full=True)
         assert set(report.not_judged) == {"deposit"}
 
     play_audited(scene)
 
 
-def test_nobody_resolves_a_transfer_where_its_flow_is_unknown(play_audited: Play) -> None:
+def test_a_process_that_does_not_know_the_flow_refuses_a_resolution(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await world.traffic()
-        beside = Beside(world)
-        world.core.deaf, beside.wait_s = True, 0.5
-        async with beside.engine:
-            open_ = await beside.move("added", funding(), spot())
+        program = OtherProgram(world)
+        world.core.loses_answers, program.wait_s = True, 0.5
+        async with program.engine:
+            open_ = await program.move("added", funding(), spot())
             evidence = {"ticket": "7"}
-            said = Proposal(open_.id, open_.version, "rejected", "by hand", evidence, "olga")
-            assert await resolution.propose(world.gate, open_, said) == Refusal.INVALID_REQUEST
-            # Proposed at the other process, and confirmed here by mistake: it stays open.
-            number = await resolutions.propose(world.gate.store, said)
-            kept = Resolution(number, said, None, None)
-            assert "does not know" in await resolution.confirm(world.gate, kept, "otto")
+            proposal = Proposal(open_.id, open_.version, "rejected", "by hand", evidence, "olga")
+            assert await resolution.propose(world.gate, open_, proposal) == Refusal.INVALID_REQUEST
+            # Proposed at the other process and confirmed here by mistake. It stays open.
+            number = await resolutions.propose(world.gate.store, proposal)
+            stored = Resolution(number, proposal, None, None)
+            assert "does not know" in await resolution.confirm(world.gate, stored, "otto")
             assert (await world.gate.store.find([open_.id]))[0].version == open_.version
             assert await resolutions.confirm(world.gate.store, number, "otto") == "otto"
 

@@ -1,4 +1,4 @@
-"""A COMMIT whose reply is lost: the same batch runs again with the same ids; the keys decide."""
+"""After a COMMIT without a reply the same batch is written again, with the same ids and keys."""
 
 import asyncio
 import random
@@ -35,62 +35,64 @@ SLOW_COMMIT = """
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
-    """A directory with a short name: a socket's path has little room."""
+def short_dir() -> Iterator[Path]:
+    """A directory with a short name: the path of a socket is limited to about 100 bytes."""
     with tempfile.TemporaryDirectory(prefix="tg") as name:
         yield Path(name)
 
 
-async def _submit(database: str, directory: Path, way: str) -> tuple[Proxy, Rig, list[Receipt]]:
+async def _submit(
+    database: str, directory: Path, direction: str
+) -> tuple[Proxy, Rig, list[Receipt]]:
     async with proxied(database, directory) as (address, proxy):
-        bounds = StoreLimits(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
-        async with PostgresStore(address, SCHEMA, bounds) as store:
+        limits = StoreLimits(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
+        async with PostgresStore(address, SCHEMA, limits) as store:
             rig = Rig(store, Ledger(), Outside(Venue()))
             await rig.endow(1_000)
             async with rig.engine(random.randrange(10**6)) as engine:
                 proxy.swallow = 1
-                said = await asyncio.gather(
-                    *(engine.submit(request(way, 100, f"c{n}")) for n in range(5))
+                results = await asyncio.gather(
+                    *(engine.submit(request(direction, 100, f"c{n}")) for n in range(5))
                 )
-                receipts = [s for s in said if isinstance(s, Receipt)]
+                receipts = [r for r in results if isinstance(r, Receipt)]
                 assert len(receipts) == 5
                 ended = await rig.ended([r.transfer for r in receipts])
                 assert {t.state for t in ended} == {"COMMITTED"}
             count = await store.run("SELECT count(*) FROM transfers", {})
-            assert count == [(6,)], "the deposit and the five"
-            change = 500 if way == "out" else -500
+            assert count == [(6,)], "one deposit and five transfers"
+            change = 500 if direction == "out" else -500
             assert await rig.funding() == 1_000 + change
             assert rig.venue_account(OWNER).available == 1_000 - change
             return proxy, rig, receipts
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-def test_a_birth_whose_commit_is_not_heard_of_is_born_once(
-    database: str, short: Path, way: str
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_creation_whose_commit_gets_no_reply_creates_one_transfer(
+    database: str, short_dir: Path, direction: str
 ) -> None:
-    proxy, _, receipts = asyncio.run(_submit(database, short, way))
+    proxy, _, receipts = asyncio.run(_submit(database, short_dir, direction))
     assert proxy.swallowed == 1
-    assert not any(r.duplicate for r in receipts), "it is the caller's own transfer"
+    assert not any(r.duplicate for r in receipts), "each caller created its transfer"
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-def test_a_lost_session_that_still_holds_its_locks_is_waited_for(
-    database: str, short: Path, way: str
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_retry_waits_for_a_lost_session_that_still_holds_its_locks(
+    database: str, short_dir: Path, direction: str
 ) -> None:
     with psycopg.connect(database, autocommit=True) as owner:
         owner.execute(f"SET search_path TO {SCHEMA}")
         owner.execute(SLOW_COMMIT)
-    began = time.monotonic()
-    proxy, _, receipts = asyncio.run(_submit(database, short, way))
+    began_s = time.monotonic()
+    proxy, _, receipts = asyncio.run(_submit(database, short_dir, direction))
     assert proxy.swallowed == 1
-    assert time.monotonic() - began > 0.8
+    assert time.monotonic() - began_s > 0.8
     assert not any(r.duplicate for r in receipts)
 
 
-def test_an_answer_whose_commit_is_not_heard_of_is_recorded_once(
-    database: str, short: Path
+def test_an_answer_whose_commit_gets_no_reply_is_recorded_once(
+    database: str, short_dir: Path
 ) -> None:
-    async def whole(store: PostgresStore, proxy: Proxy) -> None:
+    async def scene(store: PostgresStore, proxy: Proxy) -> None:
         rig = Rig(store, Ledger(), Outside(Venue()))
         await rig.endow(1_000)
 
@@ -102,17 +104,17 @@ def test_an_answer_whose_commit_is_not_heard_of_is_recorded_once(
 
         rig.outside.twist = twist
         async with rig.engine() as engine:
-            said = await engine.transfer(request("out", 300), wait_s=10)
-        assert isinstance(said, Receipt)
-        assert (said.transfer.state, said.transfer.version) == ("COMMITTED", 2)
+            receipt = await engine.transfer(request("out", 300), wait_s=10)
+        assert isinstance(receipt, Receipt)
+        assert (receipt.transfer.state, receipt.transfer.version) == ("COMMITTED", 2)
         assert await rig.funding() == 1_300
         assert proxy.swallowed == 1
 
     async def behind_proxy() -> None:
         async with (
-            proxied(database, short) as (address, proxy),
+            proxied(database, short_dir) as (address, proxy),
             PostgresStore(address, SCHEMA, StoreLimits(lease_s=1.0)) as store,
         ):
-            await whole(store, proxy)
+            await scene(store, proxy)
 
     asyncio.run(behind_proxy())

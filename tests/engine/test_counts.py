@@ -1,4 +1,4 @@
-"""What a batch costs, counted: commits, statements and syncs do not depend on its size."""
+"""The numbers of commits, statements and syncs of a batch do not depend on its size."""
 
 import asyncio
 import itertools
@@ -47,60 +47,62 @@ class CountedDisk(RealDisk):
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Everything that goes to the database, seen at the one door through which it goes."""
-    seen: Counter[str] = Counter()
+    """Count all statements and commits: the pipeline sends everything to the database."""
+    counts: Counter[str] = Counter()
 
     class Counted(Pipeline):
         def send(self, statement: str, values: Mapping[str, object]) -> StatementReply:
-            # Who waits long is looked up now and then, which depends on time, not on the batch.
-            seen["statements"] += statement not in (STATEMENTS["begin"], STATEMENTS["ended"])
+            # The number of polls for ends depends on the time, not on the batch.
+            counts["statements"] += statement not in (STATEMENTS["begin"], STATEMENTS["ended"])
             return super().send(statement, values)
 
         def command(self, sql: bytes) -> StatementReply:
-            seen["commits"] += sql == b"COMMIT"
+            counts["commits"] += sql == b"COMMIT"
             return super().command(sql)
 
     monkeypatch.setattr(PostgresStore, "pipe", Counted)
-    return seen
+    return counts
 
 
-def requests(way: str, size: int) -> list[Request]:
-    made = []
+def new_requests(direction: str, size: int) -> list[Request]:
+    requests = []
     for n in range(size):
         owner = OWNERS[n % len(OWNERS)]
-        inside, outside = Party(LEDGER, FUNDING, owner), Party(CORE, "SPOT", owner)
-        source, target = (inside, outside) if way == "in" else (outside, inside)
+        funding, spot = Party(LEDGER, FUNDING, owner), Party(CORE, "SPOT", owner)
+        source, target = (funding, spot) if direction == "in" else (spot, funding)
         parties = {"source": source, "target": target}
-        made.append(Request(owner, "internal_transfer", parties, 3, 1, f"n{next(_cids)}"))
-    return made
+        requests.append(Request(owner, "internal_transfer", parties, 3, 1, f"n{next(_cids)}"))
+    return requests
 
 
-async def cost(gate: Gate, way: str, size: int, counts: Counter[str]) -> Counter[str]:
+async def cost(gate: Gate, direction: str, size: int, counts: Counter[str]) -> Counter[str]:
     before = counts.copy()
-    said = await asyncio.gather(*(gate.engine.transfer(r, 20) for r in requests(way, size)))
-    assert all(isinstance(s, Receipt) and s.transfer.state == "COMMITTED" for s in said)
+    results = await asyncio.gather(
+        *(gate.engine.transfer(request, 20) for request in new_requests(direction, size))
+    )
+    assert all(isinstance(r, Receipt) and r.transfer.state == "COMMITTED" for r in results)
     return counts - before
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
+@pytest.mark.parametrize("direction", ["in", "out"])
 def test_a_batch_takes_two_commits_and_one_sync_whatever_its_size(
-    database: str, tmp_path: Path, counts: Counter[str], way: str
+    database: str, tmp_path: Path, counts: Counter[str], direction: str
 ) -> None:
-    async def whole() -> None:
+    async def run() -> None:
         async with open_gate(database, CountedDisk(tmp_path, counts)) as gate:
             for owner in OWNERS:
                 for account in ("FUNDING", "SPOT"):
-                    crossing = ExternalTransfer(account, "USDT", "1000", cid=f"d{account}")
-                    said = await gate.deposit(crossing, owner)
-                    assert isinstance(said, Receipt)
-                    end = await gate.engine.wait(said.transfer, 10)
-                    assert end.state == "COMPLETED"
-            costs = [await cost(gate, way, size, counts) for size in (1, 100, 1_000)]
-        for spent in costs:
-            assert (spent["commits"], spent["fdatasync"]) == (2, 1), costs
-        # Reserve the keys, lock accounts, read them, apply, create; read the brake before the ask;
-        # lock the rows, record them, remember the core's mark.
-        #   Or, on the way out: reserve, create; brake; lock rows and accounts, read …
-        assert {spent["statements"] for spent in costs} == {9}, costs
+                    wanted = ExternalTransfer(account, "USDT", "1000", cid=f"d{account}")
+                    receipt = await gate.deposit(wanted, owner)
+                    assert isinstance(receipt, Receipt)
+                    ended = await gate.engine.wait(receipt.transfer, 10)
+                    assert ended.state == "COMPLETED"
+            costs = [await cost(gate, direction, size, counts) for size in (1, 100, 1_000)]
+        for cost_of_batch in costs:
+            assert (cost_of_batch["commits"], cost_of_batch["fdatasync"]) == (2, 1), costs
+        # In: reserve the keys, lock the accounts, read them, apply, create; check for a halt;
+        # lock the rows, record the answers, record the core's position.
+        # Out: reserve the keys, create; check for a halt; lock rows and accounts, read, apply, ...
+        assert {cost_of_batch["statements"] for cost_of_batch in costs} == {9}, costs
 
-    asyncio.run(whole())
+    asyncio.run(run())

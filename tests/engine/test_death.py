@@ -1,4 +1,4 @@
-"""When a loop of the engine dies of a bug, whoever waits is told at once, and told the truth."""
+"""When a loop of the engine dies of a bug, all waiting callers get a correct reply at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +21,7 @@ def broken(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("a planted bug")
 
 
-def test_who_waits_is_told_at_once_and_so_is_whoever_comes_later(play: Play) -> None:
+def test_waiting_and_later_callers_get_an_error_at_once(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine() as engine:
             before = await made(engine, request("in", 5, "before"))
@@ -30,19 +30,19 @@ def test_who_waits_is_told_at_once_and_so_is_whoever_comes_later(play: Play) -> 
             with pytest.raises(EngineStopped):
                 await asyncio.wait_for(engine.submit(request("in", 5, "a")), SOON_S)
             await asyncio.wait_for(engine.died, SOON_S)
-            for ask in (engine.submit, engine.transfer):
+            for call in (engine.submit, engine.transfer):
                 with pytest.raises(EngineStopped) as later:
-                    await asyncio.wait_for(ask(request("in", 5, "b")), SOON_S)
+                    await asyncio.wait_for(call(request("in", 5, "b")), SOON_S)
                 assert not later.value.maybe_accepted
-            many = [CheckedRequest(request("in", 5, f"c{n}"), None) for n in range(3)]
-            answers = await asyncio.wait_for(engine.transfer_all(many), SOON_S)
+            batch = [CheckedRequest(request("in", 5, f"c{n}"), None) for n in range(3)]
+            answers = await asyncio.wait_for(engine.transfer_all(batch), SOON_S)
             assert [type(answer) for answer in answers] == [EngineStopped] * 3
         assert [a.alarm for a in rig.alerts if "died" in a.cause] == [Alarm.CRITICAL]
 
     play(scene)
 
 
-def test_a_request_that_may_have_been_accepted_is_not_told_that_nothing_was(play: Play) -> None:
+def test_a_request_that_may_have_been_accepted_gets_that_reply(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         transaction = rig.store.transaction
 
@@ -54,19 +54,19 @@ def test_a_request_that_may_have_been_accepted_is_not_told_that_nothing_was(play
 
         async with rig.engine() as engine:
             rig.store.transaction = dies_after_its_commit  # type: ignore[method-assign]
-            with pytest.raises(EngineStopped) as told:
+            with pytest.raises(EngineStopped) as stopped:
                 await asyncio.wait_for(engine.submit(request("in", 5, "kept")), SOON_S)
-            assert told.value.maybe_accepted
+            assert stopped.value.maybe_accepted
         rig.store.transaction = transaction  # type: ignore[method-assign]
         async with rig.engine(2) as engine:
-            found = await engine.transfer(request("in", 5, "kept"))
-            assert isinstance(found, Receipt)
-            assert found.duplicate, "it had been accepted"
+            receipt = await engine.transfer(request("in", 5, "kept"))
+            assert isinstance(receipt, Receipt)
+            assert receipt.duplicate, "it had been accepted"
 
     play(scene)
 
 
-def test_requests_that_no_loop_had_taken_were_not_accepted(play: Play) -> None:
+def test_requests_that_no_loop_had_started_were_not_accepted(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         held = asyncio.Event()
 
@@ -76,7 +76,7 @@ def test_requests_that_no_loop_had_taken_were_not_accepted(play: Play) -> None:
 
         async with rig.engine() as engine:
             rig.store.look = slow_then_broken  # type: ignore[method-assign, assignment]
-            # The same owner's requests are not in two batches at once, so that these wait.
+            # Requests of one owner are never in two batches at once, so these wait.
             first = asyncio.ensure_future(engine.submit(request("in", 5, "first")))
             await asyncio.sleep(0.1)
             rest = [
@@ -84,18 +84,18 @@ def test_requests_that_no_loop_had_taken_were_not_accepted(play: Play) -> None:
             ]
             await asyncio.sleep(0.1)
             held.set()
-            told = await asyncio.wait_for(
+            replies = await asyncio.wait_for(
                 asyncio.gather(first, *rest, return_exceptions=True), SOON_S
             )
-            assert all(isinstance(answer, EngineStopped) for answer in told), told
-            maybe = [t.maybe_accepted for t in told if isinstance(t, EngineStopped)]
+            assert all(isinstance(reply, EngineStopped) for reply in replies), replies
+            maybe = [r.maybe_accepted for r in replies if isinstance(r, EngineStopped)]
             assert maybe == [True, *[False] * 20]
         assert await rig.funding(OWNER) == 1_000
 
     play(scene)
 
 
-def test_who_waits_for_an_end_is_given_the_receipt_when_a_lane_dies(play: Play) -> None:
+def test_a_waiter_for_an_end_gets_the_receipt_when_a_lane_dies(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         waits = asyncio.Event()
 

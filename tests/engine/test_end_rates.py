@@ -1,4 +1,4 @@
-"""Ends are counted where they are recorded; each process judges how fast they are, and how good."""
+"""Each process counts the ends that it records, and alerts if they are slow or failed."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ from tidegate.core.answers import Alarm, Answer, Unknown
 from tidegate.core.kind import Transfer, transfer_with
 from tidegate.core.transfer import Question
 from tidegate.engine.alerts import Alert, AlertCode
-from tidegate.engine.end_rates import EndRates, RateThresholds, RecordedEnd, rate_troubles
+from tidegate.engine.end_rates import EndRates, RateThresholds, RecordedEnd, rate_conditions
 from tidegate.engine.engine import Engine
 from tidegate.engine.pending_request import Receipt
 from tidegate.flows import FLOWS
@@ -26,81 +26,86 @@ def ends(took: Sequence[float], failed: int = 0) -> list[RecordedEnd]:
 
 
 def codes(found: Sequence[RecordedEnd]) -> list[AlertCode]:
-    return [trouble.alert.code for _, trouble in rate_troubles(found, RateThresholds())]
+    return [condition.alert.code for _, condition in rate_conditions(found, RateThresholds())]
 
 
 def test_p95_over_a_second() -> None:
     fast, slow = [0.1] * 95, [1.5] * 5
     assert codes(ends(fast + slow)) == []
-    [(_, trouble)] = rate_troubles(ends([*fast[:94], *slow, 1.5]), RateThresholds())
-    assert trouble.alert == Alert(
-        Alarm.PAGE, AlertCode.TRANSFERS_SLOW, "P95 of 100 transfers is 1.500 s"
+    [(_, condition)] = rate_conditions(ends([*fast[:94], *slow, 1.5]), RateThresholds())
+    assert condition.alert == Alert(
+        Alarm.PAGE,
+        AlertCode.TRANSFERS_SLOW,
+        "the P95 of transfer times is 1.500 s, above the limit of 1 s"
+        " (100 transfers in the last 60 s)",
     )
     assert codes(ends([1.0] * 100)) == []
     assert codes(ends([9.0] * 19)) == [], "too few"
 
 
 def test_a_failure_share_over_five_percent_must_last_for_two_minutes() -> None:
-    told: list[Alert] = []
+    alerts: list[Alert] = []
     now_s = 0.0
-    rates = EndRates(FLOWS, told.append, lambda: now_s)
+    rates = EndRates(FLOWS, alerts.append, lambda: now_s)
 
     def at(seconds: float, failed: int, count: int = 100) -> None:
         nonlocal now_s
         now_s = seconds
         rates._ends.clear()
         rates._ends += [RecordedEnd(now_s, 0.1, number < failed) for number in range(count)]
-        asyncio.run(rates.look())
+        asyncio.run(rates.check())
 
     at(0, 6)
-    at(100, 5)  # It did not last.
+    at(100, 5)  # Below the limit again.
     at(110, 6)
     at(229, 6)
-    assert told == []
+    assert alerts == []
     at(230, 6)
     at(240, 6)
-    assert [a.cause for a in told] == ["6 of 100 transfers of the last minute failed"]
-    assert (told[0].alarm, told[0].code) == (Alarm.PAGE, AlertCode.TRANSFERS_FAILING)
+    cause = "6 of 100 transfers failed in the last 60 s, above the limit of 5 %"
+    assert [a.cause for a in alerts] == [cause]
+    assert (alerts[0].alarm, alerts[0].code) == (Alarm.PAGE, AlertCode.TRANSFERS_FAILING)
     at(250, 19, 19)
-    over = "cleared: 6 of 100 transfers of the last minute failed"
-    assert told[-1] == Alert(Alarm.NONE, AlertCode.TRANSFERS_FAILING, over, cleared=True)
+    assert alerts[-1] == Alert(
+        Alarm.NONE, AlertCode.TRANSFERS_FAILING, f"cleared: {cause}", cleared=True
+    )
 
 
 def ended(flow: str, state: str, took_s: float) -> Transfer:
-    """At its end, so long after its birth."""
+    """An ended transfer, this long after its creation."""
     took_us = round(took_s * 1_000_000)
-    own = {"id": UUID(int=1), "owner": 7, "amount": 1, "created_us": 1}
-    transfer = transfer_with({}, {}, flow=flow, state=state, **own)
+    fields = {"id": UUID(int=1), "owner": 7, "amount": 1, "created_us": 1}
+    transfer = transfer_with({}, {}, flow=flow, state=state, **fields)
     return structs.replace(transfer, updated_us=1 + took_us)
 
 
 def test_pool_transfers_that_wait_by_design_are_neither_slow_nor_failing() -> None:
-    told: list[Alert] = []
+    alerts: list[Alert] = []
     now_s = 0.0
-    rates = EndRates(FLOWS, told.append, lambda: now_s)
+    rates = EndRates(FLOWS, alerts.append, lambda: now_s)
     for _ in range(100):
         rates.ended([ended("pool_transfer", "REJECTED", 86_400.0)])
         rates.ended([ended("internal_transfer", "COMMITTED", 0.01)])
     for now_s in range(0, 200, 10):
         rates._ends = type(rates._ends)(end._replace(at_s=now_s) for end in rates._ends)
-        asyncio.run(rates.look())
-    assert told == []
+        asyncio.run(rates.check())
+    assert alerts == []
     for _ in range(100):
         rates.ended([ended("internal_transfer", "FAILED", 2.0)])
-    asyncio.run(rates.look())
-    assert [alert.code for alert in told] == [AlertCode.TRANSFERS_SLOW]
+    asyncio.run(rates.check())
+    assert [alert.code for alert in alerts] == [AlertCode.TRANSFERS_SLOW]
 
 
-def test_what_ended_over_a_minute_ago_is_forgotten() -> None:
-    told: list[Alert] = []
+def test_ends_older_than_a_minute_are_ignored() -> None:
+    alerts: list[Alert] = []
     now_s = 0.0
-    rates = EndRates(FLOWS, told.append, lambda: now_s)
+    rates = EndRates(FLOWS, alerts.append, lambda: now_s)
     for _ in range(20):
         rates.ended([ended("internal_transfer", "COMMITTED", 2.0)])
-    asyncio.run(rates.look())
+    asyncio.run(rates.check())
     now_s = 61.0
-    asyncio.run(rates.look())
-    assert [alert.cleared for alert in told] == [False, True]
+    asyncio.run(rates.check())
+    assert [alert.cleared for alert in alerts] == [False, True]
 
 
 @pytest.mark.slow
@@ -113,16 +118,19 @@ def test_ends_after_a_202_and_ends_in_another_process_are_counted_once(play: Pla
             return [Unknown("later")] * len(questions) if silent else execute()
 
         def engine(seed: int) -> Engine[Any]:
-            tell = lambda ends: counted.update([end.id for end in ends])  # noqa: E731
-            return Engine(replace(rig.parts(seed), ended=tell))
+            count = lambda ends: counted.update([end.id for end in ends])  # noqa: E731
+            return Engine(replace(rig.parts(seed), ended=count))
 
         rig.outside.twist = slow
-        async with engine(1) as one, engine(2) as worker:
-            one.lanes["venue"].stop()  # Whatever it began, the other must finish.
-            said = await one.transfer(request("in", 5), wait_s=0.01)
-            assert isinstance(said, Receipt)
-            assert said.transfer.lane == "venue", "answered by 202"
-            transfers = [said.transfer, *[await made(worker, request("out", 1)) for _ in range(3)]]
+        async with engine(1) as api, engine(2) as worker:
+            api.lanes["venue"].stop()  # The worker must finish what this engine began.
+            receipt = await api.transfer(request("in", 5), wait_s=0.01)
+            assert isinstance(receipt, Receipt)
+            assert receipt.transfer.lane == "venue", "answered by 202"
+            transfers = [
+                receipt.transfer,
+                *[await made(worker, request("out", 1)) for _ in range(3)],
+            ]
             assert not counted
             silent = False
             await rig.ended(transfers)

@@ -1,4 +1,4 @@
-"""A flow that holds and then pays, with a fee: on PostgreSQL and on the twin."""
+"""A flow that holds and then pays, with a fee: on PostgreSQL and on the in-memory store."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -62,7 +62,7 @@ def sale(fee: int, cid: str | None = None, amount: int = 40) -> Request:
 
 async def sold(rig: Rig, request: Request, database: str) -> Transfer:
     rig.install(database, SALE)
-    # Dice of its own: two engines with the same dice in one millisecond make the same ids.
+    # A seed of its own: two engines with the same seed create equal ids in one millisecond.
     async with rig.engine(next(SEEDS)) as engine:
         result = await engine.transfer(request)
         assert isinstance(result, Receipt), result
@@ -70,8 +70,8 @@ async def sold(rig: Rig, request: Request, database: str) -> Transfer:
         return ended
 
 
-def answering(rig: Rig, answer: Answer) -> None:
-    """Whether there are goods is the venue's to say."""
+def set_answer(rig: Rig, answer: Answer) -> None:
+    """Set the venue's answer to the question whether the goods exist."""
 
     async def twist(questions: Sequence[Question], _: Execute) -> Sequence[Answer]:
         return [answer] * len(questions)
@@ -85,11 +85,11 @@ async def holdings(rig: Rig) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("fee", [0, 3])
-def test_who_is_paid_out_of_a_hold_gets_the_amount_less_the_fee(
+def test_a_target_paid_out_of_a_hold_gets_the_amount_less_the_fee(
     play: Play, database: str, fee: int
 ) -> None:
     async def scene(rig: Rig) -> None:
-        answering(rig, Done())
+        set_answer(rig, Done())
         ended = await sold(rig, sale(fee), database)
         assert (ended.state, ended.fee) == ("PAID", fee)
         expected = {FUNDING: (960, 0), SHOP: (40 - fee, 0)} | ({FEES: (fee, 0)} if fee else {})
@@ -98,9 +98,9 @@ def test_who_is_paid_out_of_a_hold_gets_the_amount_less_the_fee(
     play(scene)
 
 
-def test_a_captured_payment_that_is_refused_comes_home_whole(play: Play, database: str) -> None:
+def test_a_captured_payment_that_is_refused_is_refunded_in_full(play: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        answering(rig, Done())
+        set_answer(rig, Done())
         await sold(rig, sale(0), database)
         await rig.set_status(LedgerStatus.DISABLED, book=SHOP)
         ended = await sold(rig, sale(3), database)
@@ -110,9 +110,9 @@ def test_a_captured_payment_that_is_refused_comes_home_whole(play: Play, databas
     play(scene)
 
 
-def test_a_fee_that_cannot_be_taken_lets_the_target_have_nothing(play: Play, database: str) -> None:
+def test_if_the_fee_cannot_be_credited_the_target_gets_nothing(play: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        answering(rig, Done())
+        set_answer(rig, Done())
         await sold(rig, sale(3), database)
         await rig.set_status(LedgerStatus.DISABLED, book=FEES)
         ended = await sold(rig, sale(3), database)
@@ -122,9 +122,9 @@ def test_a_fee_that_cannot_be_taken_lets_the_target_have_nothing(play: Play, dat
     play(scene)
 
 
-def test_a_release_gives_back_the_whole_amount(play: Play, database: str) -> None:
+def test_a_release_returns_the_full_amount(play: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        answering(rig, Rejected("SOLD_OUT"))
+        set_answer(rig, Rejected("SOLD_OUT"))
         assert (await sold(rig, sale(3), database)).state == "REFUSED"
         assert await holdings(rig) == {FUNDING: (1_000, 0)}
 
@@ -135,11 +135,11 @@ def test_a_replay_under_another_fee_schedule_is_the_same_transfer(
     play: Play, database: str
 ) -> None:
     async def scene(rig: Rig) -> None:
-        answering(rig, Done())
+        set_answer(rig, Done())
         first = await sold(rig, sale(3, "c-1"), database)
         for fee in (3, 0, 7, 40, -1):
-            again = await sold(rig, sale(fee, "c-1"), database)
-            assert (again.id, again.fee) == (first.id, 3)
+            replay = await sold(rig, sale(fee, "c-1"), database)
+            assert (replay.id, replay.fee) == (first.id, 3)
         assert (await holdings(rig))[FEES] == (3, 0)
 
     play(scene)
@@ -160,14 +160,14 @@ def test_a_fee_as_large_as_the_amount_is_refused(
 
 
 @pytest.mark.parametrize("role", sorted(PARTIES))
-def test_a_request_that_lacks_a_role_is_refused_before_anything_moves(
+def test_a_request_without_a_role_is_refused_before_money_moves(
     play: Play, database: str, role: str
 ) -> None:
     async def scene(rig: Rig) -> None:
         rig.install(database, SALE)
-        fewer = {other: party for other, party in PARTIES.items() if other != role}
+        parties = {other: party for other, party in PARTIES.items() if other != role}
         async with rig.engine() as engine:
-            refused = await engine.transfer(replace(sale(0), parties=fewer))
+            refused = await engine.transfer(replace(sale(0), parties=parties))
         assert refused is Refusal.INVALID_PARTIES
         assert await holdings(rig) == {FUNDING: (1_000, 0)}
 

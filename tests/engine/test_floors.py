@@ -1,4 +1,4 @@
-"""A floor that is ahead of the clock: service goes on, and nobody takes an id for a date."""
+"""Floors of ids: also with a floor ahead of the clock, transfers, audits and alerts work."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from tests.crash.scenes import endow, parts, request_of
 from tests.engine.audited import BASE, Play, World
 from tests.engine.rig import OWNER, Rig, made, request
 from tests.engine.rig import Play as EnginePlay
-from tests.engine.test_alert_watch import watching
+from tests.engine.test_alert_watch import watch_alerts
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ids import HORIZON_S, NO_FLOOR, SKEW_S, first_id, time_ms
 from tidegate.core.moves import moves_of
@@ -43,7 +43,7 @@ def in_a_day() -> UUID:
     return first_id(int(time.time() * 1000) + DAY_MS)
 
 
-def test_service_goes_on_above_a_floor_that_is_a_day_ahead(play_audited: Play) -> None:
+def test_transfers_and_audits_work_with_a_floor_a_day_ahead(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         floor = await PostgresFloors(world.gate.store).raise_to(in_a_day())
         await world.traffic()
@@ -58,7 +58,7 @@ def test_service_goes_on_above_a_floor_that_is_a_day_ahead(play_audited: Play) -
 def test_a_floor_that_rises_while_a_request_is_written_refuses_it(
     play_postgres: EnginePlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its id is older than the floor: systems may have forgotten it. Nothing moves."""
+    """Its id is below the floor, so systems may have forgotten it. No money moves."""
 
     async def scene(rig: Rig) -> None:
         assert isinstance(rig.store, PostgresStore)
@@ -74,16 +74,16 @@ def test_a_floor_that_rises_while_a_request_is_written_refuses_it(
             monkeypatch.setattr(store, "look", look_and_raise)
             assert await engine.submit(request("in", 5)) is Refusal.TOO_LATE
             monkeypatch.setattr(store, "look", look)
-            again = await engine.submit(request("in", 5))
-            assert isinstance(again, Receipt), "new ids are above the floor"
-            await rig.ended([again.transfer])
+            receipt = await engine.submit(request("in", 5))
+            assert isinstance(receipt, Receipt), "new ids are above the floor"
+            await rig.ended([receipt.transfer])
         assert await rig.funding() == balance - 5
         assert rig.alerts == []
 
     play_postgres(scene)
 
 
-def test_an_incremental_audit_reads_what_is_new_once_whatever_its_id(play_audited: Play) -> None:
+def test_an_incremental_audit_reads_new_transfers_once_with_any_id(play_audited: Play) -> None:
     async def scene(world: World) -> None:
         await endow(world.gate, BASE)
         assert (await world.audit.run(full=False)).ok
@@ -98,7 +98,7 @@ def test_an_incremental_audit_reads_what_is_new_once_whatever_its_id(play_audite
     play_audited(scene)
 
 
-def test_an_incremental_audit_finds_what_was_created_now_under_an_old_id(
+def test_an_incremental_audit_finds_a_new_transfer_with_an_old_id(
     play_audited: Play,
 ) -> None:
     async def scene(world: World) -> None:
@@ -111,33 +111,33 @@ def test_an_incremental_audit_finds_what_was_created_now_under_an_old_id(
             await store.reserve(tx, [RequestKey(transfer.owner, "part-1", b"x", old)])
             await store.write(tx, moves_of([Move(None, transfer)]), [False])
         async with asyncio.timeout(20):
-            while not await store.ended([old]):  # noqa: ASYNC110  Only a lane knows of it.
+            while not await store.ended([old]):  # noqa: ASYNC110  No event to await.
                 await asyncio.sleep(0.05)
         await world.corrupt("UPDATE transfers SET state = 'FAILED' WHERE id = %s", old)
-        await world.found("its history leads to COMMITTED", full=False)
+        await world.expect_violation("the history leads to state COMMITTED", full=False)
 
     play_audited(scene)
 
 
 @pytest.mark.parametrize(
-    ("way", "kind", "state"),
+    ("direction", "kind", "state"),
     [("in", "rejected", "ROLLED_BACK"), ("out", "rejected", "FAILED"), ("in", "done", "COMMITTED")],
 )
-def test_two_people_release_what_is_stuck_below_the_floor_of_the_core(
-    play_audited: Play, monkeypatch: pytest.MonkeyPatch, way: str, kind: str, state: str
+def test_two_operators_resolve_a_transfer_below_the_floor_of_the_core(
+    play_audited: Play, monkeypatch: pytest.MonkeyPatch, direction: str, kind: str, state: str
 ) -> None:
-    """As an earlier core left it, which took any floor."""
+    """As left by an older core, which accepted any floor."""
     monkeypatch.setattr(Core, "_latest_floor", lambda _: 2**128 - 1)
 
     async def scene(world: World) -> None:
         await endow(world.gate, BASE)
-        world.core.mute = True
-        part = next(part for part in parts(BASE) if part.way == way)
-        made_ = await world.gate.engine.transfer(request_of(part, 1), 0)
-        assert isinstance(made_, Receipt)
-        above = first_id(time_ms(made_.transfer.id) + 1000)
+        world.core.unreachable = True
+        part = next(part for part in parts(BASE) if part.direction == direction)
+        receipt = await world.gate.engine.transfer(request_of(part, 1), 0)
+        assert isinstance(receipt, Receipt)
+        above = first_id(time_ms(receipt.transfer.id) + 1000)
         await world.core.retire(above)
-        world.core.mute = False
+        world.core.unreachable = False
         store = world.gate.store
         [(stuck,)] = await _until(
             store, "SELECT transfer_id FROM attempts WHERE reason = 'RETIRED'"
@@ -155,14 +155,14 @@ def test_two_people_release_what_is_stuck_below_the_floor_of_the_core(
             store, f"SELECT state FROM transfers WHERE id = '{stuck}' AND lane IS NULL"
         )
         assert ended == state
-        # New transfers are made above the floor once the core has said where that is.
+        # New ids are above the floor once the core has reported its floor.
         await world.core.close()
         await world.core.totals()
         more = await world.gate.engine.transfer(request_of(part, 2), 20)
         assert isinstance(more, Receipt)
         assert more.transfer.id > above
         assert more.transfer.state == "COMMITTED"
-        # What people say moves no money in the core: the sums tell whether they were right.
+        # A resolution moves no money in the core. The sums show whether it was true.
         assert (await world.audit.run()).ok == (kind == "rejected")
 
     play_audited(scene)
@@ -170,28 +170,28 @@ def test_two_people_release_what_is_stuck_below_the_floor_of_the_core(
 
 async def _until(store: PostgresStore, statement: str) -> list[tuple[Any, ...]]:
     async with asyncio.timeout(30):
-        while not (rows := await store.run(statement, {})):  # noqa: ASYNC110  Nobody tells.
+        while not (rows := await store.run(statement, {})):  # noqa: ASYNC110  No event to await.
             await asyncio.sleep(0.05)
     return rows
 
 
-def test_who_watches_counts_by_the_time_of_creation(
+def test_the_alert_about_a_busy_owner_counts_by_creation_time(
     play_postgres: EnginePlay, database: str
 ) -> None:
     async def scene(rig: Rig) -> None:
         assert isinstance(rig.store, PostgresStore)
         await PostgresFloors(rig.store).raise_to(in_a_day())
-        watch, told = watching(rig)
+        watch, alerts = watch_alerts(rig)
         async with rig.engine() as engine:
             transfers = [await made(engine, request("in", 1)) for _ in range(31)]
-            await watch.look()
-            assert [alert.code for alert in told] == [AlertCode.OWNER_BUSY]
+            await watch.check()
+            assert [alert.code for alert in alerts] == [AlertCode.OWNER_BUSY]
             await rig.ended(transfers)
             await asyncio.to_thread(_created_earlier, database)
-            await watch.look()
+            await watch.check()
         # Their ids are still ahead of the clock.
-        assert [alert.cleared for alert in told] == [False, True]
-        assert str(OWNER) in told[0].cause
+        assert [alert.cleared for alert in alerts] == [False, True]
+        assert str(OWNER) in alerts[0].cause
 
     play_postgres(scene)
 
@@ -201,15 +201,15 @@ def _created_earlier(database: str) -> None:
         connection.execute("UPDATE transfers SET created_at = now() - interval '61 seconds'")
 
 
-class Told:
-    """What a core is told, and a clock of its own."""
+class RecordingCore:
+    """A core that records the floors that it receives. It has its own clock."""
 
     def __init__(self) -> None:
         self.floor, self.latest = NO_FLOOR, first_id(2**47)
-        self.told: list[UUID] = []
+        self.floors: list[UUID] = []
 
     async def retire(self, floor: UUID) -> UUID:
-        self.told.append(floor)
+        self.floors.append(floor)
         if floor <= self.latest:
             self.floor = max(self.floor, floor)
         return self.floor
@@ -218,11 +218,11 @@ class Told:
 def test_a_floor_is_stored_before_it_is_sent_and_sent_a_round_later() -> None:
     async def scene() -> None:
         now_s = 2_000_000_000.0
-        store, core = MemoryStore(lambda: now_s), Told()
+        store, core = MemoryStore(lambda: now_s), RecordingCore()
         retirement = Retirement(store, core.retire, lambda: now_s, lambda _: None)
         assert await retirement.round() is None
         stored = store.tables.floor
-        assert (time_ms(stored), core.told) == (int(now_s - HORIZON_S) * 1000, [])
+        assert (time_ms(stored), core.floors) == (int(now_s - HORIZON_S) * 1000, [])
         now_s += 600
         assert await retirement.round() == stored
         assert time_ms(store.tables.floor) - time_ms(stored) == 600_000
@@ -230,15 +230,15 @@ def test_a_floor_is_stored_before_it_is_sent_and_sent_a_round_later() -> None:
     asyncio.run(scene())
 
 
-def test_a_round_that_is_repeated_after_a_failure_sends_no_floor_too_soon() -> None:
+def test_a_repeated_round_sends_no_floor_too_soon() -> None:
     async def scene() -> None:
         now_s = 2_000_000_000.0
-        store, core = MemoryStore(lambda: now_s), Told()
+        store, core = MemoryStore(lambda: now_s), RecordingCore()
 
         async def retire(floor: UUID) -> UUID:
-            if not core.told:
-                core.told.append(floor)
-                raise Unreachable("the core is away")
+            if not core.floors:
+                core.floors.append(floor)
+                raise Unreachable("the core is unreachable")
             return await core.retire(floor)
 
         retirement = Retirement(store, retire, lambda: now_s, lambda _: None)
@@ -249,33 +249,33 @@ def test_a_round_that_is_repeated_after_a_failure_sends_no_floor_too_soon() -> N
             await retirement.round()
         assert store.tables.floor > old
         await retirement.round()
-        assert core.told == [old, old]
+        assert core.floors == [old, old]
 
     asyncio.run(scene())
 
 
-def test_one_clock_that_is_ahead_raises_no_floor_by_more_than_the_skew() -> None:
+def test_a_clock_that_is_ahead_raises_the_floor_by_at_most_the_skew() -> None:
     async def scene() -> None:
         now_s, ahead_s = 2_000_000_000.0, 7 * 24 * 3600.0
-        store, core = MemoryStore(lambda: now_s + ahead_s), Told()
+        store, core = MemoryStore(lambda: now_s + ahead_s), RecordingCore()
         retirement = Retirement(store, core.retire, lambda: now_s, lambda _: None)
         for _ in range(3):
             await retirement.round()
         latest = first_id(int((now_s - HORIZON_S + SKEW_S) * 1000))
-        assert max(store.tables.floor, *core.told) == latest
+        assert max(store.tables.floor, *core.floors) == latest
 
     asyncio.run(scene())
 
 
-def test_somebody_is_told_when_the_core_refuses_a_floor() -> None:
+def test_an_alert_is_sent_when_the_core_refuses_a_floor() -> None:
     async def scene() -> None:
-        told: list[Alert] = []
-        store, core = MemoryStore(lambda: 2e9), Told()
+        alerts: list[Alert] = []
+        store, core = MemoryStore(lambda: 2e9), RecordingCore()
         core.latest = NO_FLOOR
-        retirement = Retirement(store, core.retire, lambda: 2e9, told.append)
+        retirement = Retirement(store, core.retire, lambda: 2e9, alerts.append)
         for _ in range(2):
             await retirement.round()
-        [alert] = told
+        [alert] = alerts
         assert (alert.alarm, alert.code) == (Alarm.PAGE, AlertCode.FLOOR_REFUSED)
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""Each halt stands for itself: what one person ends does not end another's."""
+"""Halts are independent: resuming one halt does not end another."""
 
 import pytest
 
@@ -11,7 +11,9 @@ pytestmark = pytest.mark.slow
 ONE_MORE = "UPDATE ledger_accounts SET available = available + 1 WHERE owner = %s AND book = %s"
 
 
-def test_what_the_audit_finds_during_a_halt_is_a_halt_of_its_own(play_audited: Play) -> None:
+def test_a_violation_that_the_audit_finds_during_a_halt_adds_a_second_halt(
+    play_audited: Play,
+) -> None:
     async def scene(world: World) -> None:
         store = world.gate.store
         await world.traffic()
@@ -23,7 +25,7 @@ def test_what_the_audit_finds_during_a_halt_is_a_halt_of_its_own(play_audited: P
         assert [alert.alarm for alert in world.alerts] == [Alarm.HALT]
         await store.resume("the drill is over", "olga", [drill])
         [left] = await store.halts()
-        assert f"FUNDING of {BASE}" in left.reason
+        assert f"FUNDING of owner {BASE}" in left.reason
         assert await store.halted(), "the books still differ"
 
     play_audited(scene)

@@ -1,4 +1,4 @@
-"""Somebody else holds a row for long: only those wait who need it."""
+"""Another session holds a row for long: only transfers that need the row wait."""
 
 import asyncio
 import time
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.slow
 
 OWNERS = range(100, 132)
 HELD = 117
-FEW_S = 6.0  # Two lock timeouts, then the search for the row; four of that on a busy machine.
-BOUNDS = StoreLimits(lease_s=5.0, lock_s=1.0, pool_wait_s=10.0)
+FEW_S = 6.0  # Enough for two lock timeouts and the search for the row on a busy machine.
+LIMITS = StoreLimits(lease_s=5.0, lock_s=1.0, pool_wait_s=10.0)
 
 
 @asynccontextmanager
 async def held(database: str, owners: Sequence[int], book: str = FUNDING) -> AsyncIterator[None]:
-    """A session that is idle in a transaction, with the rows of some accounts."""
+    """Lock the rows of some accounts by a session that is idle in its transaction."""
     async with await psycopg.AsyncConnection.connect(database) as session:
         await session.execute(
             f"SELECT FROM {SCHEMA}.ledger_accounts"
@@ -50,7 +50,7 @@ async def held(database: str, owners: Sequence[int], book: str = FUNDING) -> Asy
 
 @asynccontextmanager
 async def opened(database: str) -> AsyncIterator[tuple[Rig, Engine[Any]]]:
-    async with PostgresStore(database, SCHEMA, BOUNDS) as store:
+    async with PostgresStore(database, SCHEMA, LIMITS) as store:
         rig = Rig(store, Ledger(), Outside(Venue()))
         for owner in OWNERS:
             await rig.endow(1_000, owner)
@@ -58,88 +58,89 @@ async def opened(database: str) -> AsyncIterator[tuple[Rig, Engine[Any]]]:
             yield rig, engine
 
 
-async def took_s(asked: "Sequence[asyncio.Future[Any]]") -> float:
+async def committed_in_s(calls: "Sequence[asyncio.Future[Any]]") -> float:
+    """Wait until all are committed. Return how long it took."""
     began_s = time.monotonic()
-    done, late = await asyncio.wait(asked, timeout=FEW_S)
-    assert not late, f"{len(late)} of {len(asked)} wait for somebody else's row"
-    for each in done:
-        assert isinstance(each.result(), Receipt)
-        assert each.result().transfer.state == "COMMITTED"
+    done, late = await asyncio.wait(calls, timeout=FEW_S)
+    assert not late, f"{len(late)} of {len(calls)} wait for a row that they do not need"
+    for call in done:
+        assert isinstance(call.result(), Receipt)
+        assert call.result().transfer.state == "COMMITTED"
     return time.monotonic() - began_s
 
 
 def test_new_transfers_of_others_do_not_wait_for_a_held_account(database: str) -> None:
-    async def whole() -> None:
+    async def run() -> None:
         async with opened(database) as (_, engine), held(database, [HELD]):
-            asked = {
+            calls = {
                 owner: asyncio.ensure_future(
                     engine.transfer(request("in", 1, "a", owner), wait_s=30)
                 )
                 for owner in OWNERS
             }
-            await took_s([task for owner, task in asked.items() if owner != HELD])
-            assert not asked[HELD].done()
-            await until(lambda: engine.context.slow, 0.01)
-            # Those who come later do not wait at all, also while the held one asks again.
+            await committed_in_s([task for owner, task in calls.items() if owner != HELD])
+            assert not calls[HELD].done()
+            await until(lambda: engine.context.held_accounts, 0.01)
+            # Later requests do not wait at all, also while the held owner sends another one.
             again = [
                 asyncio.ensure_future(engine.transfer(request("in", 1, "b", owner), wait_s=30))
                 for owner in OWNERS
             ]
             others = [task for task, owner in zip(again, OWNERS, strict=True) if owner != HELD]
-            assert await took_s(others) < BOUNDS.lock_s
-            last = asked[HELD], again[OWNERS.index(HELD)]
+            assert await committed_in_s(others) < LIMITS.lock_s
+            last = calls[HELD], again[OWNERS.index(HELD)]
             assert not any(task.done() for task in last)
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
 def test_a_request_that_was_never_written_is_not_accepted(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No COMMIT was tried, so nothing is in doubt: the caller is told to try again."""
+    """No COMMIT was sent, so nothing is in doubt: the caller gets a fault and may try again."""
     monkeypatch.setattr(write_batch, "LOCK_TRIES", write_batch.TRIES + 2)
 
-    async def whole() -> None:
+    async def run() -> None:
         async with opened(database) as (rig, engine):
             async with held(database, [HELD]):
                 keyed = request("in", 1, "a", HELD)
-                asked = [engine.submit(keyed), engine.submit(replace(keyed, cid=None))]
-                told = await asyncio.gather(*asked, return_exceptions=True)
-                assert all(isinstance(each, LockTimeout) for each in told), told
+                calls = [engine.submit(keyed), engine.submit(replace(keyed, cid=None))]
+                results = await asyncio.gather(*calls, return_exceptions=True)
+                assert all(isinstance(result, LockTimeout) for result in results), results
             assert await rig.funding(HELD) == 1_000
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
 def test_the_held_transfer_ends_when_the_lock_is_released(database: str) -> None:
-    async def whole() -> None:
+    async def run() -> None:
         async with opened(database) as (rig, engine):
             async with held(database, [HELD]):
                 wanted = request("in", 1, "a", HELD)
-                asked = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
-                await asyncio.sleep(5 * BOUNDS.lock_s)
-                assert not asked.done()
-            assert await took_s([asked]) < FEW_S
+                call = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
+                await asyncio.sleep(5 * LIMITS.lock_s)
+                assert not call.done()
+            assert await committed_in_s([call]) < FEW_S
             assert await rig.funding(HELD) == 999
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_moves_of_others_do_not_wait_for_a_held_account(database: str) -> None:
-    """Their answers are written in the same batch."""
+def test_answers_of_others_are_recorded_while_an_account_is_held(database: str) -> None:
+    """All answers come in the same batch."""
 
-    async def whole() -> None:
+    async def run() -> None:
         async with opened(database) as (rig, engine):
-            together = asyncio.Event()
+            released = asyncio.Event()
 
             async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
-                await together.wait()
+                await released.wait()
                 return execute()
 
             rig.outside.twist = twist
             transfers = [await made(engine, request("out", 1, "a", owner)) for owner in OWNERS]
             async with held(database, [HELD]):
-                together.set()
+                released.set()
                 async with asyncio.timeout(FEW_S):
                     ended = await rig.ended([t for t in transfers if t.owner != HELD])
                 assert {t.state for t in ended} == {"COMMITTED"}
@@ -149,11 +150,11 @@ def test_moves_of_others_do_not_wait_for_a_held_account(database: str) -> None:
             assert last.state == "COMMITTED"
             assert await rig.funding(HELD) == 1_001
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
 def payment(guild: int, payer: int, payee: int, cid: str) -> Request:
-    """Between two books of one owner, as the members of a guild pay each other."""
+    """A transfer between two books of one owner, like a payment between members of a guild."""
     books = (FUNDING, SUSPENSE, "member:1", "member:2", "member:3")
     parties = {
         "source": Party("ledger", books[payer], guild),
@@ -163,19 +164,19 @@ def payment(guild: int, payer: int, payee: int, cid: str) -> Request:
 
 
 def test_other_members_of_a_guild_do_not_wait_for_one_members_account(database: str) -> None:
-    """They have the same owner, and other accounts."""
+    """All have the same owner, but other accounts."""
     guild = OWNERS[0]
 
-    async def whole() -> None:
+    async def run() -> None:
         async with opened(database) as (_, engine):
             for payee in (2, 3, 4):
                 for number in range(3):
                     await engine.transfer(payment(guild, 0, payee, f"{payee}-{number}"), wait_s=10)
             async with held(database, [guild], "member:1"):
-                asked = asyncio.ensure_future(
+                call = asyncio.ensure_future(
                     engine.transfer(payment(guild, 2, 3, "held"), wait_s=30)
                 )
-                await asyncio.sleep(3 * BOUNDS.lock_s)
+                await asyncio.sleep(3 * LIMITS.lock_s)
                 for number in range(5):
                     wanted = (
                         payment(guild, 3, 4, f"x{number}")
@@ -183,49 +184,51 @@ def test_other_members_of_a_guild_do_not_wait_for_one_members_account(database: 
                         else payment(guild, 4, 3, f"x{number}")
                     )
                     other = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
-                    # Once it is known whose account is held, others do not even notice.
-                    assert await took_s([other]) < (FEW_S if number == 0 else BOUNDS.lock_s)
-                assert not asked.done()
-            await took_s([asked])
+                    # After the first lock timeouts the held account is known, and none waits.
+                    assert await committed_in_s([other]) < (FEW_S if number == 0 else LIMITS.lock_s)
+                assert not call.done()
+            await committed_in_s([call])
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
 def test_many_held_accounts_leave_sessions_for_others(database: str) -> None:
-    """More than there are sessions, each with many requests, in many batches."""
-    many = OWNERS[:12]
+    """More held accounts than sessions, each with many requests in many batches."""
+    held_owners = OWNERS[:12]
 
-    async def whole() -> None:
-        async with opened(database) as (_, engine), held(database, many):
+    async def run() -> None:
+        async with opened(database) as (_, engine), held(database, held_owners):
             waiting = []
             for number in range(20):
-                for owner in many:
+                for owner in held_owners:
                     wanted = request("in", 1, f"held {number}", owner)
                     waiting.append(asyncio.ensure_future(engine.transfer(wanted, wait_s=30)))
                 await asyncio.sleep(0.25)
             for number in range(5):
                 wanted = request("in", 1, f"free {number}", OWNERS[20])
                 free = asyncio.ensure_future(engine.transfer(wanted, wait_s=30))
-                assert await took_s([free]) < 2 * BOUNDS.lock_s
+                assert await committed_in_s([free]) < 2 * LIMITS.lock_s
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_whoever_waits_for_a_held_account_is_answered_when_the_engine_stops(database: str) -> None:
-    async def whole() -> None:
+def test_requests_that_wait_for_a_held_account_are_answered_when_the_engine_stops(
+    database: str,
+) -> None:
+    async def run() -> None:
         async with opened(database) as (_, engine), held(database, [HELD]):
             wanted = request("in", 1, "a", HELD)
-            asked = [
+            calls = [
                 asyncio.ensure_future(engine.transfer(wanted, wait_s=30)),
                 asyncio.ensure_future(engine.transfer(request("in", 1, "b", HELD), wait_s=30)),
             ]
-            await asyncio.sleep(3 * BOUNDS.lock_s)
+            await asyncio.sleep(3 * LIMITS.lock_s)
             await engine.stop(grace_s=0.5)
             async with asyncio.timeout(1.0):
-                told = await asyncio.gather(*asked, return_exceptions=True)
-            assert all(isinstance(each, EngineStopped | StoreFault) for each in told), told
+                results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(r, EngineStopped | StoreFault) for r in results), results
 
-    asyncio.run(whole())
+    asyncio.run(run())

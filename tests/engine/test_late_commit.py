@@ -1,4 +1,4 @@
-"""A COMMIT that lands late, with daily limits: nobody is refused what has moved money."""
+"""A COMMIT that is late, with daily limits: a transfer that moved money is not refused."""
 
 import asyncio
 import tempfile
@@ -47,8 +47,8 @@ USE_UP = f"""
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
-    """A directory with a short name: a socket's path has little room."""
+def short_dir() -> Iterator[Path]:
+    """A directory with a short name: the path of a socket is limited to about 100 bytes."""
     with tempfile.TemporaryDirectory(prefix="tg") as name:
         yield Path(name)
 
@@ -60,16 +60,16 @@ def run_sql(database: str, statement: str) -> None:
 
 
 def limited(rig: Rig, seed: int) -> Engine[Any]:
-    """One transfer of 100 a day."""
+    """An engine whose daily limit is one transfer of 100."""
     return Engine(replace(rig.parts(seed), admission=DailyLimits(1, {ASSET: 100})))
 
 
 @asynccontextmanager
 async def behind_proxy(database: str, directory: Path) -> AsyncIterator[tuple[Rig, Proxy]]:
-    bounds = StoreLimits(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
+    limits = StoreLimits(lease_s=1.0, lock_s=0.3, pool_wait_s=5.0)
     async with (
         proxied(database, directory) as (address, proxy),
-        PostgresStore(address, SCHEMA, bounds) as store,
+        PostgresStore(address, SCHEMA, limits) as store,
     ):
         rig = Rig(store, Ledger(), Outside(Venue()))
         for owner in (OWNER, OTHER, THIRD):
@@ -78,95 +78,99 @@ async def behind_proxy(database: str, directory: Path) -> AsyncIterator[tuple[Ri
 
 
 @pytest.mark.parametrize("cid", ["mine", None])
-def test_a_limit_that_the_late_commit_used_up_is_not_told_as_its_refusal(
-    database: str, short: Path, cid: str | None
+def test_a_request_is_not_refused_for_a_limit_that_its_own_late_commit_used_up(
+    database: str, short_dir: Path, cid: str | None
 ) -> None:
     run_sql(database, LATE_COMMIT)
 
-    async def whole() -> None:
-        async with behind_proxy(database, short) as (rig, proxy), limited(rig, 1) as engine:
+    async def run() -> None:
+        async with behind_proxy(database, short_dir) as (rig, proxy), limited(rig, 1) as engine:
             proxy.swallow = 1
-            told = await engine.transfer(request("in", 100, cid), wait_s=10)
-            assert isinstance(told, Receipt), f"refused by {told}, and the money has moved"
+            result = await engine.transfer(request("in", 100, cid), wait_s=10)
+            assert isinstance(result, Receipt), f"refused with {result}, and the money has moved"
             assert proxy.swallowed == 1
-            [ended] = await rig.ended([told.transfer])
+            [ended] = await rig.ended([result.transfer])
             assert ended.state == "COMMITTED"
             assert await rig.funding() == 900
-            # The limit is really used up.
-            again = await engine.transfer(request("in", 100, "another"))
-            assert again is Refusal.DAILY_LIMIT_EXCEEDED
+            # The limit is used up indeed.
+            second = await engine.transfer(request("in", 100, "another"))
+            assert second is Refusal.DAILY_LIMIT_EXCEEDED
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_the_same_request_at_another_process_is_not_refused_either(
-    database: str, short: Path
+def test_the_same_request_to_another_process_is_not_refused_either(
+    database: str, short_dir: Path
 ) -> None:
-    """Its client has heard nothing, and asks the next process, which waits for the limit's row."""
+    """The client got no reply and asks another process, which waits for the row of the limit."""
     run_sql(database, LATE_COMMIT)
 
-    async def whole() -> None:
+    async def run() -> None:
         async with (
-            behind_proxy(database, short) as (rig, proxy),
-            PostgresStore(database, SCHEMA) as beside,
+            behind_proxy(database, short_dir) as (rig, proxy),
+            PostgresStore(database, SCHEMA) as other_store,
         ):
-            other = Rig(beside, Ledger(), rig.outside)
+            other = Rig(other_store, Ledger(), rig.outside)
             async with limited(rig, 1) as first, limited(other, 2) as second:
                 proxy.swallow = 1
-                asked = asyncio.ensure_future(first.submit(request("in", 100, "mine")))
+                first_call = asyncio.ensure_future(first.submit(request("in", 100, "mine")))
                 await until(lambda: proxy.swallowed == 1, 0.01)
-                told = await second.transfer(request("in", 100, "mine"), wait_s=10)
-                assert isinstance(told, Receipt), f"refused by {told}, and the money has moved"
-                mine = await asked
-                assert isinstance(mine, Receipt)
-                assert mine.transfer.id == told.transfer.id
-                await rig.ended([told.transfer])
+                result = await second.transfer(request("in", 100, "mine"), wait_s=10)
+                assert isinstance(result, Receipt), (
+                    f"refused with {result}, and the money has moved"
+                )
+                first_result = await first_call
+                assert isinstance(first_result, Receipt)
+                assert first_result.transfer.id == result.transfer.id
+                await rig.ended([result.transfer])
             assert await rig.funding() == 900
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_when_the_first_try_is_known_to_be_aborted_the_refusal_is_told(
-    database: str, short: Path
+def test_after_a_first_try_that_is_known_to_be_aborted_the_request_is_refused(
+    database: str, short_dir: Path
 ) -> None:
-    async def whole() -> None:
-        async with behind_proxy(database, short) as (rig, proxy), limited(rig, 1) as engine:
-            # The COMMIT never reaches the server, and somebody else uses up the limit.
+    async def run() -> None:
+        async with behind_proxy(database, short_dir) as (rig, proxy), limited(rig, 1) as engine:
+            # The COMMIT does not reach the server, and another session uses up the limit.
             proxy.drop, proxy.meanwhile = 1, lambda: run_sql(database, USE_UP)
-            told = await engine.transfer(request("in", 100, "mine"), wait_s=10)
+            result = await engine.transfer(request("in", 100, "mine"), wait_s=10)
             assert proxy.drop == 0
-            assert told is Refusal.DAILY_LIMIT_EXCEEDED
+            assert result is Refusal.DAILY_LIMIT_EXCEEDED
             assert await rig.funding() == 1_000
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_a_halt_is_not_told_as_the_refusal_of_what_may_have_been_committed(
-    database: str, short: Path
+def test_a_request_that_may_have_been_committed_is_not_refused_because_of_a_halt(
+    database: str, short_dir: Path
 ) -> None:
-    """Of a request that locks no account, so that nothing tells the second try of the first."""
+    """The request locks no account, so the second try does not wait for the first one."""
     run_sql(database, LATE_COMMIT)
     halt = "INSERT INTO halts (reason, actor) VALUES ('drill', 'test')"
 
-    async def whole() -> None:
-        async with behind_proxy(database, short) as (rig, proxy), rig.engine(1) as engine:
+    async def run() -> None:
+        async with behind_proxy(database, short_dir) as (rig, proxy), rig.engine(1) as engine:
             proxy.swallow, proxy.meanwhile = 1, lambda: run_sql(database, halt)
-            told = await engine.transfer(request("out", 100), wait_s=0.5)
-            assert isinstance(told, Receipt), f"refused by {told}, and it exists"
+            result = await engine.transfer(request("out", 100), wait_s=0.5)
+            assert isinstance(result, Receipt), f"refused with {result}, and the transfer exists"
             await rig.store.resume("drill is over", "test")
-            [ended] = await rig.ended([told.transfer])
+            [ended] = await rig.ended([result.transfer])
             assert ended.state == "COMMITTED"
             assert await rig.funding() == 1_100
 
-    asyncio.run(whole())
+    asyncio.run(run())
 
 
-def test_batches_in_doubt_do_not_block_the_transfers_of_others(database: str, short: Path) -> None:
-    """Two are in doubt, as many as there are loops for requests."""
+def test_batches_in_doubt_do_not_block_the_transfers_of_others(
+    database: str, short_dir: Path
+) -> None:
+    """Two batches are in doubt, as many as the request queue has loops."""
     run_sql(database, LATE_COMMIT)
 
-    async def whole() -> None:
-        async with behind_proxy(database, short) as (rig, proxy), rig.engine(1) as engine:
+    async def run() -> None:
+        async with behind_proxy(database, short_dir) as (rig, proxy), rig.engine(1) as engine:
             proxy.swallow = 2
             doubtful = []
             for owner in (OWNER, OTHER):
@@ -175,13 +179,13 @@ def test_batches_in_doubt_do_not_block_the_transfers_of_others(database: str, sh
                 doubtful.append(asyncio.ensure_future(engine.submit(wanted)))
                 await until(lambda: proxy.swallowed > before, 0.01)  # noqa: B023
             began_s = time.monotonic()
-            told = await engine.transfer(request("in", 100, "other", THIRD), wait_s=10)
+            result = await engine.transfer(request("in", 100, "other", THIRD), wait_s=10)
             took_s = time.monotonic() - began_s
-            assert isinstance(told, Receipt)
-            assert told.transfer.state == "COMMITTED"
+            assert isinstance(result, Receipt)
+            assert result.transfer.state == "COMMITTED"
             assert not any(task.done() for task in doubtful), f"after {took_s:.2f} s"
             receipts = [r for r in await asyncio.gather(*doubtful) if isinstance(r, Receipt)]
             assert len(receipts) == 2
             await rig.ended([r.transfer for r in receipts])
 
-    asyncio.run(whole())
+    asyncio.run(run())

@@ -1,4 +1,4 @@
-"""A system that keeps a record of its own is told of every move, in the same transaction."""
+"""A listener receives every move in the transaction of that move. A hint wakes a lane at once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from tidegate.engine.engine import Engine
 from tidegate.systems.ledger import FUNDING
 
 
-class Watching:
-    """The ledger with a record of its own, kept in the table of its accounts' names."""
+class RecordingLedger:
+    """A ledger that is also a listener. It records the moves that it receives."""
 
     def __init__(self, ledger: Any) -> None:
         self.ledger, self.name, self.reversible = ledger, ledger.name, True
-        self.seen: list[tuple[str | None, str]] = []
+        self.moves: list[tuple[str | None, str]] = []
         self.broken: Exception | None = None
 
     async def lock(
@@ -35,23 +35,23 @@ class Watching:
     async def moved(self, tx: Any, moves: Sequence[Move]) -> None:
         if self.broken is not None:
             raise self.broken
-        self.seen += [(m.before.state if m.before else None, m.after.state) for m in moves]
+        self.moves += [(m.before.state if m.before else None, m.after.state) for m in moves]
 
     async def refused(self, tx: Any, requests: Sequence[tuple[InboxRequest, Refusal]]) -> None:
-        """Nothing comes out of an inbox here."""
+        """These tests have no inbox."""
 
 
-def watched(rig: Rig) -> tuple[Engine[Any], Watching]:
-    rig.ledger = watching = Watching(rig.ledger)
-    return rig.engine(), watching
+def with_listener(rig: Rig) -> tuple[Engine[Any], RecordingLedger]:
+    rig.ledger = ledger = RecordingLedger(rig.ledger)
+    return rig.engine(), ledger
 
 
-def test_a_witness_sees_the_birth_and_every_move(play: Play) -> None:
+def test_a_listener_receives_the_creation_and_every_move(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        engine, watching = watched(rig)
+        engine, ledger = with_listener(rig)
         async with engine:
             await rig.ended([await made(engine, request("in", 10))])
-        assert watching.seen == [
+        assert ledger.moves == [
             (None, "TARGET_PENDING"),
             ("TARGET_PENDING", "COMMITTED"),
         ]
@@ -59,67 +59,67 @@ def test_a_witness_sees_the_birth_and_every_move(play: Play) -> None:
     play(scene)
 
 
-def test_what_a_witness_cannot_record_has_not_happened(play: Play) -> None:
+def test_a_move_that_a_listener_cannot_record_is_rolled_back(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        engine, watching = watched(rig)
+        engine, ledger = with_listener(rig)
         async with engine:
-            watching.broken = ValueError("no room")
-            asked = asyncio.gather(engine.submit(request("in", 10)), return_exceptions=True)
-            [said] = await asked
-            assert "no room" in str(said)
+            ledger.broken = ValueError("no room")
+            submitted = asyncio.gather(engine.submit(request("in", 10)), return_exceptions=True)
+            [reply] = await submitted
+            assert "no room" in str(reply)
             assert (await rig.books())[FUNDING].available == 1_000
-            watching.broken = None
+            ledger.broken = None
             await rig.ended([await made(engine, request("in", 10))])
         assert await rig.funding() == 990
 
     play(scene)
 
 
-def test_a_hint_makes_a_lane_look_at_once(play: Play) -> None:
-    """The next scan is an hour away: without the hint nothing would be found before."""
+def test_a_hint_makes_a_lane_claim_at_once(play: Play) -> None:
+    """The next scan is an hour away. Without the hint the lane would find nothing before."""
 
     async def scene(rig: Rig) -> None:
-        sleepy, other = rig.engine(), rig.engine(2)
-        sleepy.scan.scan_s = 3600.0
+        hinted, other = rig.engine(), rig.engine(2)
+        hinted.scan.scan_s = 3600.0
         other.lanes["venue"].stop()
-        async with sleepy:
+        async with hinted:
             await asyncio.sleep(0.1)
             async with other:
                 transfer = await made(other, request("in", 10))
             await asyncio.sleep(0.3)
             [found] = await rig.store.find([transfer.id])
             assert found.lane == "venue"
-            sleepy.hint(["venue"])
+            hinted.hint(["venue"])
             await rig.ended([transfer])
 
     play(scene)
 
 
-def test_a_hint_that_comes_while_a_lane_looks_is_heard(play: Play) -> None:
-    """The look has seen nothing yet, and the next scan is an hour away."""
+def test_a_hint_during_a_claim_is_not_lost(play: Play) -> None:
+    """The running claim has found nothing, and the next scan is an hour away."""
 
     async def scene(rig: Rig) -> None:
-        looked, on = asyncio.Event(), asyncio.Event()
+        claimed, released = asyncio.Event(), asyncio.Event()
         claim = rig.store.claim
 
         async def slowly(lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
             found: Sequence[Transfer] = await claim(lane, limit, flows)
-            if lane == "venue" and not on.is_set():
-                looked.set()
-                await on.wait()
+            if lane == "venue" and not released.is_set():
+                claimed.set()
+                await released.wait()
             return found
 
         rig.store.claim = slowly  # type: ignore[method-assign]
-        sleepy, other = rig.engine(), rig.engine(2)
-        sleepy.scan.scan_s = 3600.0
+        hinted, other = rig.engine(), rig.engine(2)
+        hinted.scan.scan_s = 3600.0
         other.lanes["venue"].stop()
-        async with sleepy:
-            sleepy.hint(["venue"])
-            await looked.wait()
+        async with hinted:
+            hinted.hint(["venue"])
+            await claimed.wait()
             async with other:
                 transfer = await made(other, request("in", 10))
-            sleepy.hint(["venue"])
-            on.set()
+            hinted.hint(["venue"])
+            released.set()
             await rig.ended([transfer])
 
     play(scene)

@@ -1,4 +1,4 @@
-"""Texts that no database can hold are refused at the door, and stop nobody else."""
+"""Texts that the database cannot store are refused, and other requests are not affected."""
 
 import asyncio
 
@@ -8,19 +8,19 @@ from msgspec.structs import replace
 from tests.engine.rig import Play, Rig, made, request
 from tidegate.core.kind import Party
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import MAX_BOOK_CHARS, MAX_WORDS_CHARS
+from tidegate.core.request import MAX_BOOK_CHARS, MAX_TOTAL_TEXT_CHARS
 
 pytestmark = pytest.mark.slow
 
 ODD = {
     "half of a character": "\ud800",
     "a NUL": "a\0b",
-    "too long": "x" * (MAX_WORDS_CHARS + 1),
+    "too long": "x" * (MAX_TOTAL_TEXT_CHARS + 1),
 }
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
-def test_a_text_that_cannot_be_kept_is_refused_and_stops_nobody(play: Play, text: str) -> None:
+def test_a_text_that_cannot_be_stored_is_refused_and_others_go_on(play: Play, text: str) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine() as engine:
             odd = [
@@ -30,8 +30,8 @@ def test_a_text_that_cannot_be_kept_is_refused_and_stops_nobody(play: Play, text
                 replace(request("in", 1), terms={"from": text}),
                 replace(request("in", 1), terms={text: "x"}),
             ]
-            said = await asyncio.gather(*(engine.submit(each) for each in odd))
-            assert said == [Refusal.INVALID_REQUEST] * len(odd)
+            results = await asyncio.gather(*(engine.submit(wanted) for wanted in odd))
+            assert results == [Refusal.INVALID_REQUEST] * len(odd)
             assert (await made(engine, request("in", 1))).state == "TARGET_PENDING"
             assert not engine.died.done()
 
@@ -39,7 +39,7 @@ def test_a_text_that_cannot_be_kept_is_refused_and_stops_nobody(play: Play, text
 
 
 @pytest.mark.parametrize("book", ["\ud800", "a\0b", "x" * (MAX_BOOK_CHARS + 1)])
-def test_a_book_whose_name_cannot_be_kept_is_refused_and_stops_nobody(
+def test_a_book_name_that_cannot_be_stored_is_refused_and_others_go_on(
     play: Play, book: str
 ) -> None:
     async def scene(rig: Rig) -> None:
@@ -53,7 +53,7 @@ def test_a_book_whose_name_cannot_be_kept_is_refused_and_stops_nobody(
     play(scene)
 
 
-def test_texts_of_any_language_are_kept(play: Play) -> None:
+def test_texts_of_any_language_are_stored(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine() as engine:
             wanted = replace(request("in", 1), detail={"備註": "謝謝 🙏"}, trace="é" * 9)

@@ -1,4 +1,4 @@
-"""A system that is away for long: counted per lane, told to people, and cheap."""
+"""A long outage of a system: counted per lane, reported by alerts, and cheap."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.rig import Execute, Play, Rig, made, request
-from tests.engine.test_alert_watch import watching
+from tests.engine.test_alert_watch import watch_alerts
 from tidegate.core.answers import Alarm, Answer, Unreachable
 from tidegate.core.flow import Verb
 from tidegate.core.transfer import Question
@@ -44,7 +44,7 @@ async def refunds_are_down(questions: Sequence[Question], execute: Execute) -> S
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
     until_s = time.monotonic() + 20
     while not await holds():
-        assert time.monotonic() < until_s, "it never came"
+        assert time.monotonic() < until_s, "the condition did not become true"
         await asyncio.sleep(0.02)
 
 
@@ -61,19 +61,19 @@ async def answered(rig: Rig) -> bool:
     return not await rig.store.outages()
 
 
-async def told(watch: AlertWatch, alerts: list[Alert], code: AlertCode) -> bool:
-    await watch.look()
+async def was_sent(watch: AlertWatch, alerts: list[Alert], code: AlertCode) -> bool:
+    await watch.check()
     return any(alert.code is code for alert in alerts)
 
 
 def test_mon_002_a_refund_on_a_dead_system_is_critical(play_postgres: Play) -> None:
     async def scene(rig: Rig) -> None:
-        watch, alerts = watching(rig)
+        watch, alerts = watch_alerts(rig)
         await rig.set_status(LedgerStatus.DISABLED)
         rig.outside.twist = refunds_are_down
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 5))
-            await until(lambda: told(watch, alerts, AlertCode.REFUND_FAILING))
+            await until(lambda: was_sent(watch, alerts, AlertCode.REFUND_FAILING))
             [alert] = [a for a in alerts if a.code is AlertCode.REFUND_FAILING]
             assert (alert.alarm, alert.state) == (Alarm.CRITICAL, "COMPENSATING")
             assert (alert.transfer_id, alert.lane, alert.count) == (transfer.id, "venue", 1)
@@ -83,21 +83,21 @@ def test_mon_002_a_refund_on_a_dead_system_is_critical(play_postgres: Play) -> N
             rig.outside.twist = None
             [ended] = await rig.ended([transfer])
         assert ended.state == "ROLLED_BACK"
-        await watch.look()
+        await watch.check()
         assert [a.code for a in alerts if a.cleared] == [AlertCode.REFUND_FAILING]
-        assert ended.retries == 0, "an outage is no retry by which a flow gives up"
+        assert ended.retries == 0, "an outage does not count as a retry"
 
     play_postgres(scene)
 
 
-def test_alert_after_attempts_and_alert_after_s_hold_for_what_waits_for_a_dead_system(
+def test_alert_after_attempts_and_alert_after_s_apply_to_waits_for_a_dead_system(
     play_postgres: Play,
 ) -> None:
     async def scene(rig: Rig) -> None:
         often = {name: tuned(flow, 1.0, 4, 86_400.0) for name, flow in FLOWS.items()}
         late = {name: tuned(flow, 1.0, 1_000_000, 0.5) for name, flow in FLOWS.items()}
         never = {name: tuned(flow, 1.0, 1_000_000, 86_400.0) for name, flow in FLOWS.items()}
-        told = []
+        sent = []
         rig.outside.twist = down
         async with rig.engine() as engine:
             transfer = await made(engine, request("out", 5))
@@ -106,16 +106,16 @@ def test_alert_after_attempts_and_alert_after_s_hold_for_what_waits_for_a_dead_s
             assert isinstance(rig.store, PostgresStore)
             for flows in (often, late, never):
                 alerts: list[Alert] = []
-                await AlertWatch(rig.store, flows, alerts.append).look()
-                told.append([(a.code, a.alarm, a.transfer_id) for a in alerts])
+                await AlertWatch(rig.store, flows, alerts.append).check()
+                sent.append([(a.code, a.alarm, a.transfer_id) for a in alerts])
         stuck = (AlertCode.TRANSFER_STUCK, Alarm.PAGE, transfer.id)
-        assert told == [[stuck], [stuck], []]
+        assert sent == [[stuck], [stuck], []]
 
     play_postgres(scene)
 
 
 def test_a_client_that_raises_does_not_end_an_outage(play_postgres: Play) -> None:
-    """An exception is no answer: the count, the reason and the page of the outage stay."""
+    """An exception is no answer: the count, the reason and the alert of the outage remain."""
     calls = 0
 
     async def down_or_broken(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
@@ -154,7 +154,7 @@ def test_a_long_outage_writes_one_small_row_and_none_per_transfer(play_postgres:
             after = dict(await rows(rig, "SELECT id, xmin::text FROM transfers"))
             last = (await rig.store.outages())[0].attempts
             changed = sum(before[id_] != xmin for id_, xmin in after.items())
-            assert changed <= last - first + 1, "only the row of each probe"
+            assert changed <= last - first + 1, "each probe writes one row only"
             assert await rows(rig, "SELECT count(*) FROM lane_troubles") == [(1,)]
             assert await rows(rig, "SELECT count(*) FROM attempts") == [(0,)]
             rig.outside.twist = None
@@ -165,7 +165,7 @@ def test_a_long_outage_writes_one_small_row_and_none_per_transfer(play_postgres:
     play_postgres(scene)
 
 
-def test_probes_take_turns_among_what_waits(play_postgres: Play) -> None:
+def test_probes_take_turns_among_the_waiting_transfers(play_postgres: Play) -> None:
     async def scene(rig: Rig) -> None:
         rig.outside.twist = down
         async with rig.engine() as engine:
@@ -180,8 +180,8 @@ def test_probes_take_turns_among_what_waits(play_postgres: Play) -> None:
     play_postgres(scene)
 
 
-def test_two_processes_and_one_transfer_do_not_forget_the_outage(play_postgres: Play) -> None:
-    """While one probes the only row, the other finds nothing to ask. That is no answer."""
+def test_an_outage_is_kept_while_two_processes_probe_one_transfer(play_postgres: Play) -> None:
+    """While one process probes the only row, the other finds no row. That is no answer."""
 
     async def scene(rig: Rig) -> None:
         rig.outside.twist = down
@@ -197,7 +197,7 @@ def test_two_processes_and_one_transfer_do_not_forget_the_outage(play_postgres: 
     play_postgres(scene)
 
 
-def test_the_views_give_the_reason_and_count_the_probes(play_postgres: Play) -> None:
+def test_the_views_show_the_reason_and_the_number_of_probes(play_postgres: Play) -> None:
     async def scene(rig: Rig) -> None:
         view = "SELECT error_message, retry_count FROM transfers_tb"
         first = "SELECT error, retry_count FROM trading.transfers"
@@ -210,9 +210,9 @@ def test_the_views_give_the_reason_and_count_the_probes(play_postgres: Play) -> 
                 id_ = "transfer_id" if statement is view else "ulid(req_id)"
                 shown = await rows(rig, f"{statement} ORDER BY {id_}")
                 assert {reason for reason, _ in shown} == {f"unreachable: {REASON}"}
-                (_, many), (_, few) = shown
-                assert many >= 5
-                assert few < many, "it came later, and counts the probes since"
+                (_, early_probes), (_, late_probes) = shown
+                assert early_probes >= 5
+                assert late_probes < early_probes, "only probes since its creation count"
             rig.outside.twist = None
             await rig.ended([early, late])
         assert await rows(rig, view) == [(None, 0), (None, 0)]
@@ -221,7 +221,7 @@ def test_the_views_give_the_reason_and_count_the_probes(play_postgres: Play) -> 
     play_postgres(scene)
 
 
-def test_a_process_that_died_during_an_outage_is_not_counted_for_ever(play_postgres: Play) -> None:
+def test_an_outage_reported_by_a_dead_process_expires(play_postgres: Play) -> None:
     async def scene(rig: Rig) -> None:
         await rig.store.note_outage("venue", "dead", 50, REASON)
         [outage] = await rig.store.outages()

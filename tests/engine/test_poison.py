@@ -1,4 +1,4 @@
-"""One bad row stays and is told about; whatever was with it in its batch goes on."""
+"""One bad row stays in its state and pages; the other rows of its batch go on."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def test_one_question_that_raises_does_not_hold_back_the_others(play: Play) -> N
     async def scene(rig: Rig) -> None:
         async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
             if any(question.amount == 13 for question in questions):
-                raise KeyError("no such wallet")
+                raise KeyError("no such account")
             return execute()
 
         rig.outside.twist = twist
@@ -42,19 +42,19 @@ def test_one_question_that_raises_does_not_hold_back_the_others(play: Play) -> N
 
 def test_one_row_that_cannot_be_recorded_does_not_hold_back_999(play: Play, database: str) -> None:
     async def scene(rig: Rig) -> None:
-        held = asyncio.Event()
+        released = asyncio.Event()
 
         async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
-            await held.wait()
+            await released.wait()
             return execute()
 
         rig.outside.twist = twist
         async with rig.engine() as engine:
-            made_here = [made(engine, request("in", 1)) for _ in range(1_000)]
-            transfers = await asyncio.gather(*made_here)
+            calls = [made(engine, request("in", 1)) for _ in range(1_000)]
+            transfers = await asyncio.gather(*calls)
             poison = transfers[500].id
             refuse(rig, database, poison)
-            held.set()
+            released.set()
             ended = await rig.ended([t for t in transfers if t.id != poison])
             assert len(ended) == 999
             assert {t.state for t in ended} == {"COMMITTED"}
@@ -71,7 +71,7 @@ def test_one_row_that_cannot_be_recorded_does_not_hold_back_999(play: Play, data
 
 
 def refuse(rig: Rig, database: str, poison: UUID | None) -> None:
-    """Make the store refuse the answers of one transfer, or stop doing so, as its owner could."""
+    """Make the store refuse the answers of one transfer. With None, stop refusing."""
     if isinstance(rig.store, Refusing):
         rig.store.refused = poison
         return
@@ -84,14 +84,14 @@ def refuse(rig: Rig, database: str, poison: UUID | None) -> None:
             owner.execute(change)  # type: ignore[arg-type, unused-ignore]
 
 
-def test_a_local_system_that_raises_refuses_only_what_made_it_raise(play: Play) -> None:
+def test_when_a_local_system_raises_only_the_request_that_caused_it_fails(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        rig.fear_thirteen()
+        rig.raise_on_thirteen()
         async with rig.engine() as engine:
-            asked = [engine.submit(request("in", 13 if n == 5 else 1)) for n in range(20)]
-            said = await asyncio.gather(*asked, return_exceptions=True)
-        assert [n for n, s in enumerate(said) if not isinstance(s, Receipt)] == [5]
-        assert isinstance(said[5], StoreFault)
+            calls = [engine.submit(request("in", 13 if n == 5 else 1)) for n in range(20)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [n for n, r in enumerate(results) if not isinstance(r, Receipt)] == [5]
+        assert isinstance(results[5], StoreFault)
         assert await rig.funding() == 1_000 - 19
 
     play(scene)

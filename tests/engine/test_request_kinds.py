@@ -1,4 +1,4 @@
-"""What is kept for all requests of a kind must say the same as each request by itself."""
+"""The cached fingerprint form of a kind gives the same fingerprint as the request alone."""
 
 import msgspec
 import pytest
@@ -8,7 +8,7 @@ from tidegate.core.request import Request
 from tidegate.engine.request_kinds import RequestKinds
 from tidegate.flows import FLOWS
 
-# Values that Python calls equal, and that are written differently.
+# Values that are equal in Python or similar, but have different fingerprints.
 PAIRS = [
     ({"lives_s": 5}, {"lives_s": 5.0}),
     ({"lives_s": 5.0}, {"lives_s": 5}),
@@ -20,10 +20,10 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_kept_spelling_gives_the_fingerprint_of_the_request(
+def test_a_cached_form_gives_the_fingerprint_of_the_request(
     first: dict[str, object], second: dict[str, object]
 ) -> None:
-    origins = RequestKinds(FLOWS, {"venue"}, {"ledger"})
+    kinds = RequestKinds(FLOWS, {"venue"}, {"ledger"})
     for changes in (first, second):
         changed: Request = msgspec.structs.replace(request("in", 10), **changes)
-        assert origins.of(changed).fingerprint(changed) == changed.fingerprint()
+        assert kinds.of(changed).fingerprint(changed) == changed.fingerprint()

@@ -1,4 +1,4 @@
-"""The queue of requests is shared: one user cannot fill it, and who is limited takes no place."""
+"""One user cannot fill the request queue, and rate-limited requests take no room in it."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from tidegate.store.memory_tables import MemoryTables
 from tidegate.systems.ledger import MemoryLedger
 
 GREEDY, MODEST, LIMITED = OWNER, OWNER + 1, OWNER + 2
-Asked = asyncio.Task[Receipt | Refusal]
+Call = asyncio.Task[Receipt | Refusal]
 
 
 def new_rig() -> Rig:
@@ -33,69 +33,70 @@ def wanted(count: int, owner: int, space: str = USER, prefix: str = "c") -> list
     ]
 
 
-async def ask(
+async def submit(
     request_queue: RequestQueue[Any], requests: Iterable[Request], veto: Refusal | None = None
-) -> list[Asked]:
-    """Let them enter; who was refused at once is done."""
-    tasks = [asyncio.create_task(request_queue.submit(each, veto)) for each in requests]
+) -> list[Call]:
+    """Submit requests. Those that are refused at once are done when this returns."""
+    tasks = [asyncio.create_task(request_queue.submit(wanted, veto)) for wanted in requests]
     for _ in range(3):
         await asyncio.sleep(0)
     return tasks
 
 
-def refused(tasks: Iterable[Asked]) -> int:
+def refused(tasks: Iterable[Call]) -> int:
     done = [task.result() for task in tasks if task.done()]
     assert set(done) <= {Refusal.OVERLOADED}
     return len(done)
 
 
-async def end(tasks: Iterable[Asked]) -> None:
-    for task in (every := list(tasks)):
-        task.cancel()
-    await asyncio.gather(*every, return_exceptions=True)
+async def cancel(tasks: Iterable[Call]) -> None:
+    calls = list(tasks)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 def test_one_user_with_cids_cannot_fill_the_queue() -> None:
     async def scene() -> None:
-        request_queue = new_rig().engine().request_queue  # No loop takes anything from it.
+        request_queue = new_rig().engine().request_queue  # No loop takes requests from it.
         half = MAX_WAITING // 2
-        greedy = await ask(request_queue, wanted(MAX_WAITING, GREEDY))
-        assert refused(greedy) == half, "one user has half of the places, and no more"
-        # Whoever else comes has a share; what comes in batches counts for the same user.
-        modest = await ask(request_queue, wanted(MAX_SHARE - 10, MODEST))
-        modest += await ask(request_queue, wanted(20, MODEST, BATCH))
+        greedy = await submit(request_queue, wanted(MAX_WAITING, GREEDY))
+        assert refused(greedy) == half, "one user gets half of the queue"
+        # Another user gets a share. Requests in batches count for the same user.
+        modest = await submit(request_queue, wanted(MAX_SHARE - 10, MODEST))
+        modest += await submit(request_queue, wanted(20, MODEST, BATCH))
         assert refused(modest) == 10
-        # Guilds and operators speak for many.
-        many = await ask(request_queue, wanted(2 * MAX_SHARE, GREEDY, OPERATOR))
-        many += await ask(request_queue, wanted(2 * MAX_SHARE, LIMITED, GUILD))
-        assert refused(many) == 0
-        # Until all places are taken.
-        rest = await ask(request_queue, wanted(MAX_WAITING, GREEDY, OPERATOR, "rest"))
+        # Guilds and operators act for many users and have no share.
+        unlimited = await submit(request_queue, wanted(2 * MAX_SHARE, GREEDY, OPERATOR))
+        unlimited += await submit(request_queue, wanted(2 * MAX_SHARE, LIMITED, GUILD))
+        assert refused(unlimited) == 0
+        # They are refused only when the queue is full.
+        rest = await submit(request_queue, wanted(MAX_WAITING, GREEDY, OPERATOR, "rest"))
         assert len(request_queue._waiting) == MAX_WAITING
         assert refused(rest) == half + MAX_SHARE + 4 * MAX_SHARE
-        await end([*greedy, *modest, *many, *rest])
+        await cancel([*greedy, *modest, *unlimited, *rest])
 
     asyncio.run(scene())
 
 
-def test_a_share_is_free_again_when_its_requests_were_taken() -> None:
+def test_a_share_is_free_again_after_its_requests_are_written() -> None:
     async def scene() -> None:
         rig = new_rig()
         for owner in (GREEDY, MODEST):
             await rig.endow(MAX_WAITING, owner)
         request_queue = (engine := rig.engine(random.randrange(10**6))).request_queue
-        asked = await ask(request_queue, wanted(MAX_WAITING, GREEDY))
-        asked += await ask(request_queue, wanted(2 * MAX_SHARE, MODEST))
-        assert refused(asked) == MAX_WAITING // 2 + MAX_SHARE
+        calls = await submit(request_queue, wanted(MAX_WAITING, GREEDY))
+        calls += await submit(request_queue, wanted(2 * MAX_SHARE, MODEST))
+        assert refused(calls) == MAX_WAITING // 2 + MAX_SHARE
         async with engine:
-            await asyncio.gather(*asked)
+            await asyncio.gather(*calls)
             assert not request_queue._owners
             assert isinstance(await request_queue.submit(request("in", 1, "late", GREEDY)), Receipt)
 
     asyncio.run(scene())
 
 
-def test_a_limited_request_takes_no_place_and_a_replay_is_answered_all_the_same() -> None:
+def test_a_limited_request_takes_no_room_and_a_replay_still_gets_its_transfer() -> None:
     async def scene() -> None:
         rig = new_rig()
         for owner in (GREEDY, LIMITED):
@@ -104,20 +105,20 @@ def test_a_limited_request_takes_no_place_and_a_replay_is_answered_all_the_same(
         async with rig.engine(1) as before:
             first = await made(before, known)
         request_queue = (engine := rig.engine(2)).request_queue
-        full = await ask(request_queue, wanted(MAX_WAITING, GREEDY, OPERATOR))
+        full = await submit(request_queue, wanted(MAX_WAITING, GREEDY, OPERATOR))
         assert len(request_queue._waiting) == MAX_WAITING
         veto = Refusal.RATE_LIMIT_EXCEEDED
-        [replay] = await ask(request_queue, [known], veto)
-        strange = await ask(request_queue, wanted(MAX_REPLAYS, LIMITED), veto)
-        [without] = await ask(request_queue, [request("in", 1, None, LIMITED)], veto)
+        [replay] = await submit(request_queue, [known], veto)
+        unknown = await submit(request_queue, wanted(MAX_REPLAYS, LIMITED), veto)
+        [without_cid] = await submit(request_queue, [request("in", 1, None, LIMITED)], veto)
         assert len(request_queue._waiting) == MAX_WAITING
-        assert without.result() is strange[-1].result() is veto, "they are not even looked up"
+        assert without_cid.result() is unknown[-1].result() is veto, "their keys are not looked up"
         assert not replay.done()
         async with engine:
-            told = await replay
-            assert isinstance(told, Receipt)
-            assert (told.transfer.id, told.duplicate) == (first.id, True)
-            assert {await task for task in strange} == {veto}
-            assert all(isinstance(each, Receipt) for each in await asyncio.gather(*full))
+            receipt = await replay
+            assert isinstance(receipt, Receipt)
+            assert (receipt.transfer.id, receipt.duplicate) == (first.id, True)
+            assert {await task for task in unknown} == {veto}
+            assert all(isinstance(result, Receipt) for result in await asyncio.gather(*full))
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""Brakes that are pulled, systems that are away, stops and deadlines."""
+"""Halts, unreachable systems, stops and deadlines."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from tidegate.core.transfer import Question
 from tidegate.engine.engine import Engine
 from tidegate.engine.pending_request import Receipt
 from tidegate.engine.ring import RING_SIZE
-from tidegate.engine.step import conclude
+from tidegate.engine.step import record_answers
 from tidegate.engine.stopped import EngineStopped
 from tidegate.engine.write_batch import WriteBatch
 from tidegate.systems.ledger import LedgerStatus
@@ -27,15 +27,15 @@ from tidegate.systems.ledger import LedgerStatus
 pytestmark = pytest.mark.slow
 
 
-def test_a_halt_stops_what_is_in_a_full_ring_and_a_resume_lets_it_go_on(play: Play) -> None:
+def test_a_halt_stops_the_transfers_of_a_full_ring_until_it_is_resumed(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        # A lease outlasts the filling of the ring, so that only the brake can stop what is in it.
+        # Leases last longer than filling the ring takes, so that only the halt stops its entries.
         object.__setattr__(rig.store, "lease_s", 60.0)
         await rig.deposit(RING_SIZE)
-        held = asyncio.Event()
+        released = asyncio.Event()
 
         async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
-            await held.wait()
+            await released.wait()
             return execute()
 
         rig.outside.twist = twist
@@ -48,8 +48,8 @@ def test_a_halt_stops_what_is_in_a_full_ring_and_a_resume_lets_it_go_on(play: Pl
             ring = engine.context.rings["venue"]
             assert len(ring) == ring.size == RING_SIZE == 10_000
             await rig.store.halt("a drill", "operator")
-            held.set()
-            await rig.ended(busy)  # Their answers were already on the way, and are recorded.
+            released.set()
+            await rig.ended(busy)  # They were asked before the halt: their answers are recorded.
             async with rig.engine(2) as other:
                 assert await other.submit(request("in", 1)) is Refusal.HALTED
                 await until(lambda: len(ring) == 0)
@@ -71,7 +71,7 @@ def test_a_halt_stops_what_is_in_a_full_ring_and_a_resume_lets_it_go_on(play: Pl
 
 
 async def occupy(rig: Rig, engine: Engine[Any]) -> list[Transfer]:
-    """Give each loop of the venue's lane one transfer, so that nobody takes from its ring."""
+    """Give each loop of the venue's lane one transfer, so that none takes from the ring."""
     busy: list[Transfer] = []
     while len(busy) < engine.parts.loops_per_lane:
         busy.append(await made(engine, request("in", 1)))
@@ -79,16 +79,16 @@ async def occupy(rig: Rig, engine: Engine[Any]) -> list[Transfer]:
     return busy
 
 
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for it, within a bound."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, for WAIT_S at most."""
     until_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < until_s, "it never came"
+    while not condition():
+        assert time.monotonic() < until_s, "the condition does not hold"
         await asyncio.sleep(0.01)
 
 
 def test_a_halt_is_seen_before_the_first_local_ask(play: Play) -> None:
-    """The answer that was already there is recorded; the money goes no further."""
+    """The answer that has arrived is recorded, but no further money moves."""
 
     async def scene(rig: Rig) -> None:
         async def twist(_: Sequence[Question], execute: Execute) -> Sequence[Answer]:
@@ -98,21 +98,21 @@ def test_a_halt_is_seen_before_the_first_local_ask(play: Play) -> None:
 
         rig.outside.twist = twist
         async with rig.engine() as engine:
-            said = await engine.transfer(request("out", 300), wait_s=1.0)
-            assert isinstance(said, Receipt)
-            assert (said.transfer.state, said.transfer.version) == ("TARGET_PENDING", 1)
-            assert said.transfer.lane == "ledger"
+            receipt = await engine.transfer(request("out", 300), wait_s=1.0)
+            assert isinstance(receipt, Receipt)
+            assert (receipt.transfer.state, receipt.transfer.version) == ("TARGET_PENDING", 1)
+            assert receipt.transfer.lane == "ledger"
             assert await rig.funding() == 1_000
             rig.outside.twist = None
             await rig.store.resume("the drill is over", "operator")
-            [ended] = await rig.ended([said.transfer])
+            [ended] = await rig.ended([receipt.transfer])
         assert ended.state == "COMMITTED"
         assert await rig.funding() == 1_300
 
     play(scene)
 
 
-def test_what_our_history_holds_as_done_and_the_system_never_did_pulls_the_brake(
+def test_a_refund_of_a_debit_that_the_system_never_made_halts(
     play: Play,
 ) -> None:
     async def scene(rig: Rig) -> None:
@@ -121,13 +121,13 @@ def test_what_our_history_holds_as_done_and_the_system_never_did_pulls_the_brake
 
             async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
                 if questions[0].verb is Verb.DEBIT:
-                    return [Done()]  # A lie: nothing was done.
+                    return [Done()]  # A false answer: nothing was done.
                 return execute()
 
             rig.outside.twist = twist
-            said = await engine.transfer(request("out", 300), wait_s=1.0)
-        assert isinstance(said, Receipt)
-        assert said.transfer.state == "COMPENSATING"
+            receipt = await engine.transfer(request("out", 300), wait_s=1.0)
+        assert isinstance(receipt, Receipt)
+        assert receipt.transfer.state == "COMPENSATING"
         assert await rig.store.halted()
         assert any(alert.alarm is Alarm.HALT for alert in rig.alerts)
         assert rig.venue_account(OWNER).available == 1_000
@@ -138,8 +138,8 @@ def test_what_our_history_holds_as_done_and_the_system_never_did_pulls_the_brake
 def test_a_full_ring_leaves_rows_due_and_loses_none(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine(ring_size=3) as engine:
-            both = [made(engine, request(("in", "out")[n % 2], 1)) for n in range(100)]
-            ended = await rig.ended(await asyncio.gather(*both))
+            calls = [made(engine, request(("in", "out")[n % 2], 1)) for n in range(100)]
+            ended = await rig.ended(await asyncio.gather(*calls))
         assert {t.state for t in ended} == {"COMMITTED"}
 
     play(scene)
@@ -147,29 +147,27 @@ def test_a_full_ring_leaves_rows_due_and_loses_none(play: Play) -> None:
 
 def test_a_stop_is_bounded_while_the_store_is_away(play: Play) -> None:
     async def scene(rig: Rig) -> None:
-        gone = StoreUnavailable("the server is away")
-
         async def fail(*_: object) -> None:
-            raise gone
+            raise StoreUnavailable("the server is away")
 
         engine = rig.engine()
         await engine.__aenter__()
         object.__setattr__(rig.store, "write", fail)
-        asking = asyncio.ensure_future(engine.submit(request("in", 1)))
+        call = asyncio.ensure_future(engine.submit(request("in", 1)))
         await asyncio.sleep(0.3)
-        assert not asking.done(), "nobody knows whether it was committed"
-        began = time.monotonic()
+        assert not call.done(), "it is unknown whether it was committed"
+        began_s = time.monotonic()
         await engine.stop(grace_s=0.5)
-        assert time.monotonic() - began < 3
-        with pytest.raises(EngineStopped) as told:
-            await asking
-        assert told.value.maybe_accepted
+        assert time.monotonic() - began_s < 3
+        with pytest.raises(EngineStopped) as raised:
+            await call
+        assert raised.value.maybe_accepted
 
     play(scene)
 
 
-@pytest.mark.parametrize("call", ["due", "claim"])  # Of the scan, and of a lane.
-def test_a_loop_that_dies_does_not_go_unnoticed(play: Play, call: str) -> None:
+@pytest.mark.parametrize("call", ["due", "claim"])  # Called by the scan, and by a lane.
+def test_a_loop_that_fails_with_a_bug_is_reported(play: Play, call: str) -> None:
     async def scene(rig: Rig) -> None:
         async def broken(*_: object) -> None:
             raise ZeroDivisionError("a bug")
@@ -184,7 +182,7 @@ def test_a_loop_that_dies_does_not_go_unnoticed(play: Play, call: str) -> None:
     play(scene)
 
 
-def test_a_clean_stop_gives_its_leases_back(play: Play) -> None:
+def test_a_stop_releases_the_leases(play: Play) -> None:
     async def scene(rig: Rig) -> None:
         async with rig.engine() as engine:
             engine.lanes["venue"].stop()
@@ -214,38 +212,38 @@ def test_an_unreachable_system_closes_its_lane_with_one_page(play: Play) -> None
             later = rig.outside.calls[2:]
             assert all(len(call) == 1 for call in later), "one probe at a time"
             down = False
-            began = time.monotonic()
+            began_s = time.monotonic()
             ended = await rig.ended(transfers)
-            assert time.monotonic() - began < 16
+            assert time.monotonic() - began_s < 16
         assert {t.state for t in ended} == {"COMMITTED"}
-        assert all(t.retries == 0 for t in ended), "an outage is no attempt of a transfer"
+        assert all(t.retries == 0 for t in ended), "an outage does not count as an attempt"
 
     play(scene)
 
 
-def test_a_closed_lane_with_nothing_left_to_do_opens_again(play: Play) -> None:
-    """Others may have finished what was due: nothing would ever tell this one."""
+def test_a_closed_lane_without_due_transfers_opens_again(play: Play) -> None:
+    """Another engine may have finished what was due: then no probe of this one gets an answer."""
 
     async def scene(rig: Rig) -> None:
-        async def down(_: Sequence[Question], __: Execute) -> Sequence[Answer]:
+        async def unreachable(_: Sequence[Question], __: Execute) -> Sequence[Answer]:
             raise Unreachable("connection refused")
 
-        rig.outside.twist = down
-        async with rig.engine(1) as one:
-            transfer = await made(one, request("in", 1))
+        rig.outside.twist = unreachable
+        async with rig.engine(1) as engine:
+            transfer = await made(engine, request("in", 1))
             for _ in range(200):
-                if one.lanes["venue"].closed:
+                if engine.lanes["venue"].closed:
                     break
                 await asyncio.sleep(0.02)
             async with rig.engine(2):
                 rig.outside.twist = None
                 await rig.ended([transfer])
             for _ in range(400):
-                if not one.lanes["venue"].closed:
+                if not engine.lanes["venue"].closed:
                     break
                 await asyncio.sleep(0.02)
-            assert not one.lanes["venue"].closed
-            await rig.ended([await made(one, request("in", 1))])
+            assert not engine.lanes["venue"].closed
+            await rig.ended([await made(engine, request("in", 1))])
         assert len([a for a in rig.alerts if a.alarm is Alarm.PAGE]) <= 2
 
     play(scene)
@@ -255,7 +253,7 @@ class Step(StrEnum):
     WAITING = "WAITING"
     DEBITING = "DEBITING"
     CREDITING = "CREDITING"
-    GIVING_BACK = "GIVING_BACK"
+    REFUNDING = "REFUNDING"
     PAID = "PAID"
     LAPSED = "LAPSED"
     RETURNED = "RETURNED"
@@ -277,9 +275,9 @@ APPROVED = Flow(
             Place.SOURCE, "source", Verb.DEBIT, done=Step.CREDITING, rejected=Step.LAPSED
         ),
         Step.CREDITING: Ask(
-            Place.IN_FLIGHT, "target", Verb.CREDIT, done=Step.PAID, rejected=Step.GIVING_BACK
+            Place.IN_FLIGHT, "target", Verb.CREDIT, done=Step.PAID, rejected=Step.REFUNDING
         ),
-        Step.GIVING_BACK: Ask(Place.IN_FLIGHT, "source", Verb.REFUND, done=Step.RETURNED),
+        Step.REFUNDING: Ask(Place.IN_FLIGHT, "source", Verb.REFUND, done=Step.RETURNED),
         Step.PAID: End(Place.TARGET),
         Step.LAPSED: End(Place.SOURCE),
         Step.RETURNED: End(Place.SOURCE),
@@ -293,7 +291,7 @@ def test_an_answer_after_the_deadline_changes_nothing(play: Play, database: str)
         rig.install(database, APPROVED)
 
         async def twist(questions: Sequence[Question], execute: Execute) -> Sequence[Answer]:
-            return [Unknown("nobody has decided yet")] * len(questions)
+            return [Unknown("not decided yet")] * len(questions)
 
         rig.outside.twist = twist
         parties = {**request("in", 1).parties, "approver": Party("venue", SPOT, OWNER)}
@@ -301,7 +299,7 @@ def test_an_answer_after_the_deadline_changes_nothing(play: Play, database: str)
             transfer = await made(engine, Request(OWNER, "approved", parties, ASSET, 5))
             [ended] = await rig.ended([transfer])
             assert (ended.state, ended.error) == ("LAPSED", "EXPIRED")
-            await conclude(engine.context, WriteBatch([transfer], [Done()], "venue"))
+            await record_answers(engine.context, WriteBatch([transfer], [Done()], "venue"))
         [after] = await rig.store.find([transfer.id])
         assert (after.state, after.version) == ("LAPSED", 1)
         assert await rig.funding() == 1_000

@@ -1,4 +1,4 @@
-"""Two versions side by side on one store: each works on the flows that it knows, and no others."""
+"""Two versions on one store: each works only on the flows that it knows."""
 
 import asyncio
 from typing import Any
@@ -18,18 +18,18 @@ from tidegate.store.memory_store import MemoryStore
 
 KNOWN = FLOWS["internal_transfer"]
 ADDED = Flow("added", first=KNOWN.first, rows=KNOWN.rows)
-EACH = 40
+COUNT = 40
 
 
-def added(way: str, amount: int, cid: str | None = None) -> Request:
-    like = request(way, amount, cid)
-    return Request(OWNER, ADDED.name, like.parties, like.asset_id, amount, cid)
+def added(direction: str, amount: int, cid: str | None = None) -> Request:
+    base = request(direction, amount, cid)
+    return Request(OWNER, ADDED.name, base.parties, base.asset_id, amount, cid)
 
 
 def versions(rig: Rig, database: str) -> tuple[Engine[Any], Engine[Any]]:
-    """An engine from before the flow was added, and one that knows it.
+    """An engine without the added flow, and one that knows it.
 
-    A ring of one: nearly every row is left in the table, where either may claim it.
+    Their rings have one entry: nearly all rows stay in the table, where both may claim them.
     """
     old = rig.engine(1, ring_size=1)
     rig.install(database, ADDED)
@@ -37,7 +37,7 @@ def versions(rig: Rig, database: str) -> tuple[Engine[Any], Engine[Any]]:
 
 
 def replace_table(rig: Rig, database: str) -> None:
-    """As a migration by another version does."""
+    """Change the stored checksum of a flow, as a migration by another version does."""
     if isinstance(rig.store, MemoryStore):
         rig.store.tables.flows[KNOWN.name] = "another"
         return
@@ -48,7 +48,7 @@ def replace_table(rig: Rig, database: str) -> None:
 
 
 async def load(engine: Engine[Any], wanted: list[Request]) -> list[Transfer]:
-    return list(await asyncio.gather(*(made(engine, each) for each in wanted)))
+    return list(await asyncio.gather(*(made(engine, request_) for request_ in wanted)))
 
 
 def test_a_flow_is_added_under_load_while_an_old_worker_goes_on(play: Play, database: str) -> None:
@@ -56,12 +56,12 @@ def test_a_flow_is_added_under_load_while_an_old_worker_goes_on(play: Play, data
         old, new = versions(rig, database)
         async with old, new:
             begun = await asyncio.gather(
-                load(old, [request("in", 1) for _ in range(EACH)]),
-                load(new, [added("in", 2) for _ in range(EACH)]),
-                load(new, [added("out", 2) for _ in range(EACH)]),
-                load(new, [request("out", 1) for _ in range(EACH)]),
+                load(old, [request("in", 1) for _ in range(COUNT)]),
+                load(new, [added("in", 2) for _ in range(COUNT)]),
+                load(new, [added("out", 2) for _ in range(COUNT)]),
+                load(new, [request("out", 1) for _ in range(COUNT)]),
             )
-            ended = await rig.ended([t for some in begun for t in some])
+            ended = await rig.ended([t for transfers in begun for t in transfers])
             assert not old.died.done()
             assert not new.died.done()
         assert {t.state for t in ended} == {"COMMITTED"}
@@ -72,7 +72,7 @@ def test_a_flow_is_added_under_load_while_an_old_worker_goes_on(play: Play, data
 
 
 def test_an_old_worker_alone_leaves_the_rows_of_a_new_flow(play: Play, database: str) -> None:
-    """As in a downgrade: the rows wait, untouched, until somebody knows their flow again."""
+    """As after a downgrade: the rows wait unchanged until a process knows their flow again."""
 
     async def scene(rig: Rig) -> None:
         old, new = versions(rig, database)
@@ -93,10 +93,10 @@ def test_an_old_worker_alone_leaves_the_rows_of_a_new_flow(play: Play, database:
     play(scene)
 
 
-def test_what_was_handed_over_is_not_asked_once_its_table_is_replaced(
+def test_transfers_in_the_ring_are_not_asked_about_after_their_flow_table_was_replaced(
     play: Play, database: str
 ) -> None:
-    """A worker that outlives a change of its flow gives the rows back, and asks nothing."""
+    """A worker that runs while its flow table is changed releases the rows and asks nothing."""
 
     async def scene(rig: Rig) -> None:
         old = rig.engine(1)
@@ -113,7 +113,7 @@ def test_what_was_handed_over_is_not_asked_once_its_table_is_replaced(
     play(scene)
 
 
-def test_a_flow_that_a_process_does_not_know_is_refused_at_its_door(
+def test_a_request_for_a_flow_that_the_process_does_not_know_is_refused(
     play: Play, database: str
 ) -> None:
     async def scene(rig: Rig) -> None:
@@ -126,13 +126,15 @@ def test_a_flow_that_a_process_does_not_know_is_refused_at_its_door(
     play(scene)
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-def test_each_version_tells_its_callers_of_the_end(way: str, play: Play, database: str) -> None:
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_caller_learns_of_an_end_that_another_version_may_have_recorded(
+    direction: str, play: Play, database: str
+) -> None:
     async def scene(rig: Rig) -> None:
         old, new = versions(rig, database)
         async with old, new:
-            said = await new.transfer(added(way, 3), 10.0)
-            assert isinstance(said, Receipt)
-            assert said.transfer.state == "COMMITTED"
+            receipt = await new.transfer(added(direction, 3), 10.0)
+            assert isinstance(receipt, Receipt)
+            assert receipt.transfer.state == "COMMITTED"
 
     play(scene)

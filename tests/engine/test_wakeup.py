@@ -1,4 +1,4 @@
-"""A rest ends when the bell rings or its own time is over, and by nothing else."""
+"""A wait ends when the wakeup is set or after its timeout."""
 
 import asyncio
 
@@ -6,45 +6,45 @@ from tidegate.engine.wakeup import Wakeup
 from tidegate.simulation.loop import SimLoop, simulate
 
 
-def test_a_rest_ends_at_its_own_time_or_with_the_bell() -> None:
+def test_a_wait_ends_after_its_timeout_or_when_the_wakeup_is_set() -> None:
     async def main(loop: SimLoop) -> list[tuple[str, float]]:
-        bell, ended, began_s = Wakeup(), list[tuple[str, float]](), loop.time()
+        wakeup, ended, began_s = Wakeup(), list[tuple[str, float]](), loop.time()
 
-        async def rest(name: str, seconds: float) -> None:
-            await bell.rest(seconds)
+        async def wait(name: str, seconds: float) -> None:
+            await wakeup.wait(seconds)
             ended.append((name, round(loop.time() - began_s, 3)))
 
-        resting = asyncio.gather(rest("short", 1.0), rest("long", 60.0), rest("longer", 90.0))
+        waiting = asyncio.gather(wait("short", 1.0), wait("long", 60.0), wait("longer", 90.0))
         await asyncio.sleep(50.0)
-        bell.ring()
-        await resting
+        wakeup.set()
+        await waiting
         return sorted(ended)
 
     assert simulate(1, main).result() == [("long", 50.0), ("longer", 50.0), ("short", 1.0)]
 
 
-def test_who_comes_after_the_bell_has_rung_does_not_rest_until_it_is_silenced() -> None:
+def test_a_wait_returns_at_once_while_the_wakeup_is_set() -> None:
     async def main(loop: SimLoop) -> list[float]:
-        bell, began_s, rested = Wakeup(), loop.time(), list[float]()
-        bell.ring()
+        wakeup, began_s, waited_s = Wakeup(), loop.time(), list[float]()
+        wakeup.set()
         for _ in range(2):
-            await bell.rest(5.0)
-            rested.append(round(loop.time() - began_s, 3))
-        bell.silence()
-        await bell.rest(5.0)
-        return [*rested, round(loop.time() - began_s, 3)]
+            await wakeup.wait(5.0)
+            waited_s.append(round(loop.time() - began_s, 3))
+        wakeup.clear()
+        await wakeup.wait(5.0)
+        return [*waited_s, round(loop.time() - began_s, 3)]
 
     assert simulate(1, main).result() == [0.0, 0.0, 5.0]
 
 
-def test_a_rest_that_is_broken_off_leaves_nothing_behind() -> None:
+def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     async def main(_: SimLoop) -> None:
-        bell = Wakeup()
-        resting = asyncio.ensure_future(bell.rest(5.0))
+        wakeup = Wakeup()
+        waiting = asyncio.ensure_future(wakeup.wait(5.0))
         await asyncio.sleep(1.0)
-        resting.cancel()
-        await asyncio.wait([resting])
-        bell.ring()
-        assert resting.cancelled()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        wakeup.set()
+        assert waiting.cancelled()
 
     simulate(1, main).result()

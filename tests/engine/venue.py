@@ -1,4 +1,4 @@
-"""An outside system in memory, with the contract of one."""
+"""An outside system in memory that keeps the contract of a system."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tidegate.systems.ledger.judge import LedgerBalance, LedgerJudge, LedgerOper
 
 
 class Venue:
-    """Decides each key once and for ever."""
+    """Decides each key once: it gives the same answer to the same key again."""
 
     def __init__(self) -> None:
         self.accounts: dict[Account, LedgerBalance] = {}
@@ -25,9 +25,9 @@ class Venue:
             self.accounts.setdefault(account, LedgerBalance(0, 0, LedgerStatus.ACTIVE))
         ids = dict.fromkeys(q.transfer_id for q in questions)
         known = [operation for id_ in ids for operation in self.operations[id_]]
-        judgement = LedgerJudge(self.accounts, known)
-        answers = [judgement.judge(question, account_of(question)) for question in questions]
-        for operation in judgement.written:
+        judge = LedgerJudge(self.accounts, known)
+        answers = [judge.judge(question, account_of(question)) for question in questions]
+        for operation in judge.written:
             self.operations[operation.transfer_id].append(operation)
             if operation.moved:
                 effect = (operation.transfer_id, operation.verb, operation.delta)

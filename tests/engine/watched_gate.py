@@ -1,4 +1,4 @@
-"""A gate on real PostgreSQL and on the core's own code in this process, which can be watched."""
+"""A gate on real PostgreSQL, with a trading core in this process whose disk a test can observe."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient, load_known_core
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import Disk
-from tidegate.trading_core.in_process import connect_to
+from tidegate.trading_core.local_connection import connect_to
 
 
 @asynccontextmanager
@@ -36,11 +36,11 @@ async def open_gate(
     running = asyncio.ensure_future(core.run())
     async with PostgresStore(database, SCHEMA) as store:
 
-        async def recalled() -> KnownCore:
+        async def known_core() -> KnownCore:
             async with store.transaction() as tx:
                 return await load_known_core(tx, CORE)
 
-        trading = client(CORE, connect_to(core), CoreCaller("test"), recalled)
+        trading = client(CORE, connect_to(core), CoreCaller("test"), known_core)
         trading.on_floor = PostgresFloors(store).raise_to
         parts: EngineParts[PostgresTransaction] = EngineParts(
             store=store,

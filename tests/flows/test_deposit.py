@@ -1,9 +1,9 @@
-"""Deposit: money that has arrived is credited or kept in suspense, and is never sent back."""
+"""Deposit: money that has arrived is credited to the target or to suspense, never sent back."""
 
 import pytest
 
-from tests.flows.lives import live
-from tidegate.core.flow import UNDOES, Ask, Place
+from tests.flows.runs import after_answers
+from tidegate.core.flow import UNDO_VERBS, Ask, Place
 from tidegate.flows.deposit import DEPOSIT
 
 
@@ -20,13 +20,15 @@ from tidegate.flows.deposit import DEPOSIT
         ("yes no yes", "SUSPENDED", Place.SUSPENSE),
     ],
 )
-def test_each_run_of_answers_leads_where_it_should(answers: str, state: str, place: Place) -> None:
-    assert live(DEPOSIT, *answers.split())[:2] == (state, place)
+def test_each_sequence_of_answers_leads_to_its_state(
+    answers: str, state: str, place: Place
+) -> None:
+    assert after_answers(DEPOSIT, *answers.split())[:2] == (state, place)
 
 
-def test_nothing_in_a_deposit_is_undone() -> None:
+def test_a_deposit_undoes_nothing() -> None:
     asks = [row for row in DEPOSIT.rows.values() if isinstance(row, Ask)]
-    assert not any(ask.verb in UNDOES for ask in asks)
+    assert not any(ask.verb in UNDO_VERBS for ask in asks)
 
 
 def test_a_deposit_opens_every_account_it_needs() -> None:

@@ -1,8 +1,8 @@
-"""External withdrawal: money leaves the books once it is debited, or comes home."""
+"""External withdrawal: debited money leaves the books or returns to its source."""
 
 import pytest
 
-from tests.flows.lives import live
+from tests.flows.runs import after_answers
 from tidegate.core.flow import Ask, Place, Verb
 from tidegate.flows.external_withdrawal import EXTERNAL_WITHDRAWAL
 
@@ -19,10 +19,12 @@ from tidegate.flows.external_withdrawal import EXTERNAL_WITHDRAWAL
         ("yes no yes", "RETURNED", Place.SOURCE),
     ],
 )
-def test_each_run_of_answers_leads_where_it_should(answers: str, state: str, place: Place) -> None:
-    assert live(EXTERNAL_WITHDRAWAL, *answers.split())[:2] == (state, place)
+def test_each_sequence_of_answers_leads_to_its_state(
+    answers: str, state: str, place: Place
+) -> None:
+    assert after_answers(EXTERNAL_WITHDRAWAL, *answers.split())[:2] == (state, place)
 
 
-def test_only_the_book_of_what_lies_outside_is_opened() -> None:
+def test_only_the_outside_book_is_opened() -> None:
     asks = [row for row in EXTERNAL_WITHDRAWAL.rows.values() if isinstance(row, Ask)]
     assert [ask.verb for ask in asks if ask.opens] == [Verb.CREDIT]

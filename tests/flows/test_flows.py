@@ -1,4 +1,4 @@
-"""The list of flows: each under its own name, and each of its states with one meaning."""
+"""The list of flows: each flow is found under its name, and its codes are distinct."""
 
 from tidegate.flows import FLOWS
 
@@ -9,11 +9,11 @@ def test_every_flow_is_found_under_its_name() -> None:
     assert all(flow.name == name for name, flow in FLOWS.items())
 
 
-def test_a_code_stands_for_one_state() -> None:
+def test_a_code_belongs_to_one_state() -> None:
     for flow in FLOWS.values():
         assert len(set(flow.codes.values())) == len(flow.codes)
 
 
-def test_a_state_has_the_name_that_the_store_writes() -> None:
+def test_the_name_of_a_state_is_the_text_that_the_store_writes() -> None:
     for flow in FLOWS.values():
         assert all(state.name == state.value for state in flow.rows)

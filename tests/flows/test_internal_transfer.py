@@ -1,14 +1,14 @@
-"""Internal transfer: eight states, their codes, and every way through them."""
+"""Internal transfer: eight states, their codes, and the paths through them."""
 
 import pytest
 
-from tests.flows.lives import live
+from tests.flows.runs import after_answers
 from tidegate.core.answers import Alarm
 from tidegate.core.flow import Ask, End, Pass, Place, Verb
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER, State
 
 
-def test_there_are_eight_states_with_these_codes() -> None:
+def test_the_eight_states_have_these_codes() -> None:
     assert {str(state): code for state, code in INTERNAL_TRANSFER.codes.items()} == {
         "INIT": 0,
         "SOURCE_PENDING": 10,
@@ -50,12 +50,14 @@ def test_init_and_source_done_are_waypoints_and_three_states_are_ends() -> None:
         ("yes no yes", "ROLLED_BACK", Place.SOURCE),
     ],
 )
-def test_each_run_of_answers_leads_where_it_should(answers: str, state: str, place: Place) -> None:
-    assert live(INTERNAL_TRANSFER, *answers.split())[:2] == (state, place)
+def test_each_sequence_of_answers_leads_to_its_state(
+    answers: str, state: str, place: Place
+) -> None:
+    assert after_answers(INTERNAL_TRANSFER, *answers.split())[:2] == (state, place)
 
 
 def test_the_history_of_a_transfer_shows_its_waypoints() -> None:
-    _, _, history = live(INTERNAL_TRANSFER, "yes", "yes")
+    _, _, history = after_answers(INTERNAL_TRANSFER, "yes", "yes")
     assert [entry.path for entry in history] == [
         ("INIT", "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING"),
         ("TARGET_PENDING", "COMMITTED"),
@@ -71,8 +73,8 @@ def test_the_source_is_debited_the_target_credited_and_the_source_refunded() -> 
     ]
 
 
-def test_money_in_flight_for_a_minute_is_critical() -> None:
+def test_money_in_flight_for_a_minute_is_a_critical_alarm() -> None:
     for state in INTERNAL_TRANSFER.rows:
         ask = INTERNAL_TRANSFER.ask(state)
         if ask is not None and ask.place is Place.IN_FLIGHT:
-            assert (ask.patience.page_after_s, ask.patience.alarm) == (60.0, Alarm.CRITICAL)
+            assert (ask.retry.page_after_s, ask.retry.alarm) == (60.0, Alarm.CRITICAL)

@@ -1,4 +1,4 @@
-"""Runs Spin over the model: `python -m tests.model.checker [-o json]`.
+"""Checks the model with Spin: `python -m tests.model.checker [-o json]`.
 
 Each run generates a verifier, compiles it and explores every state that can be reached.
 """
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 MODEL = Path(__file__).parents[2] / "model" / "internal_transfer.pml"
 STEP_S = 300.0
-DEPTH = 100_000  # Of the search; a deeper one is an error, and not cut off in silence.
+DEPTH = 100_000  # Of the search. A deeper search is an error, and is not silently incomplete.
 MEMORY_MB = 1_024
 
-# Each plants one bug; the claim named beside it must catch it.
+# Each entry plants one bug, which must violate the named claim.
 PLANTED = {
     "REFUND_ON_TIMEOUT": "safety",
     "REFUSAL_NOT_STORED": "safety",
@@ -28,16 +28,16 @@ PLANTED = {
     "NO_TOMBSTONE": "safety",
     "LEASE_FOR_EVER": "liveness",
 }
-# Claims hold easily where nothing happens: each of these must be reached.
+# These states must be reachable, or the claims would hold trivially.
 REACHED = ("TARGET_PENDING", "COMPENSATING", "COMMITTED", "FAILED", "ROLLED_BACK")
 
 
 class NoSpin(Exception):
-    """Spin or the C compiler is missing, or says what nobody expects; one line tells which."""
+    """Spin or the C compiler is missing or fails. The message says which."""
 
 
-class Found(NamedTuple):
-    """What one run explored, and whether a claim was violated."""
+class SpinResult(NamedTuple):
+    """The states that one run explored, and the violated claim, if any."""
 
     name: str
     claim: str
@@ -47,31 +47,31 @@ class Found(NamedTuple):
     violated: str
 
 
-def whole(claim: str) -> Found:
-    """The model as it is."""
+def unchanged(claim: str) -> SpinResult:
+    """The model without a planted bug."""
     return _verify(claim, claim, None)
 
 
-def planted(bug: str) -> Found:
+def planted(bug: str) -> SpinResult:
     return _verify(bug, PLANTED[bug], bug)
 
 
-def reached(state: str) -> Found:
-    """The same model with the claim that it never gets there."""
+def reached(state: str) -> SpinResult:
+    """The model with the claim that this state is never reached. It must be violated."""
     return _verify(f"never {state}", "safety", f"NEVER_SEEN={state}")
 
 
 def missing() -> str | None:
-    """Why nothing can be verified here, if so."""
+    """The reason why the model cannot be checked here, or None."""
     absent = [program for program in ("spin", "gcc") if shutil.which(program) is None]
     if absent:
         return f"{' and '.join(absent)} not found: make model-tools installs them on Debian"
     return None
 
 
-def _verify(name: str, claim: str, define: str | None) -> Found:
-    if said := missing():
-        raise NoSpin(said)
+def _verify(name: str, claim: str, define: str | None) -> SpinResult:
+    if reason := missing():
+        raise NoSpin(reason)
     defines = [f"-D{define}"] if define else []
     with tempfile.TemporaryDirectory(prefix="tidegate-model-") as directory:
         _run(["spin", *defines, "-a", str(MODEL)], directory)
@@ -79,8 +79,8 @@ def _verify(name: str, claim: str, define: str | None) -> Found:
         bounds = [f"-DMEMLIM={MEMORY_MB}"]
         _run(["gcc", "-O2", "-w", *mode, *bounds, "-o", "pan", "pan.c"], directory)
         search = [] if claim == "safety" else ["-a", "-f"]
-        said = _run(["./pan", "-b", f"-m{DEPTH}", "-w22", *search], directory)
-    return _read(name, claim, said)
+        output = _run(["./pan", "-b", f"-m{DEPTH}", "-w22", *search], directory)
+    return _read(name, claim, output)
 
 
 def _run(command: list[str], directory: str) -> str:
@@ -92,23 +92,25 @@ def _run(command: list[str], directory: str) -> str:
     return done.stdout
 
 
-def _read(name: str, claim: str, said: str) -> Found:
-    states = re.search(r"^\s*(\d+) states, stored", said, re.MULTILINE)
-    depth = re.search(r"depth reached (\d+), errors: (\d+)", said)
+def _read(name: str, claim: str, output: str) -> SpinResult:
+    states = re.search(r"^\s*(\d+) states, stored", output, re.MULTILINE)
+    depth = re.search(r"depth reached (\d+), errors: (\d+)", output)
     if states is None or depth is None:
-        raise NoSpin(f"{name}: the verifier did not report: {said[-500:]}")
-    violated = re.search(r"^pan:\d+: (.*?)(?: \(at depth \d+\))?$", said, re.MULTILINE)
-    # It says so itself when it has not looked everywhere; then it proves nothing.
-    incomplete = re.search(r"search not completed|max search depth too small", said, re.IGNORECASE)
+        raise NoSpin(f"{name}: the verifier did not report: {output[-500:]}")
+    violated = re.search(r"^pan:\d+: (.*?)(?: \(at depth \d+\))?$", output, re.MULTILINE)
+    # The verifier reports an incomplete search, which proves nothing.
+    incomplete = re.search(
+        r"search not completed|max search depth too small", output, re.IGNORECASE
+    )
     if incomplete and not int(depth[2]):
-        raise NoSpin(f"{name}: the search is not complete: {said[-500:]}")
-    words = "" if violated is None else " ".join(violated[1].split())
-    return Found(name, claim, int(states[1]), int(depth[1]), int(depth[2]), words)
+        raise NoSpin(f"{name}: the search is not complete: {output[-500:]}")
+    text = "" if violated is None else " ".join(violated[1].split())
+    return SpinResult(name, claim, int(states[1]), int(depth[1]), int(depth[2]), text)
 
 
 def report() -> dict[str, object]:
-    """Everything, and whether all of it is as it must be."""
-    holds = [whole("safety"), whole("liveness")]
+    """All runs, and whether all have the expected result."""
+    holds = [unchanged("safety"), unchanged("liveness")]
     refuted = [planted(bug) for bug in PLANTED] + [reached(state) for state in REACHED]
     return {
         "model_states": holds[0].states,
@@ -120,12 +122,12 @@ def report() -> dict[str, object]:
 
 def _print_table(found: dict[str, object]) -> None:
     print(f"{'run':<26}{'claim':<10}{'states':>10}{'depth':>7}{'errors':>8}  must")
-    for kind, wanted in (("holds", "hold"), ("refuted", "be violated")):
+    for kind, expected in (("holds", "hold"), ("refuted", "be violated")):
         runs = found[kind]
         assert isinstance(runs, list)
         for run in runs:
             figures = f"{run['states']:>10}{run['depth']:>7}{run['errors']:>8}"
-            print(f"{run['name']:<26}{run['claim']:<10}{figures}  {wanted}")
+            print(f"{run['name']:<26}{run['claim']:<10}{figures}  {expected}")
 
 
 def main() -> int:
@@ -141,7 +143,7 @@ def main() -> int:
         print(json.dumps(found, indent=2))
     else:
         _print_table(found)
-        print("the model is as it must be" if found["ok"] else "THE MODEL IS WRONG")
+        print("all runs have the expected result" if found["ok"] else "THE MODEL IS WRONG")
     return 0 if found["ok"] else 1
 
 

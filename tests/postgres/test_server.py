@@ -1,4 +1,4 @@
-"""What the embedded server promises while nobody is killed."""
+"""The embedded server in normal operation."""
 
 import os
 import pwd
@@ -25,32 +25,34 @@ EVERY_POSTGRES = pytest.mark.parametrize(
 )
 
 
-def ask(server: Server, question: str) -> object:
+def ask(server: Server, query: str) -> object:
     with psycopg.connect(server.url()) as connection:
-        row = connection.execute(question).fetchone()
+        row = connection.execute(query).fetchone()
     assert row is not None
     return row[0]
 
 
-def tell(server: Server, statement: str) -> None:
+def execute(server: Server, statement: str) -> None:
     with psycopg.connect(server.url()) as connection:
         connection.execute(statement)
 
 
 @EVERY_POSTGRES
-def test_what_is_stored_is_there_after_a_restart(room: Path, binaries: Binaries) -> None:
-    with Server(room, binaries) as server:
-        tell(server, "CREATE TABLE kept AS SELECT 7 AS n")
-    with Server(room) as server:
-        assert ask(server, "SELECT n FROM kept") == 7
+def test_stored_rows_survive_a_restart(directory: Path, binaries: Binaries) -> None:
+    with Server(directory, binaries) as server:
+        execute(server, "CREATE TABLE numbers AS SELECT 7 AS n")
+    with Server(directory) as server:
+        assert ask(server, "SELECT n FROM numbers") == 7
         assert ask(server, "SHOW server_version_num") == str(
             binaries.version[0] * 10000 + binaries.version[1]
         )
 
 
 @EVERY_POSTGRES
-def test_the_cluster_is_durable_and_closed_to_the_network(room: Path, binaries: Binaries) -> None:
-    with Server(room, binaries, {"max_connections": "17"}) as server:
+def test_the_cluster_is_durable_and_closed_to_the_network(
+    directory: Path, binaries: Binaries
+) -> None:
+    with Server(directory, binaries, {"max_connections": "17"}) as server:
         for setting, value in {
             "fsync": "on",
             "full_page_writes": "on",
@@ -63,78 +65,78 @@ def test_the_cluster_is_durable_and_closed_to_the_network(room: Path, binaries: 
         }.items():
             assert ask(server, f"SHOW {setting}") == value
         assert ask(server, "SELECT 'Z' < 'a' AND 'z' < 'ä'") is True
-        assert (room / "postgres" / "cluster").stat().st_mode & 0o077 == 0
+        assert (directory / "postgres" / "cluster").stat().st_mode & 0o077 == 0
         assert "ready to accept connections" in server.log_path.read_text()
-    assert not (room / "postgres" / "cluster" / "postmaster.pid").exists()
+    assert not (directory / "postgres" / "cluster" / "postmaster.pid").exists()
 
 
 @EVERY_POSTGRES
 @pytest.mark.parametrize("name", ["with a space, 'quotes' and a comma", "long" * 50])
-def test_any_path_will_do(room: Path, name: str, binaries: Binaries) -> None:
-    with Server(room / name / "deeper", binaries) as server:
+def test_any_path_works(directory: Path, name: str, binaries: Binaries) -> None:
+    with Server(directory / name / "deeper", binaries) as server:
         assert ask(server, "SELECT 1") == 1
 
 
-def test_nothing_that_was_there_changes_its_owner_or_mode(room: Path) -> None:
-    given = room / "given"
-    given.mkdir(mode=0o750)
-    (given / "somebody's file").touch()
-    watched = [given, *given.iterdir(), *given.parents]
+def test_existing_files_keep_their_owner_and_mode(directory: Path) -> None:
+    existing = directory / "given"
+    existing.mkdir(mode=0o750)
+    (existing / "existing file").touch()
+    watched = [existing, *existing.iterdir(), *existing.parents]
     before = [(path.stat().st_mode, path.stat().st_uid) for path in watched]
     users = pwd.getpwall()
-    with Server(given) as server:
+    with Server(existing) as server:
         assert os.stat(f"/proc/{server.pid}").st_uid != 0
     assert [(path.stat().st_mode, path.stat().st_uid) for path in watched] == before
     assert pwd.getpwall() == users
 
 
-def test_the_server_runs_as_the_owner_of_its_cluster(room: Path) -> None:
-    with Server(room):
+def test_the_server_runs_as_the_owner_of_its_cluster(directory: Path) -> None:
+    with Server(directory):
         pass
-    cluster = room / "postgres" / "cluster"
+    cluster = directory / "postgres" / "cluster"
     owner = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else os.geteuid()
     for path in (cluster, *cluster.rglob("*")):
         os.chown(path, owner, -1)
-    with Server(room) as server:
+    with Server(directory) as server:
         assert os.stat(f"/proc/{server.pid}").st_uid == owner
         assert ask(server, "SELECT 1") == 1
 
 
-def test_a_second_server_on_the_same_directory_is_refused(room: Path) -> None:
-    with Server(room) as server:
+def test_a_second_server_on_the_same_directory_is_refused(directory: Path) -> None:
+    with Server(directory) as server:
         with pytest.raises(PostgresError, match="another Tidegate runs its PostgreSQL in"):
-            Server(room).start()
+            Server(directory).start()
         assert ask(server, "SELECT 1") == 1
 
 
-def test_a_refused_start_shows_what_the_server_said(room: Path) -> None:
-    server = Server(room, settings={"shared_buffers": "plenty"})
+def test_a_failed_start_shows_the_servers_log(directory: Path) -> None:
+    server = Server(directory, settings={"shared_buffers": "plenty"})
     with pytest.raises(PostgresError, match="did not start") as caught:
         server.start()
     assert 'invalid value for parameter "shared_buffers": "plenty"' in str(caught.value)
     assert str(server.log_path) in str(caught.value)
-    with Server(room) as repaired:
+    with Server(directory) as repaired:
         assert ask(repaired, "SELECT 1") == 1
 
 
-def test_a_start_past_its_bound_leaves_no_server_behind(room: Path) -> None:
-    with Server(room):
+def test_a_start_that_times_out_leaves_no_server_running(directory: Path) -> None:
+    with Server(directory):
         pass
     with pytest.raises(PostgresError, match="not ready after 0 s"):
-        Server(room, bounds=ServerTimeouts(start_s=0)).start()
-    with Server(room, bounds=ServerTimeouts(start_s=60)) as server:
+        Server(directory, timeouts=ServerTimeouts(start_s=0)).start()
+    with Server(directory, timeouts=ServerTimeouts(start_s=60)) as server:
         assert ask(server, "SELECT 1") == 1
 
 
-def test_a_stop_past_its_bound_is_forced_and_loses_nothing(room: Path) -> None:
-    with Server(room, bounds=ServerTimeouts(stop_s=0)) as server:
-        tell(server, "CREATE TABLE kept AS SELECT 7 AS n")
-    with Server(room) as server:
-        assert ask(server, "SELECT n FROM kept") == 7
+def test_a_stop_that_times_out_is_forced_and_loses_nothing(directory: Path) -> None:
+    with Server(directory, timeouts=ServerTimeouts(stop_s=0)) as server:
+        execute(server, "CREATE TABLE numbers AS SELECT 7 AS n")
+    with Server(directory) as server:
+        assert ask(server, "SELECT n FROM numbers") == 7
 
 
-def test_a_server_can_be_stopped_twice_and_started_again(room: Path) -> None:
-    server = Server(room)
+def test_a_server_can_be_stopped_twice_and_started_again(directory: Path) -> None:
+    server = Server(directory)
     server.stop()
     for _ in range(2):
         server.start()
@@ -143,12 +145,12 @@ def test_a_server_can_be_stopped_twice_and_started_again(room: Path) -> None:
         server.stop()
 
 
-def test_a_thread_that_would_take_the_server_along_is_refused(room: Path) -> None:
+def test_a_start_outside_the_main_thread_is_refused(directory: Path) -> None:
     refusals: list[str] = []
 
     def start() -> None:
         try:
-            Server(room, find_binaries()).start()
+            Server(directory, find_binaries()).start()
         except PostgresError as error:
             refusals.append(str(error))
 
@@ -158,20 +160,20 @@ def test_a_thread_that_would_take_the_server_along_is_refused(room: Path) -> Non
     assert refusals == ["PostgreSQL must be started from the main thread"]
 
 
-def test_the_closed_door_cannot_be_opened_by_a_setting(room: Path) -> None:
+def test_a_setting_cannot_open_the_server_to_the_network(directory: Path) -> None:
     with pytest.raises(PostgresError, match="sets listen_addresses itself"):
-        Server(room, settings={"listen_addresses": "*"})
+        Server(directory, settings={"listen_addresses": "*"})
 
 
-def test_a_directory_that_cannot_be_made_is_one_clear_error(room: Path) -> None:
-    (room / "taken").touch()
+def test_a_directory_that_cannot_be_created_is_a_clear_error(directory: Path) -> None:
+    (directory / "taken").touch()
     with pytest.raises(PostgresError, match=r"cannot use .*taken/postgres"):
-        Server(room / "taken").start()
+        Server(directory / "taken").start()
 
 
-def test_database_url_takes_the_place_of_the_embedded_server(room: Path) -> None:
-    with database_url({"DATABASE_URL": "postgresql://elsewhere/db"}, room) as url:
+def test_database_url_replaces_the_embedded_server(directory: Path) -> None:
+    with database_url({"DATABASE_URL": "postgresql://elsewhere/db"}, directory) as url:
         assert url == "postgresql://elsewhere/db"
-    assert list(room.iterdir()) == []
-    with database_url({}, room) as url, psycopg.connect(url) as connection:
+    assert list(directory.iterdir()) == []
+    with database_url({}, directory) as url, psycopg.connect(url) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)

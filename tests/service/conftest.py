@@ -1,12 +1,12 @@
-"""Scenes are played against the service on a real socket."""
+"""The fixture that runs a scenario against the service on a real socket."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.service.rig import Play, player
+from tests.service.rig import Run, runner_for
 
 
 @pytest.fixture
-def play(database: str, tmp_path: Path) -> Play:
-    return player(database, tmp_path)
+def run(database: str, tmp_path: Path) -> Run:
+    return runner_for(database, tmp_path)

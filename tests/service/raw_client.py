@@ -1,4 +1,4 @@
-"""A server that tells what it was asked, and a client that says exactly what it is told to."""
+"""A server that records its requests, and a client that sends exact bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -9,21 +9,21 @@ from tidegate.service.connections import server_of
 from tidegate.service.http import CLOSE, HttpReply, HttpRequest, json_reply
 
 LIMIT = 100_000
-HUGE = 40_000_000  # More than the kernel keeps for a socket and for its other end.
+HUGE = 40_000_000  # More than the kernel buffers for both ends of a socket.
 CLOSED = b""
 
 
 class Api:
-    """Tells what it was asked; some paths are slow, large or broken."""
+    """Records the paths of requests. Some paths are slow, large or broken."""
 
     def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-        self.asked: list[str] = []
+        self.release = asyncio.Event()
+        self.paths: list[str] = []
 
     async def __call__(self, request: HttpRequest) -> HttpReply:
-        self.asked.append(request.path)
+        self.paths.append(request.path)
         if request.path == "/slow":
-            await self.go_on.wait()
+            await self.release.wait()
         if request.path == "/bug":
             raise ZeroDivisionError("by design")
         if request.path == "/large":
@@ -37,8 +37,8 @@ class Api:
         except TimeoutError:
             return json_reply("late", 400)
         names = [name.decode() for name, _ in request.headers]
-        said = {"path": request.path, "bytes": len(body), "headers": names}
-        return json_reply(said, 413 if len(body) > LIMIT else 200)
+        reply = {"path": request.path, "bytes": len(body), "headers": names}
+        return json_reply(reply, 413 if len(body) > LIMIT else 200)
 
     def turned_away(self) -> HttpReply:
         return json_reply("crowded", 503, CLOSE)
@@ -47,7 +47,7 @@ class Api:
         return json_reply("failed", 500, CLOSE)
 
 
-class Said(NamedTuple):
+class RawReply(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -57,35 +57,35 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    def send(self, *pieces: bytes) -> None:
-        self._writer.write(b"".join(pieces))
+    def send(self, *chunks: bytes) -> None:
+        self._writer.write(b"".join(chunks))
 
-    async def reply(self, *, empty: bool = False) -> Said:
+    async def reply(self, *, empty: bool = False) -> RawReply:
         head = (await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)).decode()
         first, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         length = 0 if empty else int(headers.get("content-length", 0))
-        return Said(int(first.split()[1]), headers, await self._reader.readexactly(length))
+        return RawReply(int(first.split()[1]), headers, await self._reader.readexactly(length))
 
     async def rest(self) -> bytes:
         return await asyncio.wait_for(self._reader.read(), 10)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self._writer.close()
 
 
-class Scene(NamedTuple):
+class RunningServer(NamedTuple):
     api: Api
     connect: Callable[[], "asyncio.Future[Client]"]
     stop: Callable[[], None]
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Scene]:
+async def serving() -> AsyncIterator[RunningServer]:
     api = Api()
     server = server_of(api)
     done = asyncio.ensure_future(server.serve())
-    while not server.started:  # noqa: ASYNC110  It has no event to wait for.
+    while not server.started:  # noqa: ASYNC110  Uvicorn has no event for this.
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     clients: list[Client] = []
@@ -98,15 +98,15 @@ async def serving() -> AsyncIterator[Scene]:
         server.should_exit = True
 
     try:
-        yield Scene(api, lambda: asyncio.ensure_future(connect()), stop)
+        yield RunningServer(api, lambda: asyncio.ensure_future(connect()), stop)
     finally:
         for client in clients:
-            client.leave()
+            client.close()
         stop()
         await asyncio.wait_for(done, 10)
 
 
-Play: TypeAlias = Callable[[Callable[[], Coroutine[None, None, None]]], None]
+Run: TypeAlias = Callable[[Callable[[], Coroutine[None, None, None]]], None]
 
 
 def get(path: str, *headers: str) -> bytes:

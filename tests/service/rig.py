@@ -1,4 +1,4 @@
-"""The HTTP service on a real socket, with real tokens, a real database and the real core's code."""
+"""The HTTP API on a real socket, with real tokens, a real database and the real core's code."""
 
 import asyncio
 import itertools
@@ -46,8 +46,8 @@ class Answer:
 
 
 @dataclass
-class Front:
-    """A running service and a client that speaks to it."""
+class ApiClient:
+    """A client of a running service, with access to its gate."""
 
     gate: Gate
     client: httpx2.AsyncClient
@@ -58,39 +58,45 @@ class Front:
         method: str,
         path: str,
         body: object = None,
-        who: str | Bearer | None = None,
+        bearer: str | Bearer | None = None,
         **more: Any,
     ) -> Answer:
         headers = dict(more.pop("headers", {}))
-        if who is not None:
-            headers["Authorization"] = f"Bearer {who}"
-        said = await self.client.request(method, path, json=body, headers=headers, **more)
-        kind = said.headers.get("content-type", "")
-        return Answer(said.status_code, said.json() if "json" in kind else said.text, said.headers)
+        if bearer is not None:
+            headers["Authorization"] = f"Bearer {bearer}"
+        reply = await self.client.request(method, path, json=body, headers=headers, **more)
+        is_json = "json" in reply.headers.get("content-type", "")
+        return Answer(reply.status_code, reply.json() if is_json else reply.text, reply.headers)
 
     async def transfer(self, body: Mapping[str, object], owner: int = ALICE, **more: Any) -> Answer:
         return await self.call(
             "POST", "/api/v1/internal_transfer", body, token(str(owner), "user"), **more
         )
 
-    async def desk(self, method: str, path: str, body: object = None) -> Answer:
-        who = token("olga", "operator", "auditor")
-        return await self.call(method, f"/api/v1/operator{path}", body, who)
+    async def operator(self, method: str, path: str, body: object = None) -> Answer:
+        bearer = token("olga", "operator", "auditor")
+        return await self.call(method, f"/api/v1/operator{path}", body, bearer)
 
     async def fund(self, account: str, amount: str, owner: int = ALICE) -> None:
-        body = {"user_id": owner, "account": account, "asset": "USDT", "amount": amount}
-        said = await self.desk("POST", "/deposit", body | {"cid": f"fund-{next(self.numbers)}"})
-        assert said.status in (201, 202), said
+        body: dict[str, object] = {
+            "user_id": owner,
+            "account": account,
+            "asset": "USDT",
+            "amount": amount,
+        }
+        body["cid"] = f"fund-{next(self.numbers)}"
+        reply = await self.operator("POST", "/deposit", body)
+        assert reply.status in (201, 202), reply
 
     async def balances(self, owner: int = ALICE) -> dict[tuple[str, str], str]:
-        said = await self.call("GET", "/api/v1/balances", who=token(str(owner), "user"))
-        return {(b["account"], b["asset"]): b["available"] for b in said.body["balances"]}
+        reply = await self.call("GET", "/api/v1/balances", bearer=token(str(owner), "user"))
+        return {(b["account"], b["asset"]): b["available"] for b in reply.body["balances"]}
 
 
 @asynccontextmanager
-async def fronted(
+async def running_service(
     database: str, directory: Path, rate: OwnerRateLimit | None = None
-) -> AsyncIterator[Front]:
+) -> AsyncIterator[ApiClient]:
     verifier = Verifier(FixedKeys([key_of_pem("test", PUBLIC)]), TERMS, time.time)
     dice, metrics = random.Random(3), Metrics()
     async with open_gate(database, RealDisk(directory)) as gate:
@@ -104,33 +110,33 @@ async def fronted(
             wait_s=5.0,
             rate=rate,
         )
-        async with served(service) as front:
-            yield front
+        async with serving(service) as api:
+            yield api
 
 
 @asynccontextmanager
-async def served(service: ServiceContext) -> AsyncIterator[Front]:
+async def serving(service: ServiceContext) -> AsyncIterator[ApiClient]:
     server = server_of(Api(service))
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:  # noqa: ASYNC110  It has no event to wait for.
+    task = asyncio.ensure_future(server.serve())
+    while not server.started:  # noqa: ASYNC110  Uvicorn has no event for this.
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     base = f"http://127.0.0.1:{port}"
     try:
         async with httpx2.AsyncClient(base_url=base, timeout=20) as client:
-            yield Front(service.gate, client)
+            yield ApiClient(service.gate, client)
     finally:
         server.should_exit = True
-        await serving
+        await task
 
 
-Scene: TypeAlias = Callable[[Front], Awaitable[None]]
-Play: TypeAlias = Callable[[Scene], None]
+Scenario: TypeAlias = Callable[[ApiClient], Awaitable[None]]
+Run: TypeAlias = Callable[[Scenario], None]
 
 
-def player(database: str, directory: Path) -> Play:
-    async def whole(scene: Scene) -> None:
-        async with fronted(database, directory) as front:
-            await scene(front)
+def runner_for(database: str, directory: Path) -> Run:
+    async def run(scenario: Scenario) -> None:
+        async with running_service(database, directory) as api:
+            await scenario(api)
 
-    return lambda scene: asyncio.run(whole(scene))
+    return lambda scenario: asyncio.run(run(scenario))

@@ -1,9 +1,9 @@
-"""Whatever is written for an amount: the right code, on every route, and nothing moves."""
+"""Every wrong amount gets the right code on every route, and no money moves."""
 
 from collections.abc import Mapping
 
-from tests.service.bad_input import DESK, IN, MAKE, WHO, refused
-from tests.service.rig import ALICE, Front, Play
+from tests.service.bad_input import IN, MAKE, OPERATOR, USER, refused
+from tests.service.rig import ALICE, ApiClient, Run
 from tests.token_clients import Bearer
 
 FULL_WIDTH, ARABIC, DEVANAGARI = "\uff11\uff12", "\u0661\u0662\u0663", "\u0967\u0968"
@@ -48,67 +48,67 @@ AMOUNTS = {
     **dict.fromkeys(TOO_PRECISE, "PRECISION_OVERFLOW"),
     **dict.fromkeys(TOO_LARGE, "OVERFLOW"),
 }
-# A control character is refused before anybody looks at the amount.
+# A body with a control character is refused before the amount is read.
 CONTROLLED = ["1\n", "1\t", "\r1", "1\x00", "\x001", "1\x7f", "1\x85"]
 
 
-def test_every_wrong_amount_is_refused_by_every_route_that_takes_one(play: Play) -> None:
+def test_every_wrong_amount_is_refused_by_every_route_with_an_amount(run: Run) -> None:
     assert len(AMOUNTS) >= 60
 
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "1000")
-        before = await front.balances()
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "1000")
+        before = await api.balances()
         wrong = []
         for amount, code in AMOUNTS.items():
-            for path, body, who in bodies():
-                said = await front.call("POST", path, {**body, "amount": amount}, who)
-                if (said.status, said.body["code"]) != (400, code):
-                    wrong.append((path, amount[:70], said.status, said.body["code"]))
+            for path, body, bearer in bodies():
+                reply = await api.call("POST", path, {**body, "amount": amount}, bearer)
+                if (reply.status, reply.body["code"]) != (400, code):
+                    wrong.append((path, amount[:70], reply.status, reply.body["code"]))
         assert wrong == []
-        assert await front.balances() == before
+        assert await api.balances() == before
 
-    play(scene)
+    run(scenario)
 
 
 def bodies() -> list[tuple[str, Mapping[str, object], Bearer]]:
-    crossing = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "cid": "c"}
-    older = {**IN, "from": "funding", "to": "trading"}
+    deposit = {"user_id": ALICE, "account": "FUNDING", "asset": "USDT", "cid": "c"}
+    old_format = {**IN, "from": "funding", "to": "trading"}
     return [
-        (MAKE, IN, WHO),
-        ("/api/v1/transfer", older, WHO),
-        ("/api/v1/operator/deposit", crossing, DESK),
-        ("/api/v1/operator/external_withdrawal", crossing, DESK),
+        (MAKE, IN, USER),
+        ("/api/v1/transfer", old_format, USER),
+        ("/api/v1/operator/deposit", deposit, OPERATOR),
+        ("/api/v1/operator/external_withdrawal", deposit, OPERATOR),
     ]
 
 
-def test_a_batch_gives_every_wrong_amount_its_code(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "1000")
-        before = await front.balances()
+def test_a_batch_gives_every_wrong_amount_its_code(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "1000")
+        before = await api.balances()
         items = [IN | {"amount": amount} for amount in AMOUNTS]
         path = "/api/v1/internal_transfers"
-        said = await front.call("POST", path, {"transfers": items}, WHO)
-        assert said.status == 200
-        assert [item["code"] for item in said.body["results"]] == list(AMOUNTS.values())
-        assert await front.balances() == before
+        reply = await api.call("POST", path, {"transfers": items}, USER)
+        assert reply.status == 200
+        assert [item["code"] for item in reply.body["results"]] == list(AMOUNTS.values())
+        assert await api.balances() == before
 
-    play(scene)
+    run(scenario)
 
 
-def test_an_amount_with_a_control_character_is_a_malformed_body(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_an_amount_with_a_control_character_is_a_malformed_body(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         for amount in CONTROLLED:
-            refused(await front.transfer(IN | {"amount": amount}))
+            refused(await api.transfer(IN | {"amount": amount}))
 
-    play(scene)
+    run(scenario)
 
 
-def test_the_smallest_and_the_largest_amounts_are_no_bad_input(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_the_smallest_and_the_largest_amounts_are_valid_input(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         largest = str((2**64 - 1) // 10)
-        await front.fund("FUNDING", largest)
+        await api.fund("FUNDING", largest)
         for amount in ("0.000001", "1.0", "0.1", largest):
-            said = await front.transfer(IN | {"amount": amount})
-            assert said.status in (201, 422), said
+            reply = await api.transfer(IN | {"amount": amount})
+            assert reply.status in (201, 422), reply
 
-    play(scene)
+    run(scenario)

@@ -1,10 +1,10 @@
-"""Whatever is sent as a body: the right 4xx with its code, never a 5xx, and nothing moves."""
+"""Every bad body gets the right 4xx and code, never a 5xx, and no money moves."""
 
 import json
 from collections.abc import Mapping
 
-from tests.service.bad_input import DESK, IN, MAKE, WHO, raw, refused
-from tests.service.rig import ALICE, BOB, Front, Play
+from tests.service.bad_input import IN, MAKE, OPERATOR, USER, raw, refused
+from tests.service.rig import ALICE, BOB, ApiClient, Run
 
 GOOD = json.dumps(IN).encode()
 MALFORMED: Mapping[str, bytes] = {
@@ -44,24 +44,24 @@ MALFORMED: Mapping[str, bytes] = {
 }
 
 
-def test_a_malformed_body_is_refused_by_every_route_that_takes_one(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "10")
-        before = await front.balances()
-        desk = ("account_status", "deposit", "external_withdrawal", "halt", "resume")
-        paths = [(f"/api/v1/operator/{name}", DESK) for name in desk]
-        paths += [(MAKE, WHO), ("/api/v1/internal_transfers", WHO), ("/api/v1/transfer", WHO)]
-        for path, who in paths:
+def test_a_malformed_body_is_refused_by_every_route_with_a_body(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "10")
+        before = await api.balances()
+        routes = ("account_status", "deposit", "external_withdrawal", "halt", "resume")
+        paths = [(f"/api/v1/operator/{name}", OPERATOR) for name in routes]
+        paths += [(MAKE, USER), ("/api/v1/internal_transfers", USER), ("/api/v1/transfer", USER)]
+        for path, bearer in paths:
             for name, body in MALFORMED.items():
-                said = await raw(front, body, path=path, who=who)
-                assert (said.status, said.body["code"]) == (400, "INVALID_REQUEST"), (path, name)
-        assert await front.balances() == before
-        assert not await front.gate.store.halted()
+                reply = await raw(api, body, path=path, bearer=bearer)
+                assert (reply.status, reply.body["code"]) == (400, "INVALID_REQUEST"), (path, name)
+        assert await api.balances() == before
+        assert not await api.gate.store.halted()
 
-    play(scene)
+    run(scenario)
 
 
-MISFITS: list[tuple[dict[str, object], str]] = [
+WRONG_FIELDS: list[tuple[dict[str, object], str]] = [
     ({"surprise": 1}, "INVALID_REQUEST"),
     ({"__proto__": {}}, "INVALID_REQUEST"),
     ({"From": "FUNDING"}, "INVALID_REQUEST"),
@@ -95,74 +95,76 @@ MISFITS: list[tuple[dict[str, object], str]] = [
 ]
 
 
-def test_a_field_that_does_not_fit_is_refused(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        for change, code in MISFITS:
-            refused(await front.transfer(IN | change), code=code)
+def test_a_field_that_does_not_fit_is_refused(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        for change, code in WRONG_FIELDS:
+            refused(await api.transfer(IN | change), code=code)
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_user_id_of_another_is_forbidden_whatever_number_it_is(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_a_user_id_of_another_is_forbidden_whatever_number_it_is(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         for other in (BOB, 0, -1, 2**63, 2**64 - 1, -(2**63)):
-            refused(await front.transfer(IN | {"user_id": other}), 403, "FORBIDDEN")
+            refused(await api.transfer(IN | {"user_id": other}), 403, "FORBIDDEN")
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_over_its_bound_is_a_413(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        long_ = json.dumps(IN | {"cid": "x" * 17 * 1024}).encode()
-        refused(await raw(front, long_), 413, "PAYLOAD_TOO_LARGE")
+def test_a_body_over_its_bound_is_a_413(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        too_long = json.dumps(IN | {"cid": "x" * 17 * 1024}).encode()
+        refused(await raw(api, too_long), 413, "PAYLOAD_TOO_LARGE")
         exact = GOOD + b" " * (16 * 1024 - len(GOOD))
-        assert (await raw(front, exact)).status == 422  # It is read: there is no money.
-        refused(await raw(front, exact + b" "), 413, "PAYLOAD_TOO_LARGE")
+        assert (
+            await raw(api, exact)
+        ).status == 422  # Not 413: it is read, and the balance is too low.
+        refused(await raw(api, exact + b" "), 413, "PAYLOAD_TOO_LARGE")
         batch = json.dumps({"transfers": [IN] * 20_000}).encode()
-        said = await raw(front, batch, path="/api/v1/internal_transfers")
-        refused(said, 413, "PAYLOAD_TOO_LARGE")
-        many = json.dumps({"transfers": [IN] * 1001}).encode()
-        refused(await raw(front, many, path="/api/v1/internal_transfers"))
+        reply = await raw(api, batch, path="/api/v1/internal_transfers")
+        refused(reply, 413, "PAYLOAD_TOO_LARGE")
+        too_many = json.dumps({"transfers": [IN] * 1001}).encode()
+        refused(await raw(api, too_many, path="/api/v1/internal_transfers"))
         none = json.dumps({"transfers": []}).encode()
-        refused(await raw(front, none, path="/api/v1/internal_transfers"))
+        refused(await raw(api, none, path="/api/v1/internal_transfers"))
 
-    play(scene)
+    run(scenario)
 
 
-KINDS = [
+CONTENT_TYPES = [
     *("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"),
     *("application/jsonp", "application/json/x", "json", "application/xml", "*/*"),
 ]
 
 
-def test_another_content_type_is_refused(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        for kind in KINDS:
-            refused(await raw(front, GOOD, headers={"Content-Type": kind}))
+def test_another_content_type_is_refused(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        for content_type in CONTENT_TYPES:
+            refused(await raw(api, GOOD, headers={"Content-Type": content_type}))
 
-    play(scene)
-
-
-ODD_OWNERS = [0, -1, 2**63, 2**64 - 1, -(2**63)]
+    run(scenario)
 
 
-def test_a_desk_that_names_no_possible_owner_is_refused(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        for owner in ODD_OWNERS:
-            crossing = {"user_id": owner, "account": "FUNDING", "asset": "USDT", "amount": "1"}
+IMPOSSIBLE_OWNERS = [0, -1, 2**63, 2**64 - 1, -(2**63)]
+
+
+def test_an_operators_request_with_an_impossible_owner_is_refused(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        for owner in IMPOSSIBLE_OWNERS:
+            transfer = {"user_id": owner, "account": "FUNDING", "asset": "USDT", "amount": "1"}
             for path in ("deposit", "external_withdrawal"):
-                refused(await front.desk("POST", f"/{path}", crossing | {"cid": "c"}))
+                refused(await api.operator("POST", f"/{path}", transfer | {"cid": "c"}))
             for account in ("FUNDING", "SPOT"):
                 body = {"user_id": owner, "account": account, "asset": "USDT", "status": "FROZEN"}
-                said = await front.desk("POST", "/account_status", body)
-                assert said.status in (400, 404), (owner, account, said)
+                reply = await api.operator("POST", "/account_status", body)
+                assert reply.status in (400, 404), (owner, account, reply)
 
-    play(scene)
+    run(scenario)
 
 
-def test_odd_asset_settings_are_refused_and_change_nothing(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        before = await front.call("GET", "/api/v1/assets", who=DESK)
+def test_bad_asset_settings_are_refused_and_change_nothing(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        before = await api.call("GET", "/api/v1/assets", bearer=OPERATOR)
         for change in (
             {"status": "active"},
             {"status": ""},
@@ -175,32 +177,32 @@ def test_odd_asset_settings_are_refused_and_change_nothing(play: Play) -> None:
             {"internal_transfer_enabled": "yes"},
             {"decimals": 2},
         ):
-            said = await front.desk("PATCH", "/assets/USDT", change)
-            assert said.status == 400, (change, said)
-        assert (await front.desk("PATCH", "/assets/DOGE", {})).status == 404
-        assert (await front.desk("PATCH", "/assets/%00", {})).status == 404
-        after = await front.call("GET", "/api/v1/assets", who=DESK)
+            reply = await api.operator("PATCH", "/assets/USDT", change)
+            assert reply.status == 400, (change, reply)
+        assert (await api.operator("PATCH", "/assets/DOGE", {})).status == 404
+        assert (await api.operator("PATCH", "/assets/%00", {})).status == 404
+        after = await api.call("GET", "/api/v1/assets", bearer=OPERATOR)
         assert after.body == before.body
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_maximum_below_the_minimum_of_before_is_refused(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_a_maximum_below_the_current_minimum_is_refused(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         assert (
-            await front.desk("PATCH", "/assets/USDT", {"min_transfer_amount": "5"})
+            await api.operator("PATCH", "/assets/USDT", {"min_transfer_amount": "5"})
         ).status == 200
-        refused(await front.desk("PATCH", "/assets/USDT", {"max_transfer_amount": "1"}))
-        refused(await front.desk("PATCH", "/assets/USDT", {"reason": "x"}))
+        refused(await api.operator("PATCH", "/assets/USDT", {"max_transfer_amount": "1"}))
+        refused(await api.operator("PATCH", "/assets/USDT", {"reason": "x"}))
 
-    play(scene)
+    run(scenario)
 
 
-def test_the_brake_wants_a_reason(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_halt_and_resume_require_a_reason(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         for path in ("/halt", "/resume"):
             for reason in ("", " ", "\t", "x" * 501, None, 1, ["x"]):
-                refused(await front.desk("POST", path, {"reason": reason}))
-        assert not await front.gate.store.halted()
+                refused(await api.operator("POST", path, {"reason": reason}))
+        assert not await api.gate.store.halted()
 
-    play(scene)
+    run(scenario)

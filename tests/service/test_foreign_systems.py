@@ -1,4 +1,4 @@
-"""Operators and transfers of a system that only another process has."""
+"""Operators' requests about transfers whose system is only in another process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,7 +9,7 @@ from ulid import ULID
 
 from tests.conftest import SCHEMA
 from tests.engine.rig import OWNER, Execute, Rig, made, request, rigged
-from tests.service.rig import Front, fronted, token
+from tests.service.rig import ApiClient, running_service, token
 from tidegate.core.answers import Answer, Unknown
 from tidegate.core.flow import Flow
 from tidegate.core.kind import Transfer
@@ -24,18 +24,18 @@ LATER = "UPDATE transfers SET due_at = now() + interval '40 seconds' WHERE id = 
 
 
 async def silent(questions: Sequence[Question], _: Execute) -> Sequence[Answer]:
-    return [Unknown("no word")] * len(questions)
+    return [Unknown("no answer")] * len(questions)
 
 
-def play(
+def run(
     database: str,
     directory: Path,
     flow: str,
-    scene: Callable[[Rig, Front, Transfer], Awaitable[None]],
+    scenario: Callable[[Rig, ApiClient, Transfer], Awaitable[None]],
 ) -> None:
-    """A program of its own has made a transfer with its system, and has stopped since."""
+    """Another program has made a transfer with its own system and has stopped."""
 
-    async def whole() -> None:
+    async def main() -> None:
         async with rigged("postgres", database) as rig:
             await rig.endow(1_000)
             rig.install(database, OWN)
@@ -45,13 +45,13 @@ def play(
                 transfer = await made(
                     engine, Request(OWNER, flow, like.parties, like.asset_id, 300)
                 )
-            async with fronted(database, directory) as front:
-                await scene(rig, front, transfer)
+            async with running_service(database, directory) as api:
+                await scenario(rig, api, transfer)
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
-def asked(database: str, statement: str, transfer: Transfer) -> float | None:
+def executed(database: str, statement: str, transfer: Transfer) -> float | None:
     with psycopg.connect(
         database, autocommit=True, options=f"-c search_path={SCHEMA}"
     ) as connection:
@@ -59,15 +59,15 @@ def asked(database: str, statement: str, transfer: Transfer) -> float | None:
         return None if cursor.description is None else float(cursor.fetchall()[0][0])
 
 
-def test_a_transfer_of_a_system_that_is_not_here_is_released_for_those_who_have_it(
+def test_a_retry_releases_a_transfer_for_the_processes_that_have_its_system(
     database: str, tmp_path: Path
 ) -> None:
-    async def scene(rig: Rig, front: Front, transfer: Transfer) -> None:
-        asked(database, LATER, transfer)
-        said = await front.desk("POST", f"/transfers/{ULID.from_uuid(transfer.id)}/retry")
-        assert said.status == 202, said
-        assert said.body["lane"] == "venue"
-        due_s = asked(database, DUE_S, transfer)
+    async def scenario(rig: Rig, api: ApiClient, transfer: Transfer) -> None:
+        executed(database, LATER, transfer)
+        reply = await api.operator("POST", f"/transfers/{ULID.from_uuid(transfer.id)}/retry")
+        assert reply.status == 202, reply
+        assert reply.body["lane"] == "venue"
+        due_s = executed(database, DUE_S, transfer)
         assert due_s is not None
         assert due_s <= 0
         rig.outside.twist = None
@@ -75,40 +75,42 @@ def test_a_transfer_of_a_system_that_is_not_here_is_released_for_those_who_have_
             [ended] = await rig.ended([transfer])
         assert ended.state == "COMMITTED"
 
-    play(database, tmp_path, "own", scene)
+    run(database, tmp_path, "own", scenario)
 
 
 def proposed(transfer: Transfer) -> dict[str, object]:
     evidence = {"ticket": "OPS-17"}
     version = transfer.version
-    return {"version": version, "answer": "rejected", "reason": "by hand", "evidence": evidence}
+    return {"version": version, "answer": "rejected", "reason": "a test", "evidence": evidence}
 
 
-def test_a_resolution_names_the_system_that_is_not_here(database: str, tmp_path: Path) -> None:
-    async def scene(_: Rig, front: Front, transfer: Transfer) -> None:
-        path = f"/transfers/{ULID.from_uuid(transfer.id)}/resolve"
-        said = await front.desk("POST", path, proposed(transfer))
-        assert said.status == 201
-        path = f"/api/v1/operator/resolutions/{said.body['resolution']}/confirm"
-        said = await front.call("POST", path, who=token("otto", "approver"))
-        assert said.status == 200
-        assert said.body["outcome"] == (
-            "this process does not have the system venue: confirm at one that does"
-        )
-        assert said.body["transfer"]["version"] == transfer.version
-
-    play(database, tmp_path, "internal_transfer", scene)
-
-
-def test_a_proposal_about_a_flow_that_is_not_here_is_told_why_it_is_refused(
+def test_a_confirmation_names_the_system_that_this_process_does_not_have(
     database: str, tmp_path: Path
 ) -> None:
-    async def scene(_: Rig, front: Front, transfer: Transfer) -> None:
+    async def scenario(_: Rig, api: ApiClient, transfer: Transfer) -> None:
         path = f"/transfers/{ULID.from_uuid(transfer.id)}/resolve"
-        said = await front.desk("POST", path, proposed(transfer))
-        assert (said.status, said.body["code"]) == (400, "INVALID_REQUEST")
-        assert said.body["detail"] == (
+        reply = await api.operator("POST", path, proposed(transfer))
+        assert reply.status == 201
+        path = f"/api/v1/operator/resolutions/{reply.body['resolution']}/confirm"
+        reply = await api.call("POST", path, bearer=token("otto", "approver"))
+        assert reply.status == 200
+        assert reply.body["outcome"] == (
+            "this process does not have the system venue; confirm at a process that does"
+        )
+        assert reply.body["transfer"]["version"] == transfer.version
+
+    run(database, tmp_path, "internal_transfer", scenario)
+
+
+def test_a_proposal_about_an_unknown_flow_is_refused_with_the_reason(
+    database: str, tmp_path: Path
+) -> None:
+    async def scenario(_: Rig, api: ApiClient, transfer: Transfer) -> None:
+        path = f"/transfers/{ULID.from_uuid(transfer.id)}/resolve"
+        reply = await api.operator("POST", path, proposed(transfer))
+        assert (reply.status, reply.body["code"]) == (400, "INVALID_REQUEST")
+        assert reply.body["detail"] == (
             "this process does not know the flow own: propose at one that does"
         )
 
-    play(database, tmp_path, "own", scene)
+    run(database, tmp_path, "own", scenario)

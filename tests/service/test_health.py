@@ -1,4 +1,4 @@
-"""Health and metrics: who halted and why, and for how long not everything was audited."""
+"""Health and metrics: the halts with their reasons, and the age of the last full audit."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -6,76 +6,76 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 
 from tests.conftest import SCHEMA
-from tests.service.rig import Front, Play, token
+from tests.service.rig import ApiClient, Run, token
 
 FULL_AUDIT = re.compile(r"^tidegate_full_audit_age_seconds (\S+)$", re.MULTILINE)
 
 
-async def full_audit_age_s(front: Front) -> float:
-    [age_s] = FULL_AUDIT.findall((await front.call("GET", "/metrics")).body)
+async def full_audit_age_s(api: ApiClient) -> float:
+    [age_s] = FULL_AUDIT.findall((await api.call("GET", "/metrics")).body)
     return float(age_s)
 
 
-def test_the_metrics_say_for_how_long_not_everything_was_audited(play: Play, database: str) -> None:
-    async def scene(front: Front) -> None:
+def test_the_metrics_report_the_age_of_the_last_full_audit(run: Run, database: str) -> None:
+    async def scenario(api: ApiClient) -> None:
         with psycopg.connect(
             database, autocommit=True, options=f"-c search_path={SCHEMA}"
         ) as connection:
             connection.execute("UPDATE audit_sweep SET begun_at = now() - interval '3 hours'")
-            assert 10_800 <= await full_audit_age_s(front) < 10_860, "none has ended yet"
+            assert 10_800 <= await full_audit_age_s(api) < 10_860, "the first one has not ended"
             connection.execute("UPDATE audit_sweep SET verified_at = now() - interval '1 hour'")
-            assert 3_600 <= await full_audit_age_s(front) < 3_660
+            assert 3_600 <= await full_audit_age_s(api) < 3_660
             connection.execute("UPDATE audit_sweep SET verified_at = now()")
-            assert 0 <= await full_audit_age_s(front) < 60
+            assert 0 <= await full_audit_age_s(api) < 60
 
-    play(scene)
+    run(scenario)
 
 
-def test_who_halted_and_why_is_told_to_operators_and_by_the_readiness(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        nothing = {"halted": False, "halts": []}
-        assert (await front.desk("GET", "/halts")).body == nothing
-        well = await front.call("GET", "/readyz")
-        assert (well.status, well.body) == (
+def test_operators_and_the_readiness_see_each_halt_with_its_reason(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        no_halt = {"halted": False, "halts": []}
+        assert (await api.operator("GET", "/halts")).body == no_halt
+        healthy = await api.call("GET", "/readyz")
+        assert (healthy.status, healthy.body) == (
             200,
-            {"status": "ok", **nothing, "lanes": dict.fromkeys(front.gate.engine.lanes, "open")},
+            {"status": "ok", **no_halt, "lanes": dict.fromkeys(api.gate.engine.lanes, "open")},
         )
 
-        made = [
-            await front.desk("POST", "/halt", {"reason": "a strange sum"}),
-            await front.call(
+        created = [
+            await api.operator("POST", "/halt", {"reason": "a wrong sum"}),
+            await api.call(
                 "POST",
                 "/api/v1/operator/halt",
-                {"reason": "a second cause"},
+                {"reason": "a second reason"},
                 token("otto", "operator"),
             ),
         ]
-        [first, second] = [said.body["halt"] for said in made]
-        listed = await front.desk("GET", "/halts")
+        [first, second] = [reply.body["halt"] for reply in created]
+        listed = await api.operator("GET", "/halts")
         assert (listed.status, listed.body["halted"]) == (200, True)
-        whole = [halt | {"at": None} for halt in listed.body["halts"]]
-        assert whole == [
-            {"id": first, "reason": "a strange sum", "by": "olga", "at": None},
-            {"id": second, "reason": "a second cause", "by": "otto", "at": None},
+        without_times = [halt | {"at": None} for halt in listed.body["halts"]]
+        assert without_times == [
+            {"id": first, "reason": "a wrong sum", "by": "olga", "at": None},
+            {"id": second, "reason": "a second reason", "by": "otto", "at": None},
         ]
         for halt in listed.body["halts"]:
             ago = datetime.now(UTC) - datetime.fromisoformat(halt["at"])
             assert timedelta(0) <= ago < timedelta(minutes=1)
-        ready = await front.call("GET", "/readyz")
-        assert ready.status == 503
-        assert ready.body == {
+        readiness = await api.call("GET", "/readyz")
+        assert readiness.status == 503
+        assert readiness.body == {
             "status": "unavailable",
             "halted": True,
             "halts": listed.body["halts"],
-            "lanes": well.body["lanes"],
+            "lanes": healthy.body["lanes"],
         }
 
-        await front.desk("POST", "/resume", {"reason": "it was right", "halts": [first]})
-        left = (await front.desk("GET", "/halts")).body["halts"]
-        assert [halt["id"] for halt in left] == [second], "the other cause is still there"
-        assert (await front.call("GET", "/readyz")).body["halts"] == left
-        await front.desk("POST", "/resume", {"reason": "and so was that"})
-        assert (await front.desk("GET", "/halts")).body == nothing
-        assert (await front.call("GET", "/readyz")).status == 200
+        await api.operator("POST", "/resume", {"reason": "the sum was right", "halts": [first]})
+        remaining = (await api.operator("GET", "/halts")).body["halts"]
+        assert [halt["id"] for halt in remaining] == [second], "the other halt is in force"
+        assert (await api.call("GET", "/readyz")).body["halts"] == remaining
+        await api.operator("POST", "/resume", {"reason": "fixed"})
+        assert (await api.operator("GET", "/halts")).body == no_halt
+        assert (await api.call("GET", "/readyz")).status == 200
 
-    play(scene)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""What is said on a connection: requests in any pieces, one reply to each, in order."""
+"""HTTP on a connection: requests split in any way, one reply to each, in order."""
 
 import asyncio
 import contextlib
@@ -11,49 +11,49 @@ import uvloop
 
 import tidegate.service.connections
 import tidegate.service.http
-from tests.service.raw_client import CLOSED, LIMIT, Play, get, post, serving
+from tests.service.raw_client import CLOSED, LIMIT, Run, get, post, serving
 from tidegate.service.http import HttpReply
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
-def play(request: pytest.FixtureRequest) -> Play:
-    def run(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+def run(request: pytest.FixtureRequest) -> Run:
+    def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(scene())
+            runner.run(scenario())
 
     return run
 
 
-def test_a_request_may_come_byte_by_byte(play: Play) -> None:
-    async def scene() -> None:
+def test_a_request_may_arrive_byte_by_byte(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             for byte in post(5) + b"hello":
                 client.send(bytes([byte]))
                 await asyncio.sleep(0)
-            said = await client.reply()
-            assert (said.status, json.loads(said.body)["bytes"]) == (200, 5)
+            reply = await client.reply()
+            assert (reply.status, json.loads(reply.body)["bytes"]) == (200, 5)
 
-    play(scene)
+    run(scenario)
 
 
-def test_many_requests_in_one_piece_are_answered_one_by_one_in_order(play: Play) -> None:
-    async def scene() -> None:
+def test_pipelined_requests_are_answered_one_by_one_in_order(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, _):
             client = await connect()
             client.send(get("/slow"), *[get(f"/{n}") for n in range(50)], post(3), b"abc")
             await asyncio.sleep(0.1)
-            assert api.asked == ["/slow"], "the next waits for its turn"
-            api.go_on.set()
+            assert api.paths == ["/slow"], "the next request waits"
+            api.release.set()
             bodies = [json.loads((await client.reply()).body) for _ in range(52)]
             assert [b["path"] for b in bodies[:-1]] == ["/slow", *(f"/{n}" for n in range(50))]
             assert (bodies[-1]["path"], bodies[-1]["bytes"]) == ("/post", 3)
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_in_chunks_is_one_body(play: Play) -> None:
-    async def scene() -> None:
+def test_a_body_in_chunks_is_one_body(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(b"POST /post HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -63,35 +63,35 @@ def test_a_body_in_chunks_is_one_body(play: Play) -> None:
             client.send(b"0\r\n\r\n")
             assert json.loads((await client.reply()).body)["bytes"] == 12
 
-    play(scene)
+    run(scenario)
 
 
-def test_what_stands_behind_a_body_is_no_header(play: Play) -> None:
-    async def scene() -> None:
+def test_trailers_after_a_body_are_not_headers(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(b"POST /post HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             client.send(b"1\r\na\r\n0\r\nAuthorization: Bearer stolen\r\n\r\n", get("/next"))
-            told = [json.loads((await client.reply()).body)["headers"] for _ in range(2)]
-            assert told == [["host", "transfer-encoding"], ["host"]]
+            replies = [json.loads((await client.reply()).body)["headers"] for _ in range(2)]
+            assert replies == [["host", "transfer-encoding"], ["host"]]
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_over_the_limit_is_refused_and_the_connection_goes_on(play: Play) -> None:
-    async def scene() -> None:
+def test_a_body_over_the_limit_is_refused_and_the_connection_stays_open(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(post(3 * LIMIT), b"x" * (LIMIT + 1))
-            assert (await client.reply()).status == 413, "before all of it has come"
+            assert (await client.reply()).status == 413, "before the whole body has arrived"
             client.send(b"x" * (2 * LIMIT - 1), get("/next"))
             assert json.loads((await client.reply()).body)["path"] == "/next"
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_that_nobody_wants_is_thrown_away(play: Play) -> None:
-    async def scene() -> None:
+def test_a_body_that_the_route_does_not_read_is_discarded(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             length = 3 * tidegate.service.connections.MAX_AHEAD
@@ -100,39 +100,39 @@ def test_a_body_that_nobody_wants_is_thrown_away(play: Play) -> None:
             client.send(b"x" * length, get("/next"))
             assert json.loads((await client.reply()).body)["path"] == "/next"
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_long_body_that_is_asked_for_late_comes_in_full(play: Play) -> None:
-    async def scene() -> None:
+def test_a_long_body_that_the_route_reads_late_is_complete(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, _):
             client = await connect()
             length = tidegate.service.connections.MAX_AHEAD + 10_000
             client.send(post(length).replace(b"/post", b"/slow"), b"x" * length)
             await asyncio.sleep(0.1)
-            api.go_on.set()
+            api.release.set()
             assert json.loads((await client.reply()).body)["bytes"] == length
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_that_drips_too_long_is_not_waited_for(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+def test_a_body_that_arrives_too_slowly_times_out(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tidegate.service.http, "BODY_S", 0.2)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(post(10), b"x")
-            said = await client.reply()
-            assert (said.status, said.body) == (400, b'"late"')
+            reply = await client.reply()
+            assert (reply.status, reply.body) == (400, b'"late"')
 
-    play(scene)
+    run(scenario)
 
 
-def test_who_waits_for_leave_to_send_a_body_gets_it(play: Play) -> None:
-    async def scene() -> None:
+def test_expect_100_continue_is_answered_when_the_body_is_needed(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(post(3, "Expect: 100-continue"))
@@ -140,13 +140,13 @@ def test_who_waits_for_leave_to_send_a_body_gets_it(play: Play) -> None:
             client.send(b"abc")
             assert json.loads((await client.reply()).body)["bytes"] == 3
             client.send(post(3, "Expect: 100-continue").replace(b"/post", b"/closed"))
-            assert (await client.reply()).status == 200, "no leave where none is needed"
+            assert (await client.reply()).status == 200, "no 100 if the body is not needed"
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_head_has_the_length_of_the_body_and_no_body(play: Play) -> None:
-    async def scene() -> None:
+def test_a_reply_to_head_has_the_length_but_no_body(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(get("/large").replace(b"GET", b"HEAD"), get("/next"))
@@ -154,7 +154,7 @@ def test_a_head_has_the_length_of_the_body_and_no_body(play: Play) -> None:
             assert (head.status, head.headers["content-length"]) == (200, "1000000")
             assert json.loads((await client.reply()).body)["path"] == "/next"
 
-    play(scene)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -167,38 +167,38 @@ def test_a_head_has_the_length_of_the_body_and_no_body(play: Play) -> None:
         get("/last", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c"),
     ],
 )
-def test_after_the_last_request_the_connection_is_closed(play: Play, last: bytes) -> None:
-    async def scene() -> None:
+def test_after_the_last_request_the_connection_is_closed(run: Run, last: bytes) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(last)
-            said = await client.reply()
-            assert (said.status, said.headers["connection"]) == (200, "close")
-            assert json.loads(said.body)["path"] == "/last"
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            assert json.loads(reply.body)["path"] == "/last"
             assert await client.rest() == CLOSED
 
-    play(scene)
+    run(scenario)
 
 
-def test_what_is_no_request_is_not_the_answer_to_the_one_before(play: Play) -> None:
-    """Or else whoever sent both would believe that the first was refused."""
+def test_an_invalid_request_does_not_replace_the_reply_to_the_one_before(run: Run) -> None:
+    """Otherwise the client would take the 400 for the reply to its first request."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, _):
             client = await connect()
-            client.send(get("/slow"), b"this is no request\r\n\r\n")
+            client.send(get("/slow"), b"this is not a request\r\n\r\n")
             await asyncio.sleep(0.1)
-            api.go_on.set()
-            said = await client.reply()
-            assert (said.status, said.headers["connection"]) == (200, "close")
-            assert json.loads(said.body)["path"] == "/slow"
+            api.release.set()
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            assert json.loads(reply.body)["path"] == "/slow"
             assert await client.rest() == CLOSED
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_that_is_none_is_refused_at_once(play: Play) -> None:
-    async def scene() -> None:
+def test_an_invalid_chunked_body_is_refused_at_once(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(b"POST /post HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -206,15 +206,15 @@ def test_a_body_that_is_none_is_refused_at_once(play: Play) -> None:
             assert (await client.reply()).status == 400
             assert await client.rest() == CLOSED
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_quiet_connection_is_closed_after_a_while(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+def test_an_idle_connection_is_closed_after_a_while(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tidegate.service.connections, "KEEP_ALIVE_S", 0.2)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             for _ in range(3):
@@ -225,121 +225,119 @@ def test_a_quiet_connection_is_closed_after_a_while(
             assert await client.rest() == CLOSED
             assert asyncio.get_running_loop().time() - began_s < 5
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_body_that_drips_after_the_answer_ends_the_connection(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+def test_a_slow_body_after_the_reply_ends_the_connection(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tidegate.service.connections, "HEADERS_S", 0.3)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(post(1_000).replace(b"/post", b"/closed"))
             assert (await client.reply()).body == b'"no"'
 
-            async def drip() -> None:
+            async def send_slowly() -> None:
                 for _ in range(100):
                     client.send(b"x")
                     await asyncio.sleep(0.05)
 
-            dripping = asyncio.ensure_future(drip())
+            sender = asyncio.ensure_future(send_slowly())
             began_s = asyncio.get_running_loop().time()
-            # What drips in between the last read and the close makes the kernel say so by a reset.
+            # The kernel sends a reset if bytes arrive between the last read and the close.
             with contextlib.suppress(ConnectionResetError):
                 assert await client.rest() == CLOSED
             assert asyncio.get_running_loop().time() - began_s < 3
-            dripping.cancel()
-            await asyncio.gather(dripping, return_exceptions=True)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
 
-    play(scene)
+    run(scenario)
 
 
-def test_what_takes_long_to_answer_is_waited_for(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_reply_does_not_time_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tidegate.service.connections, "HEADERS_S", 0.1)
     monkeypatch.setattr(tidegate.service.connections, "KEEP_ALIVE_S", 0.1)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, _):
             client = await connect()
             client.send(get("/slow"))
             await asyncio.sleep(0.4)
-            api.go_on.set()
+            api.release.set()
             assert (await client.reply()).status == 200
             assert await client.rest() == CLOSED
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_client_that_does_not_read_is_not_written_to_without_end(play: Play) -> None:
-    async def scene() -> None:
+def test_no_request_is_served_while_the_client_does_not_read_the_last_reply(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, _):
             client = await connect()
             client.send(*[get("/large") for _ in range(200)])
             await asyncio.sleep(0.5)
-            assert 0 < len(api.asked) < 50, "the next is not begun before the last is taken"
+            assert 0 < len(api.paths) < 50, "the next request waits until the last reply is read"
             for _ in range(200):
                 assert len((await client.reply()).body) == 1_000_000
-            assert len(api.asked) == 200
+            assert len(api.paths) == 200
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_bug_of_ours_is_an_answer_and_a_line_in_the_log(
-    play: Play, caplog: pytest.LogCaptureFixture
+def test_an_exception_is_answered_with_500_and_logged(
+    run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (_, connect, _):
             client = await connect()
             client.send(get("/bug"), get("/next"))
-            said = await client.reply()
-            assert (said.status, said.body) == (500, b'"failed"')
+            reply = await client.reply()
+            assert (reply.status, reply.body) == (500, b'"failed"')
             assert await client.rest() == CLOSED
 
     with caplog.at_level(logging.ERROR):
-        play(scene)
+        run(scenario)
     assert "ZeroDivisionError: by design" in caplog.text
 
 
-def test_who_leaves_in_the_middle_of_a_body_is_no_bug(
-    play: Play, caplog: pytest.LogCaptureFixture
+def test_a_client_that_disconnects_during_its_body_is_not_logged_as_a_bug(
+    run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, _):
             client = await connect()
             client.send(post(10), b"x")
             await asyncio.sleep(0.1)
-            assert api.asked == ["/post"]
-            client.leave()
+            assert api.paths == ["/post"]
+            client.close()
             await asyncio.sleep(0.1)
 
     with caplog.at_level(logging.WARNING):
-        play(scene)
+        run(scenario)
     assert caplog.text == ""
 
 
-def test_an_ending_server_answers_what_it_serves_and_closes_the_rest(play: Play) -> None:
-    async def scene() -> None:
+def test_a_stopping_server_answers_running_requests_and_closes_idle_connections(run: Run) -> None:
+    async def scenario() -> None:
         async with serving() as (api, connect, stop):
-            quiet, busy = await connect(), await connect()
-            quiet.send(get("/"))
-            assert (await quiet.reply()).status == 200
+            idle, busy = await connect(), await connect()
+            idle.send(get("/"))
+            assert (await idle.reply()).status == 200
             busy.send(get("/slow"))
             await asyncio.sleep(0.05)
             stop()
-            assert await quiet.rest() == CLOSED
-            api.go_on.set()
-            said = await busy.reply()
-            assert (said.status, said.headers["connection"]) == (200, "close")
+            assert await idle.rest() == CLOSED
+            api.release.set()
+            reply = await busy.reply()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
             assert await busy.rest() == CLOSED
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_reply_with_a_header_of_two_lines_is_our_bug_and_is_not_sent() -> None:
-    said = HttpReply(200, b"", {"Location": "/a\r\nSet-Cookie: b"})
-    with pytest.raises(AssertionError, match="several lines"):
-        tidegate.service.connections.head_of(said, said.headers, ())
+def test_a_reply_with_a_line_break_in_a_header_is_an_assertion_error() -> None:
+    reply = HttpReply(200, b"", {"Location": "/a\r\nSet-Cookie: b"})
+    with pytest.raises(AssertionError, match="contains a line break"):
+        tidegate.service.connections.head_of(reply, reply.headers, ())

@@ -1,4 +1,4 @@
-"""A body is taken strictly: what two parsers could read in two ways is refused."""
+"""Bodies are parsed strictly: everything that two parsers could read differently is refused."""
 
 import contextlib
 import json
@@ -133,7 +133,7 @@ def test_a_malformed_body_is_refused_in_one_short_printable_line(raw: bytes) -> 
     assert detail.isprintable()
 
 
-TAKEN = {
+ACCEPTED = {
     "plain": GOOD,
     "with spaces": b' {\r\n\t"from": "SPOT",\n "amount": "1.5" }\n',
     "of spaces and other letters": '{\r\n\t"from":"SPOT", "amount":"é"\n}'.encode(),
@@ -149,8 +149,8 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("raw", TAKEN.values(), ids=TAKEN.keys())
-def test_a_good_body_is_taken_as_it_is(raw: bytes) -> None:
+@pytest.mark.parametrize("raw", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_a_valid_body_is_accepted_unchanged(raw: bytes) -> None:
     order = decode(raw, Order, max_bytes=LIMIT)
     read = json.loads(raw)
     assert (order.source, order.amount, order.notes) == (
@@ -171,22 +171,22 @@ def test_the_limits_are_exact() -> None:
             decode(raw, Order, max_bytes=LIMIT, max_depth=depth - 1)
 
 
-def test_a_refusal_names_what_is_wrong() -> None:
-    for raw, said in (
+def test_a_refusal_says_what_is_wrong() -> None:
+    for raw, message in (
         (b'{"from":"SPOT","amount":1.5}', "Expected `str`, got `float` - at `$.amount`"),
         (b'{"from":"SPOT","amount":"1","admin":1}', "unknown field `admin`"),
-        (b'{"from":"SPOT","from":"SPOT"}', "the key from is there twice: send it once"),
+        (b'{"from":"SPOT","from":"SPOT"}', "the key from occurs twice: send it once"),
         (noted(b"9" * 5_000), "is too large: amounts are strings"),
     ):
         with pytest.raises(MalformedBody) as refused:
             decode(raw, Order, max_bytes=LIMIT)
-        assert said in refused.value.detail
+        assert message in refused.value.detail
 
 
 @pytest.mark.parametrize("type_", [Open, Outer, list[Open], dict[str, Open | None]])
 def test_a_type_that_would_drop_unknown_fields_cannot_be_used(type_: Any) -> None:
     for _ in range(2):
-        with pytest.raises(AssertionError, match="Open lets unknown fields pass"):
+        with pytest.raises(AssertionError, match="Open accepts unknown fields"):
             decode(b'{"amount":"1"}', type_, max_bytes=LIMIT)
 
 
@@ -225,7 +225,7 @@ plain_objects = st.dictionaries(plain_texts, plain_values, max_size=6)
 
 @settings(deadline=None)
 @given(plain_objects, st.booleans(), st.sampled_from([None, 2]))
-def test_what_json_writes_is_taken_as_it_was(
+def test_what_json_writes_is_read_unchanged(
     value: dict[str, Any], escaped: bool, indent: int | None
 ) -> None:
     raw = json.dumps(value, ensure_ascii=escaped, indent=indent).encode()
@@ -243,7 +243,7 @@ def depth_of(value: object) -> int:
 
 @settings(deadline=None)
 @given(plain_objects, st.integers(1, 6))
-def test_the_depth_is_counted_as_a_person_would(value: dict[str, Any], most: int) -> None:
+def test_the_depth_is_counted_exactly(value: dict[str, Any], most: int) -> None:
     raw = json.dumps(value).encode()
     if depth_of(value) <= most:
         assert decode(raw, dict, max_bytes=len(raw), max_depth=most) == value
@@ -265,7 +265,7 @@ def test_a_control_character_is_refused_wherever_it_is(
 
 @settings(deadline=None)
 @given(st.binary(max_size=60) | st.text('{}[]":,\\u01aeE+-. ntf', max_size=60).map(str.encode))
-def test_any_bytes_are_taken_or_refused_and_nothing_else(raw: bytes) -> None:
+def test_any_bytes_are_accepted_or_refused_without_another_error(raw: bytes) -> None:
     try:
         value = decode(raw, dict, max_bytes=LIMIT)
     except MalformedBody:

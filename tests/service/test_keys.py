@@ -1,4 +1,4 @@
-"""The keys that tokens are verified with: fetched, rotated, kept fresh, refused when weak."""
+"""The keys for verifying tokens: fetched, rotated, refreshed, and refused when weak."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from tests.service.tokens import (
     NOW,
-    TERMS,
+    POLICY,
     USER,
     Clock,
     claims,
@@ -56,14 +56,14 @@ def by(kind: str, kid: str, **changes: Any) -> str:
 
 
 class Issuer:
-    """Serves a document that the test changes, or fails; and counts."""
+    """Serves a document that the test can change, or fails; counts the fetches."""
 
     def __init__(self, document: bytes) -> None:
         self.document: bytes | BaseException = document
-        self.asked = 0
+        self.fetches = 0
 
     async def __call__(self) -> bytes:
-        self.asked += 1
+        self.fetches += 1
         await asyncio.sleep(0)
         if isinstance(self.document, BaseException):
             raise self.document
@@ -72,40 +72,40 @@ class Issuer:
 
 def fetching(issuer: Callable[[], Awaitable[bytes]], clock: Clock) -> tuple[Verifier, FetchedKeys]:
     keys = FetchedKeys(issuer, clock, KeyRefresh())
-    terms = TokenPolicy(issuer=TERMS.issuer, audience=TERMS.audience, max_lifetime_s=10_000)
+    terms = TokenPolicy(issuer=POLICY.issuer, audience=POLICY.audience, max_lifetime_s=10_000)
     return Verifier(keys, terms, clock), keys
 
 
-def test_keys_are_rotated_with_both_known_for_a_while_and_then_removed() -> None:
+def test_keys_are_rotated_with_both_keys_known_for_a_while() -> None:
     async def rotate() -> None:
         clock, issuer = Clock(), Issuer(jwks(("old", "EdDSA")))
-        ours, keys = fetching(issuer, clock)
+        checker, keys = fetching(issuer, clock)
         old, new = by("EdDSA", "old", exp=NOW + 9_000), by("ES256", "new", exp=NOW + 9_000)
-        assert ours.verify(old) is None
-        assert await ours.authenticate(old) == USER
+        assert checker.verify(old) is None
+        assert await checker.authenticate(old) == USER
         issuer.document = jwks(("old", "EdDSA"), ("new", "ES256"))
         clock.now += 31
-        assert await ours.authenticate(new) == USER
-        assert ours.verify(old) == USER
+        assert await checker.authenticate(new) == USER
+        assert checker.verify(old) == USER
         issuer.document = jwks(("new", "ES256"))
         await keys.refresh()
-        assert ours.verify(old) == USER
+        assert checker.verify(old) == USER
         clock.now += 300
         await keys.refresh()
-        assert ours.verify(old) is None
-        assert await ours.authenticate(old) is None
-        assert ours.verify(new) == USER
-        assert issuer.asked == 3
+        assert checker.verify(old) is None
+        assert await checker.authenticate(old) is None
+        assert checker.verify(new) == USER
+        assert issuer.fetches == 3
 
     asyncio.run(rotate())
 
 
-def test_a_key_that_changes_under_its_name_takes_its_tokens_along() -> None:
+def test_a_changed_key_with_the_same_kid_invalidates_its_tokens() -> None:
     async def change() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
-        ours, keys = fetching(issuer, clock)
+        checker, keys = fetching(issuer, clock)
         token = by("EdDSA", "k")
-        assert await ours.authenticate(token) == USER
+        assert await checker.authenticate(token) == USER
         first = keys.find("k", clock.now)
         clock.now += 300
         await keys.refresh()
@@ -113,8 +113,8 @@ def test_a_key_that_changes_under_its_name_takes_its_tokens_along() -> None:
         issuer.document = jwks(("k", "EdDSA renewed"))
         clock.now += 300
         await keys.refresh()
-        assert ours.verify(token) is None
-        assert ours.verify(by("EdDSA renewed", "k")) == USER
+        assert checker.verify(token) is None
+        assert checker.verify(by("EdDSA renewed", "k")) == USER
 
     asyncio.run(change())
 
@@ -134,59 +134,59 @@ def test_a_key_that_changes_under_its_name_takes_its_tokens_along() -> None:
         b" " * 300_000,
     ],
 )
-def test_while_the_issuer_is_down_known_keys_are_believed_until_their_time(
+def test_while_the_issuer_is_down_known_keys_are_trusted_for_their_ttl(
     failure: bytes | Exception,
 ) -> None:
-    async def endure() -> None:
+    async def fail() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
-        ours, keys = fetching(issuer, clock)
+        checker, keys = fetching(issuer, clock)
         token = by("EdDSA", "k", exp=NOW + 9_000)
-        assert await ours.authenticate(token) == USER
+        assert await checker.authenticate(token) == USER
         issuer.document = failure
         for clock.now in range(NOW, NOW + 3_600, 10):
             await keys.refresh()
-            assert ours.verify(token) == USER
-        assert keys.trouble is not None
-        assert issuer.asked <= 1 + 3_300 / 30
+            assert checker.verify(token) == USER
+        assert keys.last_error is not None
+        assert issuer.fetches <= 1 + 3_300 / 30
         clock.now = NOW + 3_600
-        assert ours.verify(token) is None
-        assert await ours.authenticate(token) is None
+        assert checker.verify(token) is None
+        assert await checker.authenticate(token) is None
         issuer.document = jwks(("k", "EdDSA"))
         clock.now += 31
-        assert await ours.authenticate(token) == USER
-        assert not keys.trouble
+        assert await checker.authenticate(token) == USER
+        assert not keys.last_error
 
-    asyncio.run(endure())
+    asyncio.run(fail())
 
 
-def test_strangers_cannot_make_us_ask_for_keys_often() -> None:
+def test_tokens_with_unknown_kids_cannot_cause_many_fetches() -> None:
     async def ask() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
-        ours, _ = fetching(issuer, clock)
+        checker, _ = fetching(issuer, clock)
         for second in range(61):
             clock.now = NOW + second
-            tokens = [by("EdDSA of a stranger", f"x{second}-{n}") for n in range(3)]
-            assert await asyncio.gather(*map(ours.authenticate, tokens)) == [None] * 3
-            assert await ours.authenticate(by("EdDSA of a stranger", "k")) is None
-            assert await ours.authenticate("no token") is None
-            assert await ours.authenticate(by("EdDSA", "k", exp=NOW + 900)) == USER
-        assert issuer.asked == 3
+            tokens = [by("EdDSA of an attacker", f"x{second}-{n}") for n in range(3)]
+            assert await asyncio.gather(*map(checker.authenticate, tokens)) == [None] * 3
+            assert await checker.authenticate(by("EdDSA of an attacker", "k")) is None
+            assert await checker.authenticate("no token") is None
+            assert await checker.authenticate(by("EdDSA", "k", exp=NOW + 900)) == USER
+        assert issuer.fetches == 3
 
     asyncio.run(ask())
 
 
-def test_one_fetch_serves_all_and_outlives_the_request_that_began_it() -> None:
+def test_one_fetch_serves_all_callers_even_if_the_first_is_cancelled() -> None:
     async def share() -> None:
-        clock, gate, asked = Clock(), asyncio.Event(), []
+        clock, gate, calls = Clock(), asyncio.Event(), []
 
         async def slow() -> bytes:
-            asked.append(1)
+            calls.append(1)
             await gate.wait()
             return jwks(("k", "EdDSA"))
 
-        ours, keys = fetching(slow, clock)
+        checker, keys = fetching(slow, clock)
         token = by("EdDSA", "k")
-        first, *others = (asyncio.create_task(ours.authenticate(token)) for _ in range(5))
+        first, *others = (asyncio.create_task(checker.authenticate(token)) for _ in range(5))
         refreshed = asyncio.create_task(keys.refresh())
         await asyncio.sleep(0)
         first.cancel()
@@ -195,12 +195,12 @@ def test_one_fetch_serves_all_and_outlives_the_request_that_began_it() -> None:
         assert await asyncio.gather(*others) == [USER] * 4
         await refreshed
         assert first.cancelled()
-        assert len(asked) == 1
+        assert len(calls) == 1
 
     asyncio.run(share())
 
 
-def test_a_fetch_that_hangs_is_given_up() -> None:
+def test_a_fetch_that_hangs_times_out() -> None:
     async def hang() -> None:
         async def never() -> bytes:
             await asyncio.sleep(600)
@@ -208,27 +208,27 @@ def test_a_fetch_that_hangs_is_given_up() -> None:
 
         keys = FetchedKeys(never, Clock(), KeyRefresh(fetch_s=0.01))
         await keys.refresh()
-        assert keys.trouble == "TimeoutError: "
+        assert keys.last_error == "TimeoutError: "
 
     asyncio.run(hang())
 
 
-def test_keys_keep_themselves_fresh() -> None:
+def test_keep_fresh_fetches_again_when_due() -> None:
     async def keep() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
         keys = FetchedKeys(issuer, clock, KeyRefresh(retry_s=0.001, refresh_s=0.001))
         for _ in range(3):
             await keys.keep_fresh()
             clock.now += 1
-        assert issuer.asked == 3
+        assert issuer.fetches == 3
         assert keys.find("k", clock.now) is not None
 
     asyncio.run(keep())
 
 
-def test_keys_that_cannot_be_had_are_a_failure_of_the_round() -> None:
+def test_keep_fresh_raises_if_the_keys_cannot_be_fetched() -> None:
     async def keep() -> None:
-        clock, issuer = Clock(), Issuer(b"this is no document")
+        clock, issuer = Clock(), Issuer(b"this is not a document")
         keys = FetchedKeys(issuer, clock, KeyRefresh(retry_s=0.001, refresh_s=0.001))
         with pytest.raises(OSError, match="Malformed"):
             await keys.keep_fresh()
@@ -236,19 +236,19 @@ def test_keys_that_cannot_be_had_are_a_failure_of_the_round() -> None:
     asyncio.run(keep())
 
 
-def test_a_clock_that_is_put_back_makes_keys_due() -> None:
-    async def put_back() -> None:
+def test_a_clock_that_is_set_back_makes_a_fetch_due() -> None:
+    async def set_back() -> None:
         clock, issuer = Clock(), Issuer(jwks(("k", "EdDSA")))
         _, keys = fetching(issuer, clock)
         await keys.refresh()
         clock.now -= 3_600
         await keys.refresh()
-        assert issuer.asked == 2
+        assert issuer.fetches == 2
 
-    asyncio.run(put_back())
+    asyncio.run(set_back())
 
 
-def test_a_document_may_list_keys_for_others() -> None:
+def test_a_document_may_list_keys_for_other_services() -> None:
     async def pick() -> None:
         listed = json.loads(jwks(("ed", "EdDSA"), ("es", "ES256"), ("rs", "RS256")))["keys"]
         others: list[object] = [
@@ -272,7 +272,7 @@ def test_a_document_may_list_keys_for_others() -> None:
             Issuer(json.dumps({"keys": others + listed}).encode()), Clock(), KeyRefresh()
         )
         await keys.refresh()
-        assert keys.trouble is None
+        assert keys.last_error is None
         assert {kid: key.algorithm for kid, key in keys._keys.items()} == {
             "ed": "EdDSA",
             "es": "ES256",
@@ -282,7 +282,7 @@ def test_a_document_may_list_keys_for_others() -> None:
     asyncio.run(pick())
 
 
-def test_a_key_that_is_weak_or_of_another_kind_is_refused_at_start() -> None:
+def test_a_key_that_is_weak_or_of_another_type_is_refused_at_start() -> None:
     small = rsa.generate_private_key(65537, 1024)
     for pem in (
         public_pem(small),
@@ -303,19 +303,19 @@ def test_a_key_that_is_weak_or_of_another_kind_is_refused_at_start() -> None:
         key_of_jwk({})
 
 
-def test_a_configured_jwk_is_the_key_it_describes() -> None:
+def test_a_configured_jwk_is_read_correctly() -> None:
     for kind in ("EdDSA", "ES256", "RS256"):
         jwk = json.loads(jwks((kind, kind), use="sig", alg=kind, key_ops=["verify"]))["keys"][0]
         key: PublicKey = key_of_jwk(jwk)
         assert key.material == key_of_pem(kind, public_pem(private(kind))).material
-        assert Verifier(FixedKeys([key]), TERMS, Clock()).verify(good(kind)) == USER
+        assert Verifier(FixedKeys([key]), POLICY, Clock()).verify(good(kind)) == USER
 
 
-def test_a_new_keypair_signs_what_its_public_half_verifies() -> None:
+def test_a_new_keypair_signs_and_verifies() -> None:
     signing, checking = new_keypair()
-    ours = Verifier(FixedKeys([key_of_pem("dev", checking)]), TERMS, Clock())
-    assert ours.verify(issue(signing, "dev", TERMS.claims("4001", {"user"}, NOW + 0.7))) == USER
-    assert ours.verify(issue(new_keypair()[0], "dev", claims())) is None
+    checker = Verifier(FixedKeys([key_of_pem("dev", checking)]), POLICY, Clock())
+    assert checker.verify(issue(signing, "dev", POLICY.claims("4001", {"user"}, NOW + 0.7))) == USER
+    assert checker.verify(issue(new_keypair()[0], "dev", claims())) is None
     assert hashlib.sha256(signing).digest() != hashlib.sha256(new_keypair()[0]).digest()
 
 

@@ -4,13 +4,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, Front, Play, bearer, token
+from tests.service.rig import ALICE, BOB, PRIVATE, TERMS, Answer, ApiClient, Run, bearer, token
 from tests.token_clients import Bearer
 from tidegate.core.refusals import Refusal
-from tidegate.service.api import ROUTES, Api
+from tidegate.service.api import Api
 from tidegate.service.auth import ROLES, Verifier
 from tidegate.service.keys import FixedKeys, issue, new_keypair
 from tidegate.service.metrics import Metrics
+from tidegate.service.routes import ROUTES
 from tidegate.service.routing import Route, ServiceContext
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
@@ -96,90 +97,90 @@ def expected(rule: Route, caller: CoreCaller) -> int:
     return SAMPLES.get((rule.method, rule.path), Sample()).status
 
 
-async def ask(front: Front, rule: Route, caller: CoreCaller, id_: str) -> Answer:
+async def ask(api: ApiClient, rule: Route, caller: CoreCaller, id_: str) -> Answer:
     named = "1" if "resolutions" in rule.path else id_
     path = rule.path.replace("{id}", named).replace("{code}", "USDT")
     sample = SAMPLES.get((rule.method, rule.path), Sample())
     body: Any = sample.body
     if isinstance(body, dict) and "cid" in body:
-        body = body | {"cid": f"matrix-{next(front.numbers)}"}
-    return await front.call(rule.method, path, body, caller.token)
+        body = body | {"cid": f"matrix-{next(api.numbers)}"}
+    return await api.call(rule.method, path, body, caller.token)
 
 
-def test_every_role_on_every_route_gets_what_its_rule_says(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "1000")
-        made = await front.transfer(IN)
+def test_every_role_on_every_route_gets_what_its_rule_says(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "1000")
+        made = await api.transfer(IN)
         alice = token(str(ALICE), "user")
-        pooled = await front.call("POST", "/api/v1/pool_transfers", POOLED, alice)
+        pooled = await api.call("POST", "/api/v1/pool_transfers", POOLED, alice)
         wrong = []
         for rule in ROUTES:
             kind = ("transfer_id", pooled) if "pool" in rule.path else ("req_id", made)
             for name, caller in CALLERS.items():
-                said = await ask(front, rule, caller, kind[1].body[kind[0]])
+                said = await ask(api, rule, caller, kind[1].body[kind[0]])
                 if rule.path.endswith("/halt"):
-                    await front.desk("POST", "/resume", {"reason": "the next one's turn"})
+                    await api.operator("POST", "/resume", {"reason": "the next one's turn"})
                 if said.status != expected(rule, caller):
                     wrong.append((rule.method, rule.path, name, said.status, said.body))
         assert wrong == []
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_refusal_by_role_says_nothing_about_what_is_there(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "1000")
-        made = await front.transfer(IN)
+def test_a_refusal_by_role_says_nothing_about_what_is_there(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "1000")
+        made = await api.transfer(IN)
         for rule in ROUTES:
             if "{id}" not in rule.path:
                 continue
             for caller in CALLERS.values():
-                seen = await ask(front, rule, caller, made.body["req_id"])
+                seen = await ask(api, rule, caller, made.body["req_id"])
                 if seen.status in (401, 403, 404):
-                    unseen = await ask(front, rule, caller, NO_SUCH)
+                    unseen = await ask(api, rule, caller, NO_SUCH)
                     for said in (seen, unseen):
                         said.body.pop("request_id")
                     assert (seen.status, seen.body) == (unseen.status, unseen.body)
 
-    play(scene)
+    run(scenario)
 
 
-def test_what_was_refused_by_role_changed_nothing(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "1000")
-        before = await front.balances()
+def test_what_was_refused_by_role_changed_nothing(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "1000")
+        before = await api.balances()
         for rule in ROUTES:
             for caller in CALLERS.values():
                 if rule.method != "GET" and not rule.roles & caller.roles:
-                    said = await ask(front, rule, caller, NO_SUCH)
+                    said = await ask(api, rule, caller, NO_SUCH)
                     assert said.status in (401, 403)
                     assert said.headers["content-type"] == "application/problem+json"
-        assert await front.balances() == before
-        assert not await front.gate.store.halted()
-        listed = await front.desk("GET", "/transfers")
+        assert await api.balances() == before
+        assert not await api.gate.store.halted()
+        listed = await api.operator("GET", "/transfers")
         assert len(listed.body["transfers"]) == 1  # The deposit.
 
-    play(scene)
+    run(scenario)
 
 
-def test_nobody_learns_what_was_wrong_with_a_token(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_nobody_learns_what_was_wrong_with_a_token(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         answers = []
         for name in ("nobody", "expired", "forged", "garbage"):
-            said = await front.call("GET", "/api/v1/balances", who=CALLERS[name].token)
+            said = await api.call("GET", "/api/v1/balances", bearer=CALLERS[name].token)
             assert said.headers["www-authenticate"] == "Bearer"
             said.body.pop("request_id")
             answers.append((said.status, said.body))
         assert answers == [answers[0]] * 4
         assert answers[0][1]["code"] == Refusal.UNAUTHORIZED
 
-    play(scene)
+    run(scenario)
 
 
-def bare_service(front: Front) -> ServiceContext:
+def bare_service(api: ApiClient) -> ServiceContext:
     verifier = Verifier(FixedKeys(()), TERMS, time.time)
     return ServiceContext(
-        gate=front.gate,
+        gate=api.gate,
         authenticate=verifier.authenticate,
         metrics=Metrics(),
         clock=time.monotonic,
@@ -187,9 +188,9 @@ def bare_service(front: Front) -> ServiceContext:
     )
 
 
-def test_a_route_without_a_rule_cannot_exist(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        routes = Api(bare_service(front)).routes
+def test_a_route_without_a_rule_cannot_exist(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        routes = Api(bare_service(api)).routes
         found = [(method, path) for path, methods in routes.items() for method in methods]
         assert sorted(found) == sorted(
             (method, rule.path)
@@ -201,7 +202,7 @@ def test_a_route_without_a_rule_cannot_exist(play: Play) -> None:
                 assert rule in ROUTES
                 assert (rule.method, rule.path) == ("GET" if method == "HEAD" else method, path)
 
-    play(scene)
+    run(scenario)
 
 
 def test_a_rule_names_known_roles_and_only_health_and_papers_are_for_anybody() -> None:
@@ -235,12 +236,12 @@ STRAY = [
 ]
 
 
-def test_unknown_paths_and_methods_are_problems(play: Play) -> None:
-    async def scene(front: Front) -> None:
+def test_unknown_paths_and_methods_are_problems(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
         for method, path, status, code in STRAY:
-            said = await front.call(method, path, who=token(str(ALICE), "user"))
+            said = await api.call(method, path, bearer=token(str(ALICE), "user"))
             assert (said.status, said.body["code"]) == (status, code), (method, path)
             assert said.headers["content-type"] == "application/problem+json"
             assert said.body["request_id"]
 
-    play(scene)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""A client that does not read its answers holds nothing for ever: no connection, no shutdown."""
+"""A client that does not read its replies cannot block a connection or a shutdown for ever."""
 
 import asyncio
 import contextlib
@@ -9,26 +9,26 @@ import pytest
 import uvloop
 
 import tidegate.service.connections
-from tests.service.raw_client import HUGE, Api, Play, get
+from tests.service.raw_client import HUGE, Api, Run, get
 from tidegate.service.connections import server_of
 
 WRITE_S, SHUTDOWN_S, SOON_S = 1.0, 1.0, 8.0
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
-def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Play:
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(tidegate.service.connections, "WRITE_S", WRITE_S)
     monkeypatch.setattr(tidegate.service.connections, "SHUTDOWN_S", SHUTDOWN_S)
 
-    def run(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+    def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(scene())
+            runner.run(scenario())
 
     return run
 
 
 class Running:
-    """A server, and raw sockets to it that say what they are told and read nothing."""
+    """A server, and raw sockets that send requests and read nothing."""
 
     def __init__(self) -> None:
         self.api = Api()
@@ -36,7 +36,7 @@ class Running:
         self.done = asyncio.ensure_future(self.server.serve())
 
     async def start(self) -> None:
-        while not self.server.started:  # noqa: ASYNC110  It has no event to wait for.
+        while not self.server.started:  # noqa: ASYNC110  Uvicorn has no event for this.
             await asyncio.sleep(0.01)
 
     @property
@@ -62,71 +62,71 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Running]:
-    scene = Running()
-    await scene.start()
+    scenario = Running()
+    await scenario.start()
     try:
-        yield scene
+        yield scenario
     finally:
-        scene.server.force_exit = True
-        await scene.end()
+        scenario.server.force_exit = True
+        await scenario.end()
 
 
 async def read(client: socket.socket) -> int:
     receiving = asyncio.get_running_loop().sock_recv(client, 1_000_000)
     received = len(await asyncio.wait_for(receiving, SOON_S))
-    assert received, "it was cut off"
+    assert received, "the connection was cut off"
     return received
 
 
-def test_a_client_that_never_reads_is_cut_off(play: Play) -> None:
-    async def scene() -> None:
+def test_a_client_that_never_reads_is_cut_off(run: Run) -> None:
+    async def scenario() -> None:
         async with running() as server:
             client = server.connect(get("/huge"), get("/next"))
             await server.until(1)
             await server.until(0)
-            assert server.api.asked in (["/huge"], ["/huge", "/next"])
+            assert server.api.paths in (["/huge"], ["/huge", "/next"])
             client.close()
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_client_that_never_reads_its_last_answer_is_cut_off(play: Play) -> None:
-    async def scene() -> None:
+def test_a_client_that_never_reads_its_last_reply_is_cut_off(run: Run) -> None:
+    async def scenario() -> None:
         async with running() as server:
             client = server.connect(get("/huge", "Connection: close"))
             await server.until(1)
             await server.until(0)
             client.close()
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_client_that_reads_in_time_gets_all_of_it(play: Play) -> None:
-    async def scene() -> None:
+def test_a_client_that_reads_in_time_gets_the_whole_reply(run: Run) -> None:
+    async def scenario() -> None:
         async with running() as server:
             client, received = server.connect(get("/huge")), 0
             while received < HUGE:
                 received += await read(client)
             client.close()
 
-    play(scene)
+    run(scenario)
 
 
 @pytest.mark.parametrize("requests", [[get("/huge")], [get("/huge"), get("/next")], [get("/slow")]])
-def test_the_end_of_the_server_waits_for_nobody_for_ever(
-    play: Play, monkeypatch: pytest.MonkeyPatch, requests: list[bytes]
+def test_a_shutdown_does_not_wait_for_ever_for_a_client(
+    run: Run, monkeypatch: pytest.MonkeyPatch, requests: list[bytes]
 ) -> None:
     monkeypatch.setattr(tidegate.service.connections, "WRITE_S", 600.0)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with running() as server:
             client = server.connect(*requests)
             await server.until(1)
-            while not server.api.asked:  # noqa: ASYNC110
+            while not server.api.paths:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             began_s = asyncio.get_running_loop().time()
             await server.end()
             assert asyncio.get_running_loop().time() - began_s < SHUTDOWN_S + 3.0
             client.close()
 
-    play(scene)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""Alerts reach the webhook, in order, however often it fails first."""
+"""Alerts reach the webhook in order, even if it fails at first."""
 
 import asyncio
 from uuid import UUID
@@ -13,9 +13,9 @@ from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.service.pager import MAX_WAITING, AlertDropped, Pager
 
 
-def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_is_posted_until_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tidegate.service.pager, "PAUSE_S", 0.001)
-    taken: list[object] = []
+    posted: list[object] = []
     fails = 2
     where = ("core", UUID(int=9), "COMPENSATING")
     stuck = Alert(Alarm.CRITICAL, AlertCode.REFUND_FAILING, "stuck", *where, 4, 61.28, count=2)
@@ -24,10 +24,10 @@ def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
         nonlocal fails
         fails -= 1
         if fails < 0:
-            taken.append(msgspec.json.decode(body))
+            posted.append(msgspec.json.decode(body))
         return fails < 0
 
-    async def whole() -> None:
+    async def main() -> None:
         pager = Pager(post)
 
         async def deliver() -> None:
@@ -35,17 +35,17 @@ def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
                 await pager.deliver()
 
         running = asyncio.create_task(deliver())
-        pager.notify(Alert(Alarm.NONE, AlertCode.STORE_UNAVAILABLE, "nobody needs to know"))
+        pager.notify(Alert(Alarm.NONE, AlertCode.STORE_UNAVAILABLE, "not for the webhook"))
         pager.notify(stuck)
         pager.notify(Alert(Alarm.HALT, AlertCode.BOOKS_DISAGREE, "the books differ"))
         pager.notify(replace(stuck, alarm=Alarm.NONE, cause="cleared: stuck", cleared=True))
         for _ in range(200):
-            if len(taken) == 3:
+            if len(posted) == 3:
                 break
             await asyncio.sleep(0.01)
         running.cancel()
 
-    asyncio.run(whole())
+    asyncio.run(main())
     known = {
         "code": "refund_failing",
         "lane": "core",
@@ -55,24 +55,24 @@ def test_an_alert_is_posted_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
         "age_s": 61.3,
         "count": 2,
     }
-    assert taken == [
+    assert posted == [
         {"alarm": "CRITICAL", "cause": "stuck", **known},
         {"alarm": "HALT", "cause": "the books differ", "code": "books_disagree"},
         {"alarm": "NONE", "cause": "cleared: stuck", **known, "cleared": True},
-    ], "with its code, its ULID, its retries and its age; and that it is over"
+    ], "with the code, ULID, retries and age; and that it is cleared"
 
 
-def test_what_waits_at_the_end_is_posted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_that_wait_at_shutdown_are_still_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tidegate.service.pager, "PAUSE_S", 0.001)
-    taken: list[bytes] = []
+    posted: list[bytes] = []
 
     async def post(body: bytes) -> bool:
-        taken.append(body)
-        if len(taken) == 1:
+        posted.append(body)
+        if len(posted) == 1:
             raise ZeroDivisionError("a planted bug")
         return True
 
-    async def whole() -> None:
+    async def main() -> None:
         pager = Pager(post)
         pager.notify(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, "one"))
         pager.notify(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, "two"))
@@ -80,38 +80,38 @@ def test_what_waits_at_the_end_is_posted_first(monkeypatch: pytest.MonkeyPatch) 
             await pager.deliver()
         await asyncio.wait_for(pager.flush(5.0), 2.0)
 
-    asyncio.run(whole())
-    assert [msgspec.json.decode(body)["cause"] for body in taken] == ["one", "one", "two"]
+    asyncio.run(main())
+    assert [msgspec.json.decode(body)["cause"] for body in posted] == ["one", "one", "two"]
 
 
-def test_an_alert_that_is_never_taken_is_dropped_and_said_so(
+def test_an_alert_that_is_never_accepted_is_dropped_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tidegate.service.pager, "PAUSE_S", 0.001)
 
-    async def deaf(_: bytes) -> bool:
+    async def refuse(_: bytes) -> bool:
         return False
 
-    async def whole() -> None:
-        pager = Pager(deaf)
+    async def main() -> None:
+        pager = Pager(refuse)
         pager.notify(Alert(Alarm.CRITICAL, AlertCode.ENGINE_DIED, "one"))
         with pytest.raises(AlertDropped):
             await pager.deliver()
         monkeypatch.setattr(tidegate.service.pager, "IDLE_S", 0.01)
         await pager.deliver()
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
-def test_a_deaf_webhook_holds_nothing_up_and_fills_nothing() -> None:
-    async def deaf(_: bytes) -> bool:
+def test_a_failing_webhook_blocks_nothing_and_its_queue_is_bounded() -> None:
+    async def refuse(_: bytes) -> bool:
         return False
 
-    async def whole() -> None:
-        pager = Pager(deaf)
+    async def main() -> None:
+        pager = Pager(refuse)
         for n in range(MAX_WAITING + 50):
             pager.notify(Alert(Alarm.PAGE, AlertCode.TRANSFER_STUCK, f"number {n}"))
         assert pager._waiting.qsize() == MAX_WAITING
         Pager(None).notify(Alert(Alarm.HALT, AlertCode.BOOKS_DISAGREE, "no webhook, no queue"))
 
-    asyncio.run(whole())
+    asyncio.run(main())

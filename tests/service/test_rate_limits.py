@@ -1,4 +1,4 @@
-"""Limits: requests per second, transfers per day, amounts per day; a replay counts for none."""
+"""Limits on requests per second, transfers per day and amounts per day; replays do not count."""
 
 import asyncio
 import random
@@ -18,11 +18,11 @@ from tidegate.store.postgres import PostgresStore
 from tidegate.systems.ledger import Ledger
 
 
-def test_a_bucket_holds_one_second_and_fills_again() -> None:
+def test_a_bucket_holds_one_second_and_refills() -> None:
     now = 100.0
     rate = OwnerRateLimit(10, lambda: now)
     assert [rate.admits(1) for _ in range(12)] == [True] * 10 + [False] * 2
-    assert rate.admits(2), "another owner has a bucket of their own"
+    assert rate.admits(2), "another owner has another bucket"
     now += 0.35
     assert [rate.admits(1) for _ in range(5)] == [True] * 3 + [False] * 2
     now += 60
@@ -53,34 +53,34 @@ def limited(store: PostgresStore, limits: DailyLimits, seed: int) -> Engine[Any]
 
 
 def test_daily_limits_hold_over_concurrent_batches_and_engines(database: str) -> None:
-    async def whole() -> None:
+    async def main() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             limits = DailyLimits(10, {})
-            async with limited(store, limits, 1) as one, limited(store, limits, 2) as two:
+            async with limited(store, limits, 1) as first, limited(store, limits, 2) as second:
                 wanted = [request("in", 1, f"c{n}") for n in range(40)]
-                asked = [(one, two)[n % 2].submit(r) for n, r in enumerate(wanted)]
-                said = await asyncio.gather(*asked)
-                born = [s for s in said if isinstance(s, Receipt)]
-                assert len(born) == 10, "every birth counts, also one that is refused later"
-                assert said.count(Refusal.DAILY_LIMIT_EXCEEDED) == 30
-                cid = born[0].transfer.cid
-                again = await one.submit(request("in", 1, cid))
+                futures = [(first, second)[n % 2].submit(r) for n, r in enumerate(wanted)]
+                replies = await asyncio.gather(*futures)
+                receipts = [s for s in replies if isinstance(s, Receipt)]
+                assert len(receipts) == 10, "one that is refused later counts, too"
+                assert replies.count(Refusal.DAILY_LIMIT_EXCEEDED) == 30
+                cid = receipts[0].transfer.cid
+                again = await first.submit(request("in", 1, cid))
                 assert isinstance(again, Receipt)
                 assert again.duplicate, "a replay does not count"
-                other = await one.submit(request("in", 1, owner=OWNER + 1))
+                other = await first.submit(request("in", 1, owner=OWNER + 1))
                 assert isinstance(other, Receipt)
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
 def test_daily_amounts_are_per_asset(database: str) -> None:
-    async def whole() -> None:
+    async def main() -> None:
         async with (
             PostgresStore(database, SCHEMA) as store,
             limited(store, DailyLimits(None, {3: 100}), 1) as engine,
         ):
-            said = [await engine.submit(request("in", amount)) for amount in (60, 50, 40, 1)]
-        assert [isinstance(s, Receipt) for s in said] == [True, False, True, False]
-        assert said[1] is said[3] is Refusal.DAILY_AMOUNT_EXCEEDED
+            replies = [await engine.submit(request("in", amount)) for amount in (60, 50, 40, 1)]
+        assert [isinstance(s, Receipt) for s in replies] == [True, False, True, False]
+        assert replies[1] is replies[3] is Refusal.DAILY_AMOUNT_EXCEEDED
 
-    asyncio.run(whole())
+    asyncio.run(main())

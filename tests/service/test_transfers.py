@@ -6,126 +6,126 @@ from typing import Any
 
 import pytest
 
-from tests.service.rig import ALICE, BOB, Front, Play, token
+from tests.service.rig import ALICE, BOB, ApiClient, Run, token
 from tidegate.core.transfer import Question
 
 IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10.5"}
 
 
-def test_a_transfer_is_made_shown_and_listed(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        said = await front.transfer(IN | {"cid": "first"})
+def test_a_transfer_is_made_shown_and_listed(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        said = await api.transfer(IN | {"cid": "first"})
         assert said.status == 201, said
         body = said.body
         assert (body["state"], body["cid"], body["amount"]) == ("COMMITTED", "first", "10.500000")
         assert body["req_id"] == body["transfer_id"]
         assert len(body["req_id"]) == 26
         assert said.headers["location"].endswith(body["req_id"])
-        who = token(str(ALICE), "user")
-        shown = await front.call("GET", f"/api/v1/internal_transfer/{body['req_id']}", who=who)
+        bearer = token(str(ALICE), "user")
+        shown = await api.call("GET", f"/api/v1/internal_transfer/{body['req_id']}", bearer=bearer)
         assert shown.body["state"] == "COMMITTED"
-        listed = await front.call("GET", "/api/v1/internal_transfer?limit=5", who=who)
+        listed = await api.call("GET", "/api/v1/internal_transfer?limit=5", bearer=bearer)
         assert [t["req_id"] for t in listed.body["transfers"]] == [body["req_id"]]
         assert listed.body["next_cursor"] is None
-        assert await front.balances() == {
+        assert await api.balances() == {
             ("FUNDING", "USDT"): "89.500000",
             ("SPOT", "USDT"): "10.500000",
         }
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_list_is_read_page_by_page(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        made = [(await front.transfer(IN | {"amount": "1"})).body["req_id"] for _ in range(5)]
-        who, cursor, seen = token(str(ALICE), "user"), "", []
+def test_a_list_is_read_page_by_page(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        made = [(await api.transfer(IN | {"amount": "1"})).body["req_id"] for _ in range(5)]
+        bearer, cursor, seen = token(str(ALICE), "user"), "", []
         for size in (2, 2, 1):
             path = f"/api/v1/internal_transfer?limit=2&state=COMMITTED{cursor}"
-            page = (await front.call("GET", path, who=who)).body
+            page = (await api.call("GET", path, bearer=bearer)).body
             assert len(page["transfers"]) == size
             seen += [t["req_id"] for t in page["transfers"]]
             cursor = f"&cursor={page['next_cursor']}"
         assert page["next_cursor"] is None
         assert seen == made[::-1], "newest first, none twice, none left out"
 
-    play(scene)
+    run(scenario)
 
 
-def test_the_same_cid_is_the_same_transfer_and_another_body_a_422(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        first = await front.transfer(IN, headers={"Idempotency-Key": "k"})
-        again = await front.transfer(IN | {"cid": "k"})
+def test_the_same_cid_is_the_same_transfer_and_another_body_a_422(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        first = await api.transfer(IN, headers={"Idempotency-Key": "k"})
+        again = await api.transfer(IN | {"cid": "k"})
         assert (first.status, again.status) == (201, 200)
         assert again.body["duplicate"] is True
         assert again.body["req_id"] == first.body["req_id"]
-        other = await front.transfer(IN | {"cid": "k", "amount": "11"})
+        other = await api.transfer(IN | {"cid": "k", "amount": "11"})
         assert (other.status, other.body["code"]) == (422, "IDEMPOTENCY_MISMATCH")
-        both = await front.transfer(IN | {"cid": "k"}, headers={"Idempotency-Key": "other"})
+        both = await api.transfer(IN | {"cid": "k"}, headers={"Idempotency-Key": "other"})
         assert (both.status, both.body["code"]) == (400, "INVALID_REQUEST")
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_replay_is_answered_although_the_asset_is_suspended_by_now(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        first = await front.transfer(IN | {"cid": "k"})
-        await front.desk("PATCH", "/assets/USDT", {"status": "SUSPENDED"})
-        again = await front.transfer(IN | {"cid": "k"})
+def test_a_replay_is_answered_although_the_asset_is_suspended_by_now(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        first = await api.transfer(IN | {"cid": "k"})
+        await api.operator("PATCH", "/assets/USDT", {"status": "SUSPENDED"})
+        again = await api.transfer(IN | {"cid": "k"})
         assert (again.status, again.body["req_id"]) == (200, first.body["req_id"])
-        fresh = await front.transfer(IN | {"cid": "k2"})
+        fresh = await api.transfer(IN | {"cid": "k2"})
         assert (fresh.status, fresh.body["code"]) == (422, "ASSET_SUSPENDED")
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_refusal_by_a_system_is_a_422_with_the_transfer(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "1")
-        said = await front.transfer(IN | {"cid": "k"})
+def test_a_refusal_by_a_system_is_a_422_with_the_transfer(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "1")
+        said = await api.transfer(IN | {"cid": "k"})
         assert (said.status, said.body["code"]) == (422, "INSUFFICIENT_BALANCE")
         assert said.body["state"] == "FAILED"
         assert said.headers["content-type"] == "application/problem+json"
-        again = await front.transfer(IN | {"cid": "k"})
+        again = await api.transfer(IN | {"cid": "k"})
         assert (again.status, again.body["req_id"]) == (422, said.body["req_id"])
-        shown = await front.call(
+        shown = await api.call(
             "GET",
             f"/api/v1/internal_transfer/{said.body['req_id']}",
-            who=token(str(ALICE), "user"),
+            bearer=token(str(ALICE), "user"),
         )
         assert shown.body["state"] == "FAILED"
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_strangers_transfer_and_one_that_is_not_there_look_the_same(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        made = await front.transfer(IN)
-        who = token(str(BOB), "user")
-        foreign = await front.call(
-            "GET", f"/api/v1/internal_transfer/{made.body['req_id']}", who=who
+def test_a_strangers_transfer_and_one_that_is_not_there_look_the_same(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        made = await api.transfer(IN)
+        bearer = token(str(BOB), "user")
+        foreign = await api.call(
+            "GET", f"/api/v1/internal_transfer/{made.body['req_id']}", bearer=bearer
         )
-        absent = await front.call(
-            "GET", "/api/v1/internal_transfer/01JFVQ2X8Z0Y1M3N4P5R6S7T8V", who=who
+        absent = await api.call(
+            "GET", "/api/v1/internal_transfer/01JFVQ2X8Z0Y1M3N4P5R6S7T8V", bearer=bearer
         )
-        rubbish = await front.call("GET", "/api/v1/internal_transfer/…", who=who)
+        rubbish = await api.call("GET", "/api/v1/internal_transfer/…", bearer=bearer)
         for said in (foreign, absent, rubbish):
             said.body.pop("request_id")
             assert said.status == 404
         assert foreign.body == absent.body == rubbish.body
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_batch_answers_each_item_by_itself(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "12")
+def test_a_batch_answers_each_item_by_itself(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "12")
         items = [IN | {"cid": "a"}, IN | {"cid": "b"}, IN | {"amount": "-1"}, IN | {"to": "MOON"}]
-        said = await front.call(
+        said = await api.call(
             "POST", "/api/v1/internal_transfers", {"transfers": items}, token(str(ALICE), "user")
         )
         assert said.status == 200
@@ -133,13 +133,13 @@ def test_a_batch_answers_each_item_by_itself(play: Play) -> None:
         codes = [r.get("code") for r in said.body["results"]]
         assert codes == [None, "INSUFFICIENT_BALANCE", "INVALID_AMOUNT", "INVALID_ACCOUNT_TYPE"]
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        ledger: Any = front.gate.engine.context.local["ledger"]
+def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        ledger: Any = api.gate.engine.context.local["ledger"]
         ask = ledger.ask
 
         async def touchy(tx: Any, questions: Sequence[Question]) -> Any:
@@ -149,7 +149,7 @@ def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(play: Play) -> None:
 
         ledger.ask = touchy
         items = [IN | {"cid": cid, "amount": amount} for cid, amount in (("a", "13"), ("b", "2"))]
-        said = await front.call(
+        said = await api.call(
             "POST", "/api/v1/internal_transfers", {"transfers": items}, token(str(ALICE), "user")
         )
         assert said.status == 200
@@ -157,24 +157,24 @@ def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(play: Play) -> None:
         assert said.body["results"][0]["code"] == "SYSTEM_ERROR"
         assert "thirteen" not in str(said.body), "what failed is ours to know"
 
-    play(scene)
+    run(scenario)
 
 
-def test_the_older_shape_speaks_of_funding_and_trading(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        who = token(str(ALICE), "user")
+def test_the_older_shape_speaks_of_funding_and_trading(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        bearer = token(str(ALICE), "user")
         body = {"from": "funding", "to": "trading", "user_id": ALICE, "asset": "USDT"}
-        said = await front.call("POST", "/api/v1/transfer", body | {"amount": "1.5"}, who)
+        said = await api.call("POST", "/api/v1/transfer", body | {"amount": "1.5"}, bearer)
         assert (said.status, said.body["status"]) == (200, "committed")
-        shown = await front.call("GET", f"/api/v1/transfer/{said.body['req_id']}", who=who)
+        shown = await api.call("GET", f"/api/v1/transfer/{said.body['req_id']}", bearer=bearer)
         assert shown.body["state"] == "committed"
         assert shown.body["created_at"] > 1_700_000_000_000
-        failed = await front.call("POST", "/api/v1/transfer", body | {"amount": "500"}, who)
+        failed = await api.call("POST", "/api/v1/transfer", body | {"amount": "500"}, bearer)
         assert (failed.status, failed.body["status"]) == (200, "failed")
         assert failed.body["message"] == "INSUFFICIENT_BALANCE"
 
-    play(scene)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -195,33 +195,33 @@ def test_the_older_shape_speaks_of_funding_and_trading(play: Play) -> None:
     ],
 )
 def test_bad_input_gets_its_code(
-    play: Play, change: dict[str, object], status: int, code: str
+    run: Run, change: dict[str, object], status: int, code: str
 ) -> None:
-    async def scene(front: Front) -> None:
-        said = await front.transfer(IN | change)
+    async def scenario(api: ApiClient) -> None:
+        said = await api.transfer(IN | change)
         assert (said.status, said.body["code"]) == (status, code)
         assert said.body["request_id"] == said.headers["x-request-id"]
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_thousand_posts_with_one_cid_make_one_transfer(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        said = await asyncio.gather(*(front.transfer(IN | {"cid": "k"}) for _ in range(300)))
+def test_a_thousand_posts_with_one_cid_make_one_transfer(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        said = await asyncio.gather(*(api.transfer(IN | {"cid": "k"}) for _ in range(300)))
         assert len({s.body["req_id"] for s in said}) == 1
         assert sorted({s.status for s in said}) == [200, 201]
-        assert (await front.balances())["FUNDING", "USDT"] == "89.500000"
+        assert (await api.balances())["FUNDING", "USDT"] == "89.500000"
 
-    play(scene)
+    run(scenario)
 
 
-def test_metrics_have_the_names_that_dashboards_were_built_on(play: Play) -> None:
-    async def scene(front: Front) -> None:
-        await front.fund("FUNDING", "100")
-        await front.transfer(IN)
-        await front.transfer(IN | {"amount": "-1"})
-        page = (await front.call("GET", "/metrics")).body
+def test_metrics_have_the_names_that_dashboards_were_built_on(run: Run) -> None:
+    async def scenario(api: ApiClient) -> None:
+        await api.fund("FUNDING", "100")
+        await api.transfer(IN)
+        await api.transfer(IN | {"amount": "-1"})
+        page = (await api.call("GET", "/metrics")).body
         for line in (
             'internal_transfer_by_status{flow="internal_transfer",status="COMMITTED"} 1.0',
             'internal_transfer_by_status{flow="deposit",status="COMPLETED"} 1.0',
@@ -234,4 +234,4 @@ def test_metrics_have_the_names_that_dashboards_were_built_on(play: Play) -> Non
         ):
             assert line in page, line
 
-    play(scene)
+    run(scenario)

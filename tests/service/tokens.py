@@ -1,4 +1,4 @@
-"""Tokens for tests: good ones, and ones that are rightly signed whatever they say."""
+"""Tokens for tests: valid ones, and ones with a valid signature on any content."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from tidegate.service.auth import Identity, TokenPolicy, Verifier
 from tidegate.service.keys import FixedKeys, issue, key_of_pem
 
 NOW = 1_800_000_000
-TERMS = TokenPolicy(issuer="https://login.example", audience="tidegate")
+POLICY = TokenPolicy(issuer="https://login.example", audience="tidegate")
 USER = Identity("4001", 4001, frozenset({"user"}))
 HEADER = b'{"alg":"EdDSA","kid":"EdDSA","typ":"JWT"}'
 
@@ -56,35 +56,35 @@ def known(*kinds: str) -> FixedKeys:
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    return {**TERMS.claims("4001", ["user"], NOW), "jti": "j-1", **changes}
+    return {**POLICY.claims("4001", ["user"], NOW), "jti": "j-1", **changes}
 
 
 def good(kind: str = "EdDSA", **changes: Any) -> str:
     return issue(private_pem(private(kind)), kind, claims(**changes))
 
 
-def verifier(clock: Clock | None = None, terms: TokenPolicy = TERMS) -> Verifier:
-    return Verifier(known("EdDSA", "ES256", "RS256"), terms, clock or Clock())
+def verifier(clock: Clock | None = None, policy: TokenPolicy = POLICY) -> Verifier:
+    return Verifier(known("EdDSA", "ES256", "RS256"), policy, clock or Clock())
 
 
-def armoured(raw: bytes) -> str:
+def base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def signed(header: bytes, payload: bytes) -> str:
-    """Whatever is written, rightly signed with the right key."""
+    """Sign any header and payload with the known key."""
     key = private("EdDSA")
     assert isinstance(key, ed25519.Ed25519PrivateKey)
-    text = f"{armoured(header)}.{armoured(payload)}"
-    return f"{text}.{armoured(key.sign(text.encode()))}"
+    text = f"{base64url(header)}.{base64url(payload)}"
+    return f"{text}.{base64url(key.sign(text.encode()))}"
 
 
 def with_header(**changes: Any) -> str:
     header = {"alg": "EdDSA", "kid": "EdDSA", "typ": "JWT", **changes}
-    kept = {name: value for name, value in header.items() if value is not ...}
-    return signed(json.dumps(kept).encode(), json.dumps(claims()).encode())
+    fields = {name: value for name, value in header.items() if value is not ...}
+    return signed(json.dumps(fields).encode(), json.dumps(claims()).encode())
 
 
 def with_claims(**changes: Any) -> str:
-    kept = {name: value for name, value in claims(**changes).items() if value is not ...}
-    return signed(HEADER, json.dumps(kept).encode())
+    fields = {name: value for name, value in claims(**changes).items() if value is not ...}
+    return signed(HEADER, json.dumps(fields).encode())

@@ -1,4 +1,4 @@
-"""What the tests of the simulation have in common: they make much garbage."""
+"""Fixtures of the simulation tests, which create much garbage."""
 
 import gc
 
@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _freeze() -> None:
-    """What was there before the first test is no garbage: to look through it took time."""
+    """Exclude objects from before the first test from collection: scanning them took time."""
     gc.collect()
     gc.freeze()

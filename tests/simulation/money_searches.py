@@ -1,17 +1,17 @@
-"""Ways to look for bugs about where money goes: sales with a fee, two halts, the audit's eyes."""
+"""Searches for bugs in where money moves: sales with a fee, two halts, and the audit's rules."""
 
 import asyncio
 from collections.abc import Iterator
 from enum import StrEnum
 from uuid import UUID
 
-from tests.simulation.searches import BUDGET, Brake, Search, Trial, found
+from tests.simulation.searches import BUDGET, Halt, Search, Trial, trial_of
 from tidegate.core.account import Account
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
 from tidegate.core.kind import GENESIS, Party
 from tidegate.core.request import Request
 from tidegate.core.transfer import HistoryEntry
-from tidegate.engine.audit_rules import judge, ledger_found
+from tidegate.engine.audit_rules import judge, ledger_records
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import LEDGER
 from tidegate.simulation.scenario import Scenario, run
@@ -32,7 +32,7 @@ class Sale(StrEnum):
     REFUSED = "REFUSED"
 
 
-# Each step rests, so that what fails between two transactions fails here too.
+# Each step rests, so that faults between two transactions are possible here, too.
 SALE = Flow(
     "sale",
     first=Sale.HOLDING,
@@ -51,7 +51,7 @@ SALE = Flow(
 
 
 def sales(scene: Scenario) -> None:
-    """Money is held, captured and paid with a fee, into a book that may be disabled."""
+    """Money is held, captured and paid with a fee to a book that may be disabled."""
     scene.world.tables.flows[SALE.name] = checksum(SALE)
     parties = {
         owner: {
@@ -61,8 +61,8 @@ def sales(scene: Scenario) -> None:
         }
         for owner in OWNERS
     }
-    scene.wishes = [
-        *scene.wishes[:4],
+    scene.requests = [
+        *scene.requests[:4],
         *(
             Request(owner, "sale", parties[owner], ASSET, 10 + number, f"sale {number}", fee=number)
             for number in range(SALES)
@@ -71,50 +71,50 @@ def sales(scene: Scenario) -> None:
     ]
 
 
-def sold() -> Search:
+def sale_search() -> Search:
     def trials() -> Iterator[Trial]:
         for seed in range(BUDGET):
             result = run(seed, None, sales, {**FLOWS, SALE.name: SALE})
-            yield found(f"seed {seed}, sales", result)
+            yield trial_of(f"seed {seed}, sales", result)
 
     return Search("sales", trials)
 
 
-class TwoBrakes(Brake):
-    """Two people halt for causes of their own. The first to resume ends only one of the halts."""
+class TwoHalts(Halt):
+    """Two operators halt for different reasons. The first resume ends only one of the halts."""
 
     def alter(self, scene: Scenario) -> None:
         self.scene, begin = scene, scene._begin
-        scene.nodes, scene.spread_s = 1, 3.0
+        scene.workers, scene.spread_s = 1, 3.0
         self.halts: list[int] = []
 
-        async def begun() -> None:
+        async def begin_and_disturb() -> None:
             await begin()
             loop, at_s = asyncio.get_running_loop(), 0.5 + scene.world.dice.random()
-            for after_s, doing in ((0.0, self.stop), (0.5, self.stop), (1.0, self.go_on)):
-                loop.call_later(at_s + after_s, doing)
-            loop.call_later(at_s + 4.0, self.go_on)
+            for after_s, step in ((0.0, self.halt), (0.5, self.halt), (1.0, self.resume)):
+                loop.call_later(at_s + after_s, step)
+            loop.call_later(at_s + 4.0, self.resume)
 
-        scene._begin = begun  # type: ignore[method-assign]
+        scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
-    def stop(self) -> None:
+    def halt(self) -> None:
         assert self.scene is not None
-        halts, cause = self.scene.world.tables.halts, f"cause {len(self.halts)}"
-        self.halts.append(halts.add(cause, "people", 0))
-        self.pulled_s = self.pulled_s or self.scene.world.loop.now_s
+        halts, reason = self.scene.world.tables.halts, f"reason {len(self.halts)}"
+        self.halts.append(halts.add(reason, "people", 0))
+        self.halted_s = self.halted_s or self.scene.world.loop.now_s
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self.scene is not None
         self.scene.world.tables.halts.end([self.halts.pop()])
         if not self.halts:
-            self.pulled_s = None
+            self.halted_s = None
 
 
-def twice_braked() -> Search:
+def twice_halted() -> Search:
     def trials() -> Iterator[Trial]:
         for seed in range(BUDGET):
-            brakes = TwoBrakes()
-            yield found(f"seed {seed}, halted twice", run(seed, brakes, brakes.alter))
+            halts = TwoHalts()
+            yield trial_of(f"seed {seed}, halted twice", run(seed, halts, halts.alter))
 
     return Search("halted twice", trials)
 
@@ -125,7 +125,7 @@ PARTIES = {
     "target": Party(LEDGER, MEMBERS[1], OWNER),
     "fees": Party(LEDGER, "FEES", OWNER),
 }
-ELSEWHERE = {
+WRONG_ACCOUNTS = {
     "another member": Account(OWNER, "member:3", ASSET),
     "another owner": Account(OWNER + 1, MEMBERS[1], ASSET),
     "the payer": Account(OWNER, MEMBERS[0], ASSET),
@@ -133,15 +133,15 @@ ELSEWHERE = {
 
 
 def paid(to: Account) -> AuditCase:
-    """A sale that was paid, with all the operations that it needs; the credit is this account's."""
+    """A paid sale with all its operations. The credit goes to the given account."""
     steps = (
         (Sale.HOLDING, "hold", Sale.CAPTURING, Account(OWNER, MEMBERS[0], ASSET), (-5, 5)),
         (Sale.CAPTURING, "capture", Sale.PAYING, Account(OWNER, MEMBERS[0], ASSET), (0, -5)),
         (Sale.PAYING, "credit", Sale.PAID, to, (5, 0)),
     )
     history = [
-        HistoryRow(HistoryEntry(version, (asked, reached), verb, "done"), 0, GENESIS)
-        for version, (asked, verb, reached, _, _) in enumerate(steps)
+        HistoryRow(HistoryEntry(version, (state, next_state), verb, "done"), 0, GENESIS)
+        for version, (state, verb, next_state, _, _) in enumerate(steps)
     ]
     operations = [
         LedgerRow(ID, version, account, verb, 5, "done", *moved, 0)
@@ -151,21 +151,21 @@ def paid(to: Account) -> AuditCase:
     return AuditCase(row, history, operations)
 
 
-def audited() -> Search:
-    """Payments that went astray are put to the rules of the audit."""
+def audit_search() -> Search:
+    """The audit's rules judge payments to wrong accounts."""
 
     def trials() -> Iterator[Trial]:
-        right = paid(Account(OWNER, MEMBERS[1], ASSET))
-        problems = judge(right, SALE, ledger_found(right, LEDGER)).problems
+        correct = paid(Account(OWNER, MEMBERS[1], ASSET))
+        problems = judge(correct, SALE, ledger_records(correct, LEDGER)).problems
         yield Trial("audit: the target", "; ".join(problems))
-        for name, account in ELSEWHERE.items():
-            astray = paid(account)
-            problems = judge(astray, SALE, ledger_found(astray, LEDGER)).problems
-            yield Trial(f"audit: {name}", "" if problems else f"{name} was paid unnoticed")
+        for name, account in WRONG_ACCOUNTS.items():
+            wrong = paid(account)
+            problems = judge(wrong, SALE, ledger_records(wrong, LEDGER)).problems
+            yield Trial(f"audit: {name}", "" if problems else f"a payment to {name} was not found")
 
     return Search("audit", trials)
 
 
-SALES_WORLD = sold()
-TWICE_BRAKED = twice_braked()
-AUDITED = audited()
+SALES_WORLD = sale_search()
+TWICE_HALTED = twice_halted()
+AUDIT = audit_search()

@@ -1,7 +1,7 @@
-"""Every call of a transfer fails in every way it can; then, after each, every call once more.
+"""Exhaustive fault plans: every call with every fault, then every pair of such faults.
 
-A plan is a list of faults, each at the number of a call. The calls of a run say which faults can
-be added behind its last one, so that no plan misses and none is left out.
+A plan is a list of faults, each at the index of a call. The calls of a run determine which faults
+can follow the last one of its plan: so every fault is injected, and no plan is left out.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from tidegate.flows import FLOWS
 from tidegate.simulation.faults import POINTS, WORKER_POINTS, Fault, FaultPlan
 from tidegate.simulation.loop import START_S
 from tidegate.simulation.result import SeedResult
-from tidegate.simulation.runs import told
+from tidegate.simulation.runs import trace_lines
 from tidegate.simulation.scenario import LIVENESS_S, Scenario, run
 
 SEED = 1
-MAX_TOLD = 20
-SLAB = 1_000
-# What every call of a worker suffers twice in every run of the tests: it is lost, or its reply is;
-# it lands late, or twice; and who asks or who is asked dies, before it is done or after.
-TWICE = frozenset(
+MAX_FAILURES = 20
+CHUNK = 1_000
+# The faults of worker calls that every test run combines in pairs: the call or its reply is lost,
+# the effect comes late or twice, or the caller or the core dies before or after the effect.
+USUAL = frozenset(
     {
         Fault.KILLED_BEFORE,
         Fault.KILLED_AFTER,
@@ -48,12 +48,12 @@ Faults: TypeAlias = tuple[tuple[int, Fault], ...]
 
 
 class Attempt(NamedTuple):
-    """One plan carried out."""
+    """One plan and its results."""
 
     result: SeedResult
     calls: Sequence[str]
-    ends: Sequence[str]  # The states of all transfers: of one, that is.
-    ended_s: float  # In virtual time, from the beginning.
+    ends: Sequence[str]  # The states of all transfers. A path has one.
+    ended_s: float  # In virtual time, from the start.
 
 
 def attempt(path: Path, faults: Faults = (), seed: int = SEED) -> Attempt:
@@ -64,17 +64,18 @@ def attempt(path: Path, faults: Faults = (), seed: int = SEED) -> Attempt:
         path.prepare(scene)
 
     result = run(seed, plan, prepare, {path.flow: FLOWS[path.flow]})
-    ends = [life.transfer.state for life in scenes[0].world.auditor.lives.values()]
-    healed_s = (at for at, who, what in result.trace if (who, what) == ("world", "heals"))
-    return Attempt(result, plan.calls, ends, next(healed_s, float("inf")) - START_S)
+    ends = [audited.transfer.state for audited in scenes[0].world.auditor.transfers.values()]
+    faults_end = ("world", "faults end")
+    faults_ended_s = (at for at, *event in result.trace if tuple(event) == faults_end)
+    return Attempt(result, plan.calls, ends, next(faults_ended_s, float("inf")) - START_S)
 
 
-def wrong(path: Path, faults: Faults, tried: Attempt) -> str | None:
-    """What a plan came to that it must not. Nothing that fails changes where a transfer ends."""
+def violation(path: Path, faults: Faults, tried: Attempt) -> str | None:
+    """The violation in a plan, if any. No fault may change the end state of the transfer."""
     if tried.result.fault is not None:
         return f"{type(tried.result.fault).__name__}: {tried.result.fault}"
     if tried.result.faults != Counter((tried.calls[number], fault) for number, fault in faults):
-        return f"other faults struck: {dict(tried.result.faults)}"
+        return f"other faults were injected: {dict(tried.result.faults)}"
     if tried.ends != [path.end]:
         return f"ended in {tried.ends} instead of {path.end}"
     if tried.ended_s > LIVENESS_S:
@@ -83,51 +84,51 @@ def wrong(path: Path, faults: Faults, tried: Attempt) -> str | None:
 
 
 def longer(faults: Faults, calls: Sequence[str], *, thorough: bool = False) -> Iterator[Faults]:
-    """The plans with one more fault, behind the last.
+    """The plans with one more fault, after the last one.
 
-    Unless it is to be thorough, the rarer ways to fail come alone, and so does what the core's disk
-    does. `make proof` is thorough.
+    Unless `thorough` is set, only the usual faults of worker calls are combined. The rare ones and
+    those of the core's disk occur alone. `make proof` is thorough.
     """
-    every = thorough or not faults
-    if not every and not all(is_usual(calls[number], fault) for number, fault in faults):
+    all_faults = thorough or not faults
+    if not all_faults and not all(is_usual(calls[number], fault) for number, fault in faults):
         return
     for number in range(faults[-1][0] + 1 if faults else 0, len(calls)):
         for fault in POINTS[calls[number]]:
-            if every or is_usual(calls[number], fault):
+            if all_faults or is_usual(calls[number], fault):
                 yield (*faults, (number, fault))
 
 
 def is_usual(point: str, fault: Fault) -> bool:
-    return point in WORKER_POINTS and fault in TWICE
+    return point in WORKER_POINTS and fault in USUAL
 
 
 @dataclass
 class Tally:
-    """What some plans came to. Two of them add up to one."""
+    """The sum of the results of some plans. Tallies can be merged."""
 
     plans: Counter[tuple[str, int]] = field(default_factory=Counter)  # By path and depth.
-    struck: Counter[tuple[str, Fault]] = field(default_factory=Counter)
+    injected: Counter[tuple[str, Fault]] = field(default_factory=Counter)
     called: set[str] = field(default_factory=set)
     failures: list[tuple[str, Faults, str]] = field(default_factory=list)
     violations: int = 0
     slowest_s: float = 0.0
 
-    def take(self, path: Path, faults: Faults, tried: Attempt) -> None:
+    def add(self, path: Path, faults: Faults, tried: Attempt) -> None:
         self.plans[str(path), len(faults)] += 1
-        self.struck.update(tried.result.faults)
+        self.injected.update(tried.result.faults)
         self.called.update(tried.calls)
         self.slowest_s = max(self.slowest_s, tried.ended_s)
-        if (text := wrong(path, faults, tried)) is not None:
+        if (text := violation(path, faults, tried)) is not None:
             self.violations += 1
-            self.failures = [*self.failures, (str(path), faults, text)][:MAX_TOLD]
+            self.failures = [*self.failures, (str(path), faults, text)][:MAX_FAILURES]
 
     def merge(self, other: "Tally") -> None:
         self.plans.update(other.plans)
-        self.struck.update(other.struck)
+        self.injected.update(other.injected)
         self.called |= other.called
         self.violations += other.violations
         self.slowest_s = max(self.slowest_s, other.slowest_s)
-        self.failures = [*self.failures, *other.failures][:MAX_TOLD]
+        self.failures = [*self.failures, *other.failures][:MAX_FAILURES]
 
     def figures(self) -> dict[str, object]:
         by_path: dict[str, dict[str, int]] = {}
@@ -142,7 +143,7 @@ class Tally:
 
 
 class Branch(NamedTuple):
-    """A plan that was carried out, and how many there are with one more fault."""
+    """A plan that was run, and how many plans extend it by one fault."""
 
     path: int
     faults: Faults
@@ -150,90 +151,92 @@ class Branch(NamedTuple):
 
 
 def grow(branch: Branch, seed: int = SEED, *, thorough: bool = False) -> tuple[Tally, list[Branch]]:
-    """Carry out all plans with one fault more than this one."""
-    tally, found, path = Tally(), list[Branch](), PATHS[branch.path]
+    """Run all plans that extend this one by one fault."""
+    tally, branches, path = Tally(), list[Branch](), PATHS[branch.path]
     calls = attempt(path, branch.faults, seed).calls
     for faults in longer(branch.faults, calls, thorough=thorough):
         tried = attempt(path, faults, seed)
-        tally.take(path, faults, tried)
+        tally.add(path, faults, tried)
         width = sum(1 for _ in longer(faults, tried.calls, thorough=thorough))
-        found.append(Branch(branch.path, faults, width))
-    return tally, found
+        branches.append(Branch(branch.path, faults, width))
+    return tally, branches
 
 
 def root(number: int, seed: int = SEED) -> Branch:
-    """A path on which nothing fails."""
+    """The fault-free plan of a path."""
     tried = attempt(PATHS[number], (), seed)
-    text = wrong(PATHS[number], (), tried)
-    assert text is None, f"{PATHS[number]}, although nothing failed: {text}"
+    text = violation(PATHS[number], (), tried)
+    assert text is None, f"{PATHS[number]} without faults: {text}"
     return Branch(number, (), sum(1 for _ in longer((), tried.calls)))
 
 
-class Wanted(NamedTuple):
-    """How far to go."""
+class PlanOptions(NamedTuple):
+    """Which plans to run, and in how many processes."""
 
-    depth: int = 2  # So many faults in one plan.
+    depth: int = 2  # The number of faults in a plan.
     jobs: int = 1
-    every: int = 1  # At the last depth, only of each so-many-th plan that can be made longer.
+    every: int = 1  # At the last depth, extend only every n-th plan.
     thorough: bool = False
 
 
-Watch: TypeAlias = Callable[[int, int, int], None]  # The depth, plans more, plans in all.
+Progress: TypeAlias = Callable[[int, int, int], None]  # The depth, plans done now, all plans.
 
 
-def run_plans(wanted: Wanted, watch: Watch = lambda *_: None) -> Tally:
-    """All plans of all paths with up to so many faults."""
+def run_plans(options: PlanOptions, progress: Progress = lambda *_: None) -> Tally:
+    """Run all plans of all paths with up to `depth` faults."""
     total, branches = Tally(), [root(number) for number in range(len(PATHS))]
-    with ProcessPoolExecutor(wanted.jobs, get_context("spawn")) as pool:
-        for level in range(1, wanted.depth + 1):
-            last = level == wanted.depth
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for level in range(1, options.depth + 1):
+            last = level == options.depth
             if last:
-                branches = sorted(branches)[:: wanted.every]
-            plans, found = sum(branch.width for branch in branches), list[Branch]()
-            watch(level, 0, plans)
-            for tally, grown in grown_by(pool, branches, wanted.thorough):
+                branches = sorted(branches)[:: options.every]
+            plans, next_branches = sum(branch.width for branch in branches), list[Branch]()
+            progress(level, 0, plans)
+            for tally, grown in grow_all(pool, branches, options.thorough):
                 total.merge(tally)
-                watch(level, tally.plans.total(), plans)
-                found += () if last else grown
-            branches = found
+                progress(level, tally.plans.total(), plans)
+                next_branches += () if last else grown
+            branches = next_branches
     return total
 
 
-def grown_by(
+def grow_all(
     pool: ProcessPoolExecutor, branches: Sequence[Branch], thorough: bool
 ) -> Iterator[tuple[Tally, list[Branch]]]:
-    """In no order. Some at a time, because what is done is kept until all of them are."""
-    further = partial(grow, thorough=thorough)
-    for start in range(0, len(branches), SLAB):
-        some = branches[start : start + SLAB]
-        for done in as_completed([pool.submit(further, branch) for branch in some]):
+    """Grow the branches in any order, in chunks: the futures of a chunk stay in memory."""
+    grow_one = partial(grow, thorough=thorough)
+    for start in range(0, len(branches), CHUNK):
+        chunk = branches[start : start + CHUNK]
+        for done in as_completed([pool.submit(grow_one, branch) for branch in chunk]):
             yield done.result()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.plans", description=__doc__)
-    parser.add_argument("--depth", type=int, default=2, help="so many faults in one plan")
-    parser.add_argument("--every", type=int, default=1, help="a part of the last depth only")
-    parser.add_argument("--thorough", action="store_true", help="leave out nothing at any depth")
+    parser.add_argument("--depth", type=int, default=2, help="the number of faults in a plan")
+    parser.add_argument(
+        "--every", type=int, default=1, help="extend only every n-th plan at the last depth"
+    )
+    parser.add_argument("--thorough", action="store_true", help="combine all faults at every depth")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    chosen = parser.parse_args()
-    wanted = Wanted(chosen.depth, chosen.jobs, chosen.every, chosen.thorough)
+    arguments = parser.parse_args()
+    options = PlanOptions(arguments.depth, arguments.jobs, arguments.every, arguments.thorough)
     with bar() as shown:
         task = shown.add_task("planning", total=None)
 
-        def watch(level: int, more: int, plans: int) -> None:
-            if not more:
+        def progress(level: int, done: int, plans: int) -> None:
+            if not done:
                 text = f"{level} fault{'s' * (level > 1)} each"
                 shown.update(task, description=text, completed=0, total=plans)
-            shown.advance(task, more)
+            shown.advance(task, done)
 
-        tally = run_plans(wanted, watch)
-    tell(tally, as_json=chosen.output == "json")
+        tally = run_plans(options, progress)
+    show(tally, as_json=arguments.output == "json")
     return 1 if tally.violations else 0
 
 
-def tell(tally: Tally, *, as_json: bool) -> None:
+def show(tally: Tally, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(tally.figures(), indent=2))
         return
@@ -245,7 +248,7 @@ def tell(tally: Tally, *, as_json: bool) -> None:
     if tally.failures:
         name, faults, _ = tally.failures[0]
         [first] = [path for path in PATHS if str(path) == name]
-        print("\n".join(told(attempt(first, faults).result)))
+        print("\n".join(trace_lines(attempt(first, faults).result)))
 
 
 if __name__ == "__main__":

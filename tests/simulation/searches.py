@@ -1,4 +1,4 @@
-"""Ways to look for a planted bug: many tries, each with a name, until one of them finds it."""
+"""Searches for planted bugs: many trials, each with a name, until one of them finds a fault."""
 
 import asyncio
 import copy
@@ -13,17 +13,17 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from tests.contracts.bench_setup import BenchSetup
 from tests.contracts.core_systems import core_in_memory
 from tests.contracts.ledger_systems import ledger_twin
-from tests.contracts.surroundings import Place
-from tests.contracts.systems import Opening
-from tests.trading_core.mutations import UNDETECTED, Written, flips, judged, truncations
-from tidegate.certify import CHECKS, CheckOutcome, attempt
+from tests.contracts.systems import OpenBench
+from tests.trading_core.mutations import UNDETECTED, WrittenLog, classify, flips, truncations
+from tidegate.certify import CHECKS, CheckOutcome, run_check
 from tidegate.core.kind import Party
 from tidegate.core.request import Request
 from tidegate.simulation.auditor import CORE, LEDGER
 from tidegate.simulation.clocks import HOUR_S, set_clock
-from tidegate.simulation.disk import DiskSurroundings, SimDisk
+from tidegate.simulation.disk import DiskEnvironment, SimDisk
 from tidegate.simulation.faults import KINDS, Fault, FaultPlan
 from tidegate.simulation.loop import START_S
 from tidegate.simulation.result import SeedResult
@@ -31,7 +31,7 @@ from tidegate.simulation.scenario import GUILDS, Scenario, run
 from tidegate.simulation.store import MARKS
 from tidegate.simulation.workload import (
     ASSET,
-    LONG_SIEGE_S,
+    LONG_TROUBLE_S,
     OWNERS,
     POOL_S,
     SPOT,
@@ -44,9 +44,9 @@ from tidegate.simulation.world import World, until
 from tidegate.systems.guild import payment
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 
-BUDGET = 200  # Seeds in which a bug must be found.
+BUDGET = 200  # Seeds in which a bug must be trial_of.
 PROMPT_S = 2.0  # Within which all has ended where nothing fails: less than a lock is waited for.
-BRAKE_S = 0.1  # Within which whoever has looked at the brake before it was pulled has asked.
+HALT_S = 0.1  # Within this time a worker that read the halts before this halt has asked.
 BEYOND_FLOATS = 2**53
 STALLS = 0.2
 
@@ -54,164 +54,170 @@ Alter: TypeAlias = Callable[[Scenario], None]
 
 
 class Trial(NamedTuple):
-    """One try: «seed 17», and what was wrong; nothing, if all went well."""
+    """One trial, for example "seed 17", and its fault, or an empty string."""
 
     name: str
     fault: str
 
 
 class Search(NamedTuple):
+    """A named list of trials."""
+
     name: str
     trials: Callable[[], Iterator[Trial]]
 
 
 def seeds(alter: Alter | None = None, budget: int = BUDGET) -> Search:
-    """Dice, in the usual world or in one that is bent towards what is rare."""
+    """Random seeds, in the usual scenario or in one where rare cases are frequent."""
     world = "" if alter is None else alter.__name__.replace("_", " ")
 
     def trials() -> Iterator[Trial]:
         for seed in range(budget):
-            yield found(f"seed {seed}{world and f', {world}'}", run(seed, None, alter))
+            yield trial_of(f"seed {seed}{world and f', {world}'}", run(seed, None, alter))
 
     return Search(world or "seeds", trials)
 
 
-def found(name: str, result: SeedResult) -> Trial:
+def trial_of(name: str, result: SeedResult) -> Trial:
     fault = result.fault
     return Trial(name, "" if fault is None else f"{type(fault).__name__}: {fault}")
 
 
-# Worlds that are bent.
+# Scenarios in which rare cases are frequent.
 
 
 def snapshots(scene: Scenario) -> None:
-    """A snapshot every few operations, and somewhere in between the power goes."""
+    """A snapshot every few operations, and one loss of power."""
     world, begin = scene.world, scene._begin
-    world.terms = world.terms._replace(snapshot_records=4)
+    world.variant = world.variant._replace(snapshot_records=4)
 
-    async def begun() -> None:
+    async def begin_and_disturb() -> None:
         await begin()
         soon_s = world.dice.uniform(1.0, scene.spread_s)
         asyncio.get_running_loop().call_later(soon_s, cut)
 
     def cut() -> None:
-        world.besieged = True  # Whoever is called about it is called rightly.
+        world.disturbed = True  # An alert about it is correct.
         world.host.crash(Fault.POWER_LOST)
 
-    scene._begin = begun  # type: ignore[method-assign]
+    scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
 
 def busy(scene: Scenario) -> None:
-    scene.mood.siege = CoreTrouble.BUSY
+    scene.behaviour.core_trouble = CoreTrouble.BUSY
 
 
 def long_outage(scene: Scenario) -> None:
-    """The core is away for a quarter of an hour and more."""
-    scene.mood.siege, scene.mood.siege_s = CoreTrouble.OUTAGE, LONG_SIEGE_S
+    """The core is down for a quarter of an hour or more."""
+    scene.behaviour.core_trouble, scene.behaviour.trouble_s = CoreTrouble.OUTAGE, LONG_TROUBLE_S
 
 
 def database_clock(scene: Scenario) -> None:
-    """The database's clock is set, to and fro, and is behind at the end."""
-    scene.feel(Behaviour(0.3, steps=0.5, members=0.0))
-    heal = scene._heal
+    """The database's clock jumps back and forth, and is an hour behind at the end."""
+    scene.set_behaviour(Behaviour(0.3, database_clock_jumps=0.5, members=0.0))
+    end_faults = scene._end_faults
 
-    def heals() -> None:
+    def set_clock_and_end_faults() -> None:
         set_clock(scene.world, -HOUR_S)
-        heal()
+        end_faults()
 
-    scene._heal = heals  # type: ignore[method-assign]
+    scene._end_faults = set_clock_and_end_faults  # type: ignore[method-assign]
 
 
 def floors(scene: Scenario) -> None:
-    """The core forgets what is over while all clocks are set to and fro."""
-    scene.mood = Behaviour(1.0, steps=0.2, clocks=0.1, members=0.0)
+    """The core retires ended operations while all clocks jump back and forth."""
+    scene.behaviour = Behaviour(1.0, database_clock_jumps=0.2, clock_jumps=0.1, members=0.0)
     scene.retire()
-    scene.wishes = requests(scene.world.dice, scene.mood)
+    scene.requests = requests(scene.world.dice, scene.behaviour)
 
 
-def stranger(scene: Scenario) -> None:
-    scene.mood.siege = CoreTrouble.STRANGER
+def foreign_core(scene: Scenario) -> None:
+    scene.behaviour.core_trouble = CoreTrouble.FOREIGN
 
 
 def old_copy(scene: Scenario) -> None:
-    """For a while the core runs on a copy of its directory that was made at the beginning."""
-    scene.mood.siege = CoreTrouble.STRANGER
-    world, host, begin, besiege = scene.world, scene.world.host, scene._begin, scene._besiege
-    start, repeat = host.start, world.network._repeat
+    """For some time the core runs on a copy of its directory that was made at the start."""
+    scene.behaviour.core_trouble = CoreTrouble.FOREIGN
+    world, host, begin = scene.world, scene.world.host, scene._begin
+    start_trouble, start, repeat = scene._start_core_trouble, host.start, world.network._repeat
 
-    def repeats(hello: bytes, chunk: bytes) -> None:
-        # A copy that is asked all that the original was asked since is as good as the original.
-        if not host.stranger:
+    def repeat_to_original(hello: bytes, chunk: bytes) -> None:
+        # A copy that gets all questions that the original got since would equal the original.
+        if not host.foreign:
             repeat(hello, chunk)
 
-    world.network._repeat = repeats  # type: ignore[method-assign]
+    world.network._repeat = repeat_to_original  # type: ignore[method-assign]
 
-    async def begun() -> None:
+    async def begin_and_disturb() -> None:
         await begin()
-        copied = copy.deepcopy(host.platter)
+        copied = copy.deepcopy(host.storage)
         position = world.auditor.position
 
         def start_on_a_copy() -> None:
-            if not host.stranger:
+            if not host.foreign:
                 start()
                 return
             host.context, host.running = Context(), True
-            hands = DiskSurroundings(world.fate, world.dice, lambda _: None, host.crash)
-            host.disk = SimDisk(copy.deepcopy(copied), hands)
-            world.loop.create_task(host._live(host.disk), context=host.context)
+            environment = DiskEnvironment(world.next_fault, world.dice, lambda _: None, host.crash)
+            host.disk = SimDisk(copy.deepcopy(copied), environment)
+            world.loop.create_task(host._run_core(host.disk), context=host.context)
 
-        async def besieged() -> None:
-            # Before anybody was told more, the copy is as good as the original.
+        async def start_trouble_later() -> None:
+            # Until every process has a later answer of the core, the copy equals the original.
             await until(lambda: _known(world) > position, 0.2)
-            await besiege()
+            await start_trouble()
 
         host.start = start_on_a_copy  # type: ignore[method-assign]
-        scene._besiege = besieged  # type: ignore[method-assign]
+        scene._start_core_trouble = start_trouble_later  # type: ignore[method-assign]
 
-    scene._begin = begun  # type: ignore[method-assign]
+    scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
 
 def _known(world: World) -> int:
-    """The least that any process remembers of the core; nothing, while one has not asked it."""
+    """The lowest position of the core that any process has recorded, or 0."""
     marks = world.tables.rows[MARKS].values()
     return min((mark[1] for mark in marks), default=0)
 
 
 def refunds(scene: Scenario) -> None:
-    """Money leaves the core, cannot arrive, and must go back."""
-    mood = Behaviour(0.3, meddling=1.0, books=(FUNDING, OUTSIDE), harsh=0.8, from_core=0.9)
-    mood.worse = (LedgerStatus.DISABLED,)
-    scene.feel(mood)
-    scene.world.terms = scene.world.terms._replace(reversible=True)
+    """Money leaves the core, is refused by the target, and must be refunded."""
+    behaviour = Behaviour(
+        0.3, status_changes=1.0, books=(FUNDING, OUTSIDE), blocking=0.8, from_core=0.9
+    )
+    behaviour.blocked_statuses = (LedgerStatus.DISABLED,)
+    scene.set_behaviour(behaviour)
+    scene.world.variant = scene.world.variant._replace(reversible=True)
 
 
 class Stalling:
-    """A fate besides the one that was thrown: the core's disk often takes its time."""
+    """A fault source that adds stalls of the core's disk to those of another source."""
 
     def __init__(self, scene: Scenario) -> None:
-        self.other, self.dice = scene.world.fates, scene.world.dice
+        self.base, self.dice = scene.world.fault_source, scene.world.dice
 
-    def suffers(self, point: str) -> Fault | None:
+    def next_fault(self, point: str) -> Fault | None:
         if point == "fdatasync" and self.dice.random() < STALLS:
             return Fault.STALLED
-        return self.other.suffers(point)
+        return self.base.next_fault(point)
 
 
 def slow_disk(scene: Scenario) -> None:
-    """Questions are asked again while the first of them is still being made durable."""
-    scene.world.fates = Stalling(scene)
+    """Questions are repeated while the first one is still being synced."""
+    scene.world.fault_source = Stalling(scene)
 
 
 def large_amounts(scene: Scenario) -> None:
-    scene.wishes = [replace(wish, amount=wish.amount + BEYOND_FLOATS) for wish in scene.wishes]
+    scene.requests = [
+        replace(request, amount=request.amount + BEYOND_FLOATS) for request in scene.requests
+    ]
 
 
 def payers(scene: Scenario) -> None:
-    """Members of two guilds want to pay more at once than they may, or than they have."""
-    scene.feel(Behaviour())
+    """Members of two guilds request more at once than their limit or their balance allows."""
+    scene.set_behaviour(Behaviour())
     limited, unlimited = OWNERS[0], next(g for g, rules in GUILDS.items() if not rules.limit)
     scene.spread_s = 0.0
-    scene.wishes = [
+    scene.requests = [
         Request(
             guild,
             "pool_transfer",
@@ -226,35 +232,37 @@ def payers(scene: Scenario) -> None:
     ]
 
 
-# Worlds by plan.
+# Scenarios with a plan.
 
 
 def crowd(scene: Scenario) -> None:
-    """Many wishes for the same accounts of the ledger, all within a moment."""
-    scene.nodes, scene.spread_s = 3, 0.03
-    scene.wishes = requests(scene.world.dice, Behaviour(from_core=0.0, members=0.0), 3 * TRANSFERS)
+    """Many requests for the same ledger accounts at almost the same time."""
+    scene.workers, scene.spread_s = 3, 0.03
+    scene.requests = requests(
+        scene.world.dice, Behaviour(from_core=0.0, members=0.0), 3 * TRANSFERS
+    )
 
 
 def crowded() -> Search:
-    """Nothing fails. So nobody may wait for anything that does not come."""
+    """Nothing fails, so no request may wait for a timeout."""
 
     def trials() -> Iterator[Trial]:
         for seed in range(BUDGET):
             result = run(seed, FaultPlan(), crowd)
-            ended_s = max(at - START_S for at, who, what in result.trace if what == "heals")
+            ended_s = max(at - START_S for at, _, text in result.trace if text == "faults end")
             late = (
-                f"nothing failed, and all ended after {ended_s:.1f} s" if not result.fault else ""
+                f"nothing failed, but all ended after {ended_s:.1f} s" if not result.fault else ""
             )
             name = f"seed {seed}, crowd"
-            yield Trial(name, late) if ended_s > PROMPT_S else found(name, result)
+            yield Trial(name, late) if ended_s > PROMPT_S else trial_of(name, result)
 
     return Search("crowd", trials)
 
 
 def without_cid(scene: Scenario) -> None:
-    """Each owner asks for one transfer and gives no key, so that nobody could ask again."""
-    scene.nodes = 1
-    scene.wishes = [
+    """Each owner requests one transfer without a key, so that the client cannot ask again."""
+    scene.workers = 1
+    scene.requests = [
         Request(
             owner,
             "deposit" if owner == OWNERS[0] else "internal_transfer",
@@ -271,96 +279,96 @@ def without_cid(scene: Scenario) -> None:
 
 
 def commits(alter: Alter = without_cid) -> Search:
-    """Every COMMIT of a small world fails in every way in which the worker lives on."""
+    """Every COMMIT of a small scenario with every fault that does not kill the worker."""
     faults = [fault for point, fault in KINDS if point == "commit" and "killed" not in fault]
 
     def trials() -> Iterator[Trial]:
-        calm = FaultPlan(points=("commit",))
-        yield found("no plan", run(1, calm, alter))
-        for number in range(len(calm.calls)):
+        fault_free = FaultPlan(points=("commit",))
+        yield trial_of("no plan", run(1, fault_free, alter))
+        for number in range(len(fault_free.calls)):
             for fault in faults:
                 plan = FaultPlan({number: fault}, points=("commit",))
-                yield found(f"plan: commit {number} {fault}", run(1, plan, alter))
+                yield trial_of(f"plan: commit {number} {fault}", run(1, plan, alter))
 
     return Search("plans", trials)
 
 
-class Brake:
-    """A fate: every question is on its way for a while, and none may set out once all is halted."""
+class Halt:
+    """A fault source that delays every question, and reports those sent during a halt."""
 
     def __init__(self) -> None:
         self.scene: Scenario | None = None
-        self.pulled_s: float | None = None
+        self.halted_s: float | None = None
 
     def alter(self, scene: Scenario) -> None:
         self.scene, begin = scene, scene._begin
-        scene.nodes, scene.spread_s = 1, 3.0
+        scene.workers, scene.spread_s = 1, 3.0
 
-        async def begun() -> None:
+        async def begin_and_disturb() -> None:
             await begin()
             loop, dice = asyncio.get_running_loop(), scene.world.dice
-            pulled_s = 0.5 + dice.random() * 2
-            loop.call_later(pulled_s, self.pull, "drill")
-            loop.call_later(pulled_s + 4.0, self.pull, None)
+            halted_s = 0.5 + dice.random() * 2
+            loop.call_later(halted_s, self.set_halt, "drill")
+            loop.call_later(halted_s + 4.0, self.set_halt, None)
 
-        scene._begin = begun  # type: ignore[method-assign]
+        scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
-    def pull(self, reason: str | None) -> None:
+    def set_halt(self, reason: str | None) -> None:
         assert self.scene is not None
         halts = self.scene.world.tables.halts
         if reason:
             halts.add(reason, "people", 0)
         else:
             halts.end()
-        self.pulled_s = self.scene.world.loop.now_s if reason else None
+        self.halted_s = self.scene.world.loop.now_s if reason else None
 
-    def suffers(self, point: str) -> Fault | None:
+    def next_fault(self, point: str) -> Fault | None:
         if point != "request" or self.scene is None:
             return None
         world = self.scene.world
-        if self.pulled_s is not None and world.loop.now_s - self.pulled_s > BRAKE_S:
-            world.auditor.blame("a question was sent although all was halted")
+        if self.halted_s is not None and world.loop.now_s - self.halted_s > HALT_S:
+            world.auditor.report("a question was sent during a halt")
         return Fault.OVERTAKEN
 
 
-def braked() -> Search:
+def halted() -> Search:
     def trials() -> Iterator[Trial]:
         for seed in range(BUDGET):
-            brake = Brake()
-            yield found(f"seed {seed}, halted", run(seed, brake, brake.alter))
+            halt = Halt()
+            yield trial_of(f"seed {seed}, halted", run(seed, halt, halt.alter))
 
     return Search("halted", trials)
 
 
-# What no flow does, and an adapter must withstand all the same.
+# Cases that no flow produces, but that every adapter must handle.
 
 
-def certificate(opening: Opening) -> Search:
+def certificate(opening: OpenBench) -> Search:
     def trials() -> Iterator[Trial]:
         fresh = (UUID(int=number << 80) for number in count(1 << 40))
         for check in CHECKS:
             with tempfile.TemporaryDirectory() as directory:
-                bench = partial(opening, Place("", Path(directory)))
-                finding = asyncio.run(attempt(check, bench, next(fresh)))
+                bench = partial(opening, BenchSetup("", Path(directory)))
+                finding = asyncio.run(run_check(check, bench, next(fresh)))
             failed = finding.verdict is CheckOutcome.FAILED
-            yield Trial(f"certificate: {check.name}", finding.why if failed else "")
+            yield Trial(f"certificate: {check.name}", finding.reason if failed else "")
 
     return Search(f"certificate of {opening.__name__}", trials)
 
 
 def damages() -> Search:
-    """Every truncation and every flipped bit of a log."""
+    """Every truncation and every single-bit flip of a log."""
 
     def trials() -> Iterator[Trial]:
-        log = Written()
-        made: Iterable[bytes]
-        for kind, made in (
+        log = WrittenLog()
+        damaged: Iterable[bytes]
+        for kind, damaged in (
             ("cut at byte", truncations(log.content)),
             ("flipped bit", flips(log.content)),
         ):
-            for number, content in enumerate(made):
-                undetected = judged(log, content) == UNDETECTED
-                yield Trial(f"{kind} {number}", "read as if it were whole" if undetected else "")
+            for number, content in enumerate(damaged):
+                undetected = classify(log, content) == UNDETECTED
+                yield Trial(f"{kind} {number}", "the damage was not detected" if undetected else "")
 
     return Search("log", trials)
 
@@ -371,7 +379,7 @@ BUSY = seeds(busy)
 LONG_OUTAGE = seeds(long_outage, 50)
 DATABASE_CLOCK = seeds(database_clock, 50)
 FLOORS = seeds(floors)
-STRANGER = seeds(stranger)
+FOREIGN_CORE = seeds(foreign_core)
 OLD_COPY = seeds(old_copy)
 REFUNDS = seeds(refunds)
 SLOW_DISK = seeds(slow_disk)
@@ -379,7 +387,7 @@ LARGE_AMOUNTS = seeds(large_amounts)
 PAYERS = seeds(payers, 50)
 CROWD = crowded()
 COMMITS = commits()
-BRAKED = braked()
+HALTED = halted()
 LEDGER_CERTIFICATE = certificate(ledger_twin)
 CORE_CERTIFICATE = certificate(core_in_memory)
 DAMAGES = damages()

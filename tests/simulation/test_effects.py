@@ -1,4 +1,4 @@
-"""What the auditor allows is read off the flow's table, and is what the table means."""
+"""The effects that the auditor allows are derived from the flow table."""
 
 from tidegate.flows import FLOWS
 from tidegate.flows.deposit import DEPOSIT
@@ -27,17 +27,17 @@ def test_the_eight_states_of_the_internal_transfer() -> None:
     assert {state: set(map(digits, sets)) for state, sets in found.items()} == ALLOWED
 
 
-def test_suspense_is_another_effect_than_the_target() -> None:
+def test_a_credit_to_suspense_differs_from_a_credit_to_the_target() -> None:
     assert allowed(DEPOSIT)["SUSPENDED"] == {("source.debit", "suspense.credit")}
     assert allowed(DEPOSIT)["COMPLETED"] == {("source.debit", "target.credit")}
 
 
-def test_every_state_of_every_flow_is_allowed_something() -> None:
+def test_every_state_of_every_flow_allows_some_effects() -> None:
     for flow in FLOWS.values():
         assert all(allowed(flow).values())
 
 
-def test_a_no_that_has_a_column_and_no_undo_never_stays() -> None:
+def test_a_rejected_stays_only_without_a_column_or_before_an_undo() -> None:
     for flow in FLOWS.values():
         for edge in reachable(flow):
             assert edge in set(flow.answers())

@@ -1,4 +1,4 @@
-"""Exhaustive fault plans: one fault at every call, then two. None changes where a transfer ends."""
+"""Exhaustive fault plans: one fault at every call, then two. The end state never changes."""
 
 import gc
 import json
@@ -12,9 +12,9 @@ import pytest
 
 import tidegate.engine.local_answers
 from tests.simulation.fresh_seeds import ROOT, fresh_start
-from tests.simulation.paths import GUILD_FLOWS, PATHS, Path, unwalked
+from tests.simulation.paths import GUILD_FLOWS, PATHS, Path, missing_answers
 from tests.simulation.plans import Branch, Tally, attempt, grow, is_usual, root
-from tests.simulation.touched import REACHED, UNREACHED, changed_files, most, sample
+from tests.simulation.touched import AFFECTED, UNAFFECTED, changed_files, plan_limit, sample
 from tidegate.core.answers import Answer, Rejected, Unknown
 from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow
@@ -35,28 +35,28 @@ every_path = pytest.mark.parametrize("number", NUMBERS, ids=map(str, PATHS))
 
 @cache
 def first(number: int) -> tuple[Branch, Tally, list[Branch]]:
-    """A path on which nothing fails, and all plans that fail once: tried once in a process."""
+    """The fault-free run of a path and all plans with one fault. Cached per process."""
     branch = root(number)
     return branch, *grow(branch)
 
 
-def held(tally: Tally) -> None:
+def check(tally: Tally) -> None:
     assert not tally.failures, "\n".join(map(str, tally.failures))
     assert tally.violations == 0
     assert 0 < tally.slowest_s <= LIVENESS_S
 
 
 def test_every_answer_that_a_flow_can_get_is_on_a_path() -> None:
-    """A flow that is not simulated is not finished: its paths belong into PATHS."""
-    assert unwalked(FLOWS.values()) == []
+    """A new flow is complete only when its paths are in PATHS."""
+    assert missing_answers(FLOWS.values()) == []
 
 
-def test_a_flow_without_paths_is_noticed() -> None:
+def test_a_flow_without_paths_is_reported() -> None:
     other = Flow("other", first=DEPOSIT.first, rows=DEPOSIT.rows)
-    assert "other: CREDITING>COMPLETED done" in unwalked([other])
+    assert "other: CREDITING>COMPLETED done" in missing_answers([other])
 
 
-def test_every_end_of_every_flow_is_the_end_of_a_path() -> None:
+def test_every_end_state_of_every_flow_is_the_end_of_a_path() -> None:
     ends = {(path.flow, path.end) for path in PATHS}
     assert ends == {
         (flow.name, str(state))
@@ -66,58 +66,58 @@ def test_every_end_of_every_flow_is_the_end_of_a_path() -> None:
     }
 
 
-def test_paths_have_names_of_their_own() -> None:
+def test_path_names_are_unique() -> None:
     assert len(set(map(str, PATHS))) == len(PATHS)
 
 
 @every_path
-def test_whatever_fails_once_the_end_is_the_same(number: int) -> None:
+def test_one_fault_does_not_change_the_end(number: int) -> None:
     branch, tally, found = first(number)
-    held(tally)
+    check(tally)
     assert tally.plans.total() == branch.width == len(found)
 
 
 @pytest.mark.slow
 def test_there_are_thirteen_thousand_plans_with_every_fault_of_a_worker() -> None:
-    """They are counted here. `make proof` carries out all of them, and this run a part."""
-    total, foreseen = Tally(), 0
+    """The plans are counted here. `make proof` runs all of them, a test run only some."""
+    total, remaining = Tally(), 0
     for number in NUMBERS:
         _, tally, found = first(number)
         total.merge(tally)
-        foreseen += sum(branch.width for branch in found)
-    assert total.plans.total() + foreseen >= PLANS
-    # What is called only after a fault is struck by the second.
-    later = [kind for kind in KINDS if kind[0] in total.called and not total.struck[kind]]
+        remaining += sum(branch.width for branch in found)
+    assert total.plans.total() + remaining >= PLANS
+    # Points that are called only after a fault get their faults as the second one.
+    later = [kind for kind in KINDS if kind[0] in total.called and not total.injected[kind]]
     assert set(WORKER_POINTS) <= total.called
     assert all(is_usual(*kind) for kind in later if kind[0] in WORKER_POINTS)
 
 
 @pytest.mark.slow
 @every_path
-def test_whatever_fails_twice_the_end_is_the_same(number: int) -> None:
+def test_two_faults_do_not_change_the_end(number: int) -> None:
     """All plans of a flow whose table was changed, and a sample of the others."""
     _, _, found = first(number)
     growing = [branch for branch in found if branch.width]
-    width, limit = sum(branch.width for branch in growing), most(PATHS[number], CHANGED)
+    width, limit = sum(branch.width for branch in growing), plan_limit(PATHS[number], CHANGED)
     chosen = sample(growing, width, limit, fresh_start())
     total = Tally()
     for branch in chosen:
         tally, _ = grow(branch)
         total.merge(tally)
-    held(total)
+    check(total)
     assert total.plans.total() == sum(branch.width for branch in chosen)
     assert limit is not None or list(chosen) == growing
 
 
-def test_a_changed_table_asks_for_all_plans_of_its_flow() -> None:
+def test_a_changed_table_needs_all_plans_of_its_flow() -> None:
     changed = {"src/tidegate/flows/deposit.py", "README.md"}
-    limits = {(path.flow, most(path, changed)) for path in PATHS}
+    limits = {(path.flow, plan_limit(path, changed)) for path in PATHS}
     assert {limit for flow, limit in limits if flow == "deposit"} == {None}
-    assert {limit for flow, limit in limits if flow != "deposit"} == {UNREACHED}
+    assert {limit for flow, limit in limits if flow != "deposit"} == {UNAFFECTED}
 
 
 @pytest.mark.parametrize(
-    ("file", "reached"),
+    ("file", "is_affected"),
     [
         ("src/tidegate/engine/step.py", lambda path: True),
         ("src/tidegate/store/memory_store.py", lambda path: True),
@@ -128,38 +128,39 @@ def test_a_changed_table_asks_for_all_plans_of_its_flow() -> None:
         ("docs/api.md", lambda path: False),
     ],
 )
-def test_a_change_asks_for_more_plans_where_it_reaches(
-    file: str, reached: Callable[[Path], bool]
+def test_a_change_needs_more_plans_of_the_paths_that_it_affects(
+    file: str, is_affected: Callable[[Path], bool]
 ) -> None:
     for path in PATHS:
-        assert most(path, [file]) == (REACHED if reached(path) else UNREACHED), path
-        assert most(path, None) == REACHED, "where nothing is known of the change"
+        assert plan_limit(path, [file]) == (AFFECTED if is_affected(path) else UNAFFECTED), path
+        assert plan_limit(path, None) == AFFECTED, "if the change is not known"
 
 
 def test_the_samples_of_all_commits_are_all_plans() -> None:
     branches = list(range(50))
     drawn = [sample(branches, 5_000, 500, number) for number in range(10)]
-    assert sorted(branch for some in drawn for branch in some) == branches
-    assert all(len(some) == 5 for some in drawn)
+    assert sorted(branch for branches_ in drawn for branch in branches_) == branches
+    assert all(len(branches_) == 5 for branches_ in drawn)
     assert sample(branches, 5_000, None, 7) == branches
     assert sample(branches, 300, 500, 7) == branches
-    assert len(sample(branches, 10**6, 1, 123)) == 1, "never none at all"
+    assert len(sample(branches, 10**6, 1, 123)) == 1, "a sample is never empty"
 
 
-def test_what_a_change_touches_is_read_from_git(tmp_path: FilePath) -> None:
-    def git(*words: str) -> None:
-        who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+def test_changed_files_are_read_from_git(tmp_path: FilePath) -> None:
+    def git(*arguments: str) -> None:
+        user = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        command = ["git", "-C", str(tmp_path), *user, *arguments]
+        subprocess.run(command, check=True, capture_output=True)
 
     def commit(name: str) -> None:
         (tmp_path / name).write_text(name)
         git("add", "-A")
         git("commit", "-qm", name)
 
-    assert changed_files(tmp_path) is None, "no repository"
+    assert changed_files(tmp_path) is None, "not a repository"
     git("init", "-qb", "main")
     commit("first")
-    assert changed_files(tmp_path) is None, "nothing before it"
+    assert changed_files(tmp_path) is None, "no commit before it"
     commit("second")
     assert changed_files(tmp_path) == frozenset({"second"})
     git("switch", "-qc", "branch")
@@ -172,23 +173,25 @@ def test_what_a_change_touches_is_read_from_git(tmp_path: FilePath) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", OTHER_SEEDS)
-def test_whatever_fails_once_in_another_order_of_things(seed: int) -> None:
-    """The seed decides who runs first, how long things take and what a crash leaves behind."""
+def test_one_fault_does_not_change_the_end_with_another_seed(seed: int) -> None:
+    """The seed determines the order of tasks, the delays and the effects of a crash."""
     total = Tally()
     for number in NUMBERS:
         tally, _ = grow(root(number, seed), seed)
         total.merge(tally)
-    held(total)
+    check(total)
 
 
-def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-    """A timeout taken for a «no»."""
-    taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
-    return decide(flow, transfer, taken, terms)
+def timeout_as_rejected(
+    flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext
+) -> Move:
+    """A timeout is treated as a rejection."""
+    wrong = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
+    return decide(flow, transfer, wrong, context)
 
 
-def test_a_plan_that_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
+def test_a_plan_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", timeout_as_rejected)
     tally, _ = grow(root(0))
     assert 0 < tally.violations < tally.plans.total()
     path, [(_, fault)], text = tally.failures[0]
@@ -198,23 +201,23 @@ def test_a_plan_that_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_the_figures_are_for_programs_too() -> None:
+def test_the_figures_can_be_printed_as_json() -> None:
     command = [sys.executable, "-m", "tests.simulation.plans", "--depth", "1", "-o", "json"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures = json.loads(said.stdout)
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures = json.loads(child.stdout)
     assert figures["violations"] == 0
     assert figures["paths"].keys() == set(map(str, PATHS))
     assert figures["plans"] == sum(path["depth 1"] for path in figures["paths"].values())
 
 
-def test_a_plan_leaves_nothing_behind_in_memory() -> None:
-    """There are hundreds of thousands of them in one process, and Python collects in none."""
+def test_a_plan_leaves_no_garbage_in_memory() -> None:
+    """One process runs hundreds of thousands of plans, with the garbage collector switched off."""
 
-    def kept() -> int:
-        return sum(isinstance(each, Scenario) for each in gc.get_objects())
+    def scenarios() -> int:
+        return sum(isinstance(value, Scenario) for value in gc.get_objects())
 
     gc.collect()
-    before = kept()
+    before = scenarios()
     for _ in range(8):
         attempt(PATHS[0])
-    assert kept() - before <= 2
+    assert scenarios() - before <= 2

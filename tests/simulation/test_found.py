@@ -1,4 +1,4 @@
-"""What simulation has found stays mended: each case, and that it is found again when unmended."""
+"""Bugs that simulation has found stay fixed, and are found again when the fix is undone."""
 
 import asyncio
 from typing import Any
@@ -22,111 +22,121 @@ from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 from tidegate.systems.ledger.memory import ACCOUNTS
 
 
-def jumping(scene: Scenario) -> None:
-    """Every clock is an hour fast for two seconds, and then right again."""
+def clocks_jump(scene: Scenario) -> None:
+    """Every worker's clock is an hour ahead for two seconds, then correct again."""
     begin = scene._begin
 
-    async def begun() -> None:
+    async def begin_and_disturb() -> None:
         await begin()
-        for node in scene.world.nodes:
-            node.skew_s = 3600.0
+        for worker in scene.world.workers:
+            worker.skew_s = 3600.0
         scene.spread_s = 8.0
-        asyncio.get_running_loop().call_later(2.0, right)
+        asyncio.get_running_loop().call_later(2.0, correct)
 
-    def right() -> None:
-        for node in scene.world.nodes:
-            node.skew_s = 0.0
+    def correct() -> None:
+        for worker in scene.world.workers:
+            worker.skew_s = 0.0
 
-    scene._begin = begun  # type: ignore[method-assign]
+    scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
 
-def test_a_clock_that_is_set_back_does_not_put_off_the_next_scan(
+def test_a_clock_that_is_set_back_does_not_delay_the_next_scan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def doubtful() -> FaultPlan:
+    def raising_asks() -> FaultPlan:
         return FaultPlan(dict.fromkeys(range(20), Fault.RAISES), points=("ask",))
 
-    assert run(3, doubtful(), jumping).fault is None
+    assert run(3, raising_asks(), clocks_jump).fault is None
 
-    async def by_the_clock(self: DueScan[Any], seconds: float) -> None:
-        until_s = self.context.clock() + seconds
-        while self.context.clock() < until_s:  # noqa: ASYNC110  A clock that is set tells nobody.
-            await asyncio.sleep(seconds / 4)
+    unpatched = DueScan.run
 
-    monkeypatch.setattr(DueScan, "_rest", by_the_clock)
-    assert "not ended" in str(run(3, doubtful(), jumping).fault)
+    async def run_by_clock(self: DueScan[Any]) -> None:
+        async def wait_by_clock(seconds: float) -> None:
+            until_s = self.context.clock() + seconds
+            while self.context.clock() < until_s:  # noqa: ASYNC110  A clock jump sends no event.
+                await asyncio.sleep(seconds / 4)
+
+        monkeypatch.setattr(self._wakeup, "wait", wait_by_clock)
+        await unpatched(self)
+
+    monkeypatch.setattr(DueScan, "run", run_by_clock)
+    assert "not ended" in str(run(3, raising_asks(), clocks_jump).fault)
 
 
-def nowhere(scene: Scenario) -> None:
-    """A deposit that cannot enter, and once it has entered cannot go anywhere."""
+def deposit_is_refused(scene: Scenario) -> None:
+    """A deposit that first its source refuses, then its target and the suspense book."""
     owner = 1
     books = {"source": OUTSIDE, "target": FUNDING, "suspense": SUSPENSE}
     parties = {role: Party(LEDGER, book, owner) for role, book in books.items()}
-    scene.wishes = [Request(owner, "deposit", parties, ASSET, 10, "cid")]
+    scene.requests = [Request(owner, "deposit", parties, ASSET, 10, "cid")]
     begin = scene._begin
 
-    def mark(closed: tuple[str, ...]) -> None:
+    def disable(disabled: tuple[str, ...]) -> None:
         rows = scene.world.tables.rows[ACCOUNTS]
         for book in books.values():
-            status = LedgerStatus.DISABLED if book in closed else LedgerStatus.ACTIVE
+            status = LedgerStatus.DISABLED if book in disabled else LedgerStatus.ACTIVE
             key = Account(owner, book, ASSET)
             rows[key] = rows[key]._replace(status=status)
 
-    async def begun() -> None:
+    async def begin_and_disturb() -> None:
         await begin()
-        mark((OUTSIDE,))
-        asyncio.get_running_loop().call_later(0.4, mark, (FUNDING, SUSPENSE))
-        asyncio.get_running_loop().call_later(5.0, mark, ())
+        disable((OUTSIDE,))
+        asyncio.get_running_loop().call_later(0.4, disable, (FUNDING, SUSPENSE))
+        asyncio.get_running_loop().call_later(5.0, disable, ())
 
-    scene._begin = begun  # type: ignore[method-assign]
+    scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
 
-def test_a_refusal_for_an_old_reason_at_a_new_place_is_news(
+def test_a_refusal_in_a_new_state_raises_an_alert_even_for_an_old_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run(1, FaultPlan(), nowhere).fault is None
+    assert run(1, FaultPlan(), deposit_is_refused).fault is None
 
-    def forgetful(move: Move) -> bool:
+    def ignores_the_state(move: Move) -> bool:
         before = move.before
         if before is None or move.alarm is Alarm.HALT:
             return True
         same_reason = not move.entries or move.after.error == before.error
         return not (before.paged and same_reason)
 
-    monkeypatch.setattr(tidegate.engine.move_alerts, "_is_news", forgetful)
-    assert "stuck in SUSPENDING, and nobody was told" in str(run(1, FaultPlan(), nowhere).fault)
+    monkeypatch.setattr(tidegate.engine.move_alerts, "_is_new_reason", ignores_the_state)
+    assert "stuck in SUSPENDING without an alert" in str(
+        run(1, FaultPlan(), deposit_is_refused).fault
+    )
 
 
-class DiesAsItRises(FaultPlan):
-    """The core is killed as it clears away, and loses its power as it does so at its next start."""
+class DiesDuringCleanup(FaultPlan):
+    """The core is killed in its first unlink, and loses power in the unlink of its next start."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left = [Fault.CORE_KILLED, Fault.POWER_LOST]
 
-    def suffers(self, point: str) -> Fault | None:
+    def next_fault(self, point: str) -> Fault | None:
         return self.left.pop(0) if self.left and point == "unlink" else None
 
 
-def test_nobody_talks_to_the_shadow_of_a_core_that_died_as_it_rose(
+def test_no_client_is_served_by_a_core_that_died_during_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     serve, served = Network._serve, list[bool]()
 
-    def seen(self: Network, line: SimConnection, writer: ClientWriter) -> None:
+    def note_served(self: Network, connection: SimConnection, writer: ClientWriter) -> None:
         assert isinstance(self.host, CoreHost)
         assert self.host.core is not None
         served.append(self.host.running and self.host.core.disk is self.host.disk)
-        serve(self, line, writer)
+        serve(self, connection, writer)
 
-    def cored(scene: Scenario) -> None:
-        scene.wishes = [wish for wish in scene.wishes if wish.flow == "internal_transfer"]
-        scene.world.terms = scene.world.terms._replace(snapshot_records=1)
+    def snapshot_each_operation(scene: Scenario) -> None:
+        scene.requests = [
+            request for request in scene.requests if request.flow == "internal_transfer"
+        ]
+        scene.world.variant = scene.world.variant._replace(snapshot_records=1)
 
-    monkeypatch.setattr(Network, "_serve", seen)
+    monkeypatch.setattr(Network, "_serve", note_served)
     plans = []
     for seed in range(20):
-        plans.append(DiesAsItRises())
-        assert run(seed, plans[-1], cored).fault is None
+        plans.append(DiesDuringCleanup())
+        assert run(seed, plans[-1], snapshot_each_operation).fault is None
     assert any(not plan.left for plan in plans)
     assert all(served)

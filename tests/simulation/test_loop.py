@@ -1,4 +1,4 @@
-"""The loop: time that jumps, an order thrown by the seed, and the dead that stay dead."""
+"""The loop: virtual time, an order determined by the seed, and killed processes that never run."""
 
 import asyncio
 from contextvars import Context
@@ -8,7 +8,7 @@ import pytest
 from tidegate.simulation.loop import START_S, SimLoop, simulate
 
 
-def test_an_hour_of_waiting_takes_no_time_and_is_an_hour() -> None:
+def test_an_hour_of_sleep_advances_the_clock_by_an_hour_and_takes_no_time() -> None:
     async def main(loop: SimLoop) -> float:
         await asyncio.sleep(3600)
         with pytest.raises(TimeoutError):
@@ -22,35 +22,35 @@ def test_an_hour_of_waiting_takes_no_time_and_is_an_hour() -> None:
 def order(seed: int) -> list[int]:
     seen: list[int] = []
 
-    async def one(number: int) -> None:
+    async def note(number: int) -> None:
         for _ in range(3):
             await asyncio.sleep(0)
             seen.append(number)
 
     async def main(_: SimLoop) -> None:
-        await asyncio.gather(*map(one, range(5)))
+        await asyncio.gather(*map(note, range(5)))
 
     simulate(seed, main).result()
     return seen
 
 
-def test_a_seed_is_an_order() -> None:
+def test_a_seed_determines_the_order() -> None:
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(10)}) > 5
     assert all(sorted(order(seed)) == sorted(order(0)) for seed in range(10))
 
 
-def test_the_killed_run_nothing_any_more_not_even_their_finally() -> None:
-    said: list[str] = []
+def test_a_killed_process_runs_nothing_any_more_not_even_its_finally() -> None:
+    events: list[str] = []
 
     async def victim() -> None:
         try:
             async with asyncio.timeout(100):
                 while True:
                     await asyncio.sleep(1)
-                    said.append("alive")
+                    events.append("alive")
         finally:
-            said.append("finally")
+            events.append("finally")
 
     async def main(loop: SimLoop) -> list[str]:
         context = Context()
@@ -58,17 +58,17 @@ def test_the_killed_run_nothing_any_more_not_even_their_finally() -> None:
         await asyncio.sleep(2.5)
         loop.kill(context)
         await asyncio.sleep(200)
-        return list(said)
+        return list(events)
 
     assert simulate(1, main).result() == ["alive", "alive"]
 
 
-def test_children_of_the_killed_die_with_them_and_others_live() -> None:
-    said: list[str] = []
+def test_child_tasks_of_a_killed_process_die_and_others_live() -> None:
+    events: list[str] = []
 
     async def child(name: str) -> None:
         await asyncio.sleep(5)
-        said.append(name)
+        events.append(name)
 
     async def parent(name: str) -> None:
         await asyncio.gather(child(name), asyncio.create_task(child(name)))
@@ -80,12 +80,12 @@ def test_children_of_the_killed_die_with_them_and_others_live() -> None:
         await asyncio.sleep(1)
         loop.kill(doomed)
         await asyncio.sleep(10)
-        return list(said)
+        return list(events)
 
     assert simulate(3, main).result() == ["other", "other"]
 
 
-def test_waiting_for_nothing_is_a_deadlock_and_said_to_be_one() -> None:
+def test_waiting_without_a_timer_is_reported_as_a_deadlock() -> None:
     async def main(_: SimLoop) -> None:
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""The simulation has teeth: planted bugs are found, and a plan strikes where it says."""
+"""The simulation finds a planted bug and reports it, and a plan's faults hit the planned calls."""
 
 import json
 
@@ -21,17 +21,19 @@ from tidegate.simulation.result import SeedResult
 from tidegate.simulation.runs import run_seeds
 from tidegate.simulation.scenario import Scenario, run
 
-MANY = range(40)  # Seeds. The mistake below shows in one of eight.
+MANY = range(40)  # Seeds. One in eight shows the bug below.
 
 
-def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-    """The oldest mistake of the trade: a timeout taken for a «no»."""
-    taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
-    return decide(flow, transfer, taken, terms)
+def timeout_as_rejected(
+    flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext
+) -> Move:
+    """The classic bug: a timeout is treated as a rejection."""
+    wrong = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
+    return decide(flow, transfer, wrong, context)
 
 
-def test_nobody_spends_more_than_they_have_or_may() -> None:
-    """Two of 200 are within the limit of 500, and three of 300 within a balance of 1000."""
+def test_no_member_pays_more_than_the_balance_or_the_limit() -> None:
+    """Two payments of 200 fit into the limit of 500, and three of 300 into the balance of 1000."""
     result = run(1, FaultPlan(), payers)
     assert result.fault is None
     ends = [e.path[-1] for (_, e), n in result.edges.items() for _ in range(n)]
@@ -40,47 +42,47 @@ def test_nobody_spends_more_than_they_have_or_may() -> None:
 
 
 def single(scene: Scenario) -> None:
-    scene.wishes = scene.wishes[:1]
-    scene.nodes = 1
+    scene.requests = scene.requests[:1]
+    scene.workers = 1
 
 
-def test_treating_a_timeout_as_a_no_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
+def test_treating_a_timeout_as_a_rejection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", timeout_as_rejected)
     assert run_seeds(MANY).failures
 
 
-def test_a_failing_seed_is_told_with_its_revision_and_its_story(
+def test_a_failing_seed_is_printed_with_its_revision_and_its_trace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
-    with pytest.raises(Exception) as ended:  # noqa: PT011  Typer's way to leave, of no name.
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", timeout_as_rejected)
+    with pytest.raises(Exception) as ended:  # noqa: PT011  Typer exits by a private exception.
         simulate(SimulateOptions(seeds=len(MANY), jobs=1), OutputOptions())
     assert getattr(ended.value, "exit_code", None) == 1
-    said = capsys.readouterr().out
-    assert "VIOLATION" in said
-    assert "at revision" in said
-    assert "again: tidegate simulate --seed" in said
+    output = capsys.readouterr().out
+    assert "VIOLATION" in output
+    assert "at revision" in output
+    assert "replay: tidegate simulate --seed" in output
 
 
-def test_figures_are_for_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_can_be_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     simulate(SimulateOptions(seeds=4, jobs=2), OutputOptions(OutputFormat.JSON))
-    said = capsys.readouterr().out
-    assert '"seeds": 4' in said
-    assert '"violations": 0' in said
+    output = capsys.readouterr().out
+    assert '"seeds": 4' in output
+    assert '"violations": 0' in output
 
 
-def test_seeds_begin_where_one_says(
+def test_seeds_start_at_the_given_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[int] = []
 
-    def noted(seed: int, *, rules_of: RulesOf = KindRules) -> SeedResult:
+    def note_run(seed: int, *, rules_of: RulesOf = KindRules) -> SeedResult:
         ran.append(seed)
         return run(seed, rules_of=rules_of)
 
-    monkeypatch.setattr(tidegate.simulation.runs, "run", noted)
-    words = ["tidegate", "simulate", "--from", "700", "--seeds", "3", "--jobs", "1"]
-    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(tidegate.simulation.runs, "run", note_run)
+    arguments = ["tidegate", "simulate", "--from", "700", "--seeds", "3", "--jobs", "1"]
+    monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
@@ -88,27 +90,27 @@ def test_seeds_begin_where_one_says(
     assert "violations                 0" in capsys.readouterr().out
 
 
-def test_every_failing_seed_is_told_with_the_command_that_runs_it_again(
+def test_every_failing_seed_is_listed_with_the_command_that_runs_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tidegate.engine.local_answers, "decide", hasty)
+    monkeypatch.setattr(tidegate.engine.local_answers, "decide", timeout_as_rejected)
     failing = [seed for seed, _ in run_seeds(range(700, 720)).failures]
-    with pytest.raises(Exception):  # noqa: B017, PT011  Typer's way to leave, of no name.
+    with pytest.raises(Exception):  # noqa: B017, PT011  Typer exits by a private exception.
         simulate(SimulateOptions(seeds=20, first=700, jobs=1), OutputOptions(OutputFormat.JSON))
-    said = json.loads(capsys.readouterr().out)
-    assert said["replay"] == [f"tidegate simulate --seed {seed}" for seed in failing]
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["replay"] == [f"tidegate simulate --seed {seed}" for seed in failing]
     assert failing
 
 
-def test_one_seed_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_is_printed_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     simulate(SimulateOptions(seed=7), OutputOptions())
-    said = capsys.readouterr().out
-    assert "heals" in said
-    assert "nothing went wrong" in said
-    assert f"hash {run(7).hash()[:16]}" in said
+    output = capsys.readouterr().out
+    assert "faults end" in output
+    assert "passed" in output
+    assert f"hash {run(7).hash()[:16]}" in output
 
 
-def test_without_faults_nobody_is_called() -> None:
+def test_without_faults_there_are_no_alerts() -> None:
     for seed in range(5):
         plan = FaultPlan()
         scenes: list[Scenario] = []
@@ -119,10 +121,10 @@ def test_without_faults_nobody_is_called() -> None:
         assert not result.faults
 
 
-def test_a_plan_strikes_the_call_that_it_names() -> None:
-    calm = FaultPlan()
-    assert run(1, calm, single).fault is None
-    for number, point in enumerate(calm.calls):
+def test_the_faults_of_a_plan_hit_the_planned_calls() -> None:
+    fault_free = FaultPlan()
+    assert run(1, fault_free, single).fault is None
+    for number, point in enumerate(fault_free.calls):
         for fault in POINTS[point]:
             plan = FaultPlan({number: fault})
             result = run(1, plan, single)
@@ -130,6 +132,6 @@ def test_a_plan_strikes_the_call_that_it_names() -> None:
             assert result.faults == {(point, fault): 1}
 
 
-def test_a_plan_names_only_what_can_happen() -> None:
+def test_a_plan_with_a_fault_that_its_point_cannot_have_is_an_error() -> None:
     result = run(1, FaultPlan({0: Fault.ENOSPC}, points=("look",)), single)
     assert result.fault is not None

@@ -1,8 +1,8 @@
-"""How many plans with two faults a change asks for: read off the files that it touches.
+"""How many plans with two faults a test run needs, depending on the files that were changed.
 
-`make proof` carries out all of them. A test run carries out those of every flow whose table was
-changed, and a sample of the others: larger where the change can reach a path at all. Which ones are
-in the sample is a matter of the commit, so that later commits try others.
+`make proof` runs all plans. A test run executes those of every flow whose table was changed, and a
+sample of the others: larger if the change can affect a path at all. The commit determines the
+sample, so that later commits try other plans.
 """
 
 import subprocess
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.simulation.paths import GUILD_FLOWS
-from tests.simulation.paths import Path as Way
+from tests.simulation.paths import Path as FlowPath
 from tidegate.simulation.workload import SPOT
 
 BASES = ("origin/main", "main")
-REACHED, UNREACHED = 600, 100  # Plans of a path, at most.
-# What a change of a file can reach. Of several that fit, the longest beginning counts.
+AFFECTED, UNAFFECTED = 600, 100  # The largest number of plans of a path.
+# Which paths a change of a file can affect. `affects` checks the more specific ones first.
 EVERYTHING = ("src/tidegate/", "tests/simulation/")
 NOTHING = (
     *("src/tidegate/commands", "src/tidegate/service/", "src/tidegate/economy/"),
@@ -31,34 +31,34 @@ TABLES = "src/tidegate/flows/"
 T = TypeVar("T")
 
 
-def most(way: Way, changed: Iterable[str] | None) -> int | None:
-    """How many plans with two faults are carried out of a path; None: all."""
+def plan_limit(path: FlowPath, changed: Iterable[str] | None) -> int | None:
+    """How many plans with two faults of a path are run. None means all."""
     if changed is None:
-        return REACHED  # Nothing is known of the change.
+        return AFFECTED  # The change is not known.
     files = tuple(changed)
-    if f"{TABLES}{way.flow}.py" in files:
+    if f"{TABLES}{path.flow}.py" in files:
         return None
-    return REACHED if any(reaches(file, way) for file in files) else UNREACHED
+    return AFFECTED if any(affects(file, path) for file in files) else UNAFFECTED
 
 
-def reaches(file: str, way: Way) -> bool:
+def affects(file: str, path: FlowPath) -> bool:
     if file.startswith(NOTHING) or file.startswith(TABLES):
         return False
     if file.startswith(OF_THE_CORE):
-        return SPOT in way.roles.values()
+        return SPOT in path.roles.values()
     if file.startswith(OF_GUILDS):
-        return way.flow in GUILD_FLOWS
+        return path.flow in GUILD_FLOWS
     return file.startswith(EVERYTHING) and file.endswith((".py", ".sql"))
 
 
 def sample(branches: Sequence[T], width: int, limit: int | None, number: int) -> Sequence[T]:
-    """Every so-many-th, so that about as many plans as the limit grow from them."""
+    """Every n-th branch, so that about `limit` plans extend them."""
     step = 1 if limit is None else max(-(-width // limit), 1)
     return branches[number % min(step, len(branches)) :: step]
 
 
 def changed_files(root: Path) -> frozenset[str] | None:
-    """Since the branch left main, or in the last commit of main; None where it is not known."""
+    """The files changed since the branch left main, or in main's last commit. None if unknown."""
     try:
         base = _base(root)
         lines = _git(root, "diff", "--name-only", base)
@@ -80,6 +80,6 @@ def _base(root: Path) -> str:
     return "HEAD~1"
 
 
-def _git(root: Path, *words: str) -> list[str]:
-    command = ["git", "-C", str(root), *words]
+def _git(root: Path, *arguments: str) -> list[str]:
+    command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -1,10 +1,10 @@
-"""Worlds in which somebody waits: for a COMMIT that lands late, or for somebody's lock."""
+"""Searches for bugs about waiting: for COMMITs that take effect late, and for locks."""
 
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from tests.simulation.searches import Search, Trial, commits, found, seeds, without_cid
+from tests.simulation.searches import Search, Trial, commits, seeds, trial_of, without_cid
 from tidegate.core.account import Account
 from tidegate.core.kind import Party
 from tidegate.core.request import Request
@@ -20,34 +20,34 @@ from tidegate.systems.ledger.memory import ACCOUNTS
 
 LATE = 0.3
 HELD, HELD_S = OWNERS[0], 20.0
-FEW_S = 8.0  # Two lock timeouts, and then the search for what is held.
+FEW_S = 8.0  # Two lock timeouts, and the time to find the held account.
 
 
-class Landing:
-    """A fate: many COMMITs get no reply, and happen some seconds later all the same."""
+class LateCommits:
+    """A fault source: many COMMITs get no reply and take effect some seconds later."""
 
     def __init__(self, scene: Scenario) -> None:
         self.dice = scene.world.dice
 
-    def suffers(self, point: str) -> Fault | None:
+    def next_fault(self, point: str) -> Fault | None:
         return Fault.LATE if point == "commit" and self.dice.random() < LATE else None
 
 
-class Unheard(Landing):
-    """A fate: many claims are made, and who made them does not learn of it."""
+class LostClaims(LateCommits):
+    """A fault source: the replies to many claims are lost."""
 
-    def suffers(self, point: str) -> Fault | None:
+    def next_fault(self, point: str) -> Fault | None:
         return Fault.REPLY_LOST if point == "claim" and self.dice.random() < LATE else None
 
 
 def daily_limits(scene: Scenario) -> None:
-    """Each owner asks for one transfer more than the limit allows, and COMMITs land late."""
+    """Each owner requests one transfer more than the limit allows, and COMMITs are late."""
     world = scene.world
-    world.fates, world.terms = (
-        Landing(scene),
-        world.terms._replace(daily=DailyAllowance(2, 100), added=None),
+    world.fault_source, world.variant = (
+        LateCommits(scene),
+        world.variant._replace(daily=DailyAllowance(2, 100), added=None),
     )
-    scene.wishes = [
+    scene.requests = [
         Request(
             owner,
             "internal_transfer",
@@ -59,21 +59,21 @@ def daily_limits(scene: Scenario) -> None:
         for owner in OWNERS
         for number in range(3)
     ]
-    scene.wishes += [replace(wish) for wish in scene.wishes]
+    scene.requests += [replace(request) for request in scene.requests]
 
 
-def used_up(scene: Scenario) -> None:
-    """Each owner may make one transfer a day, asks for one, and gives no key."""
+def limit_used_up(scene: Scenario) -> None:
+    """Each owner is allowed one transfer a day, and requests one without a key."""
     without_cid(scene)
-    scene.world.terms = scene.world.terms._replace(daily=DailyAllowance(1, 100))
+    scene.world.variant = scene.world.variant._replace(daily=DailyAllowance(1, 100))
 
 
 def a_held_account(scene: Scenario) -> None:
-    """Nothing fails. A stranger holds one account, and others must not wait for it."""
+    """Nothing fails. A foreign session holds one account, and other owners must not wait."""
     world, begin = scene.world, scene._begin
-    scene.nodes, scene.spread_s = 1, 0.5
-    scene.clients.patience_s = HELD_S
-    scene.wishes = [
+    scene.workers, scene.spread_s = 1, 0.5
+    scene.clients.timeout_s = HELD_S
+    scene.requests = [
         Request(
             owner,
             "internal_transfer",
@@ -86,78 +86,79 @@ def a_held_account(scene: Scenario) -> None:
         for owner in OWNERS
         for source, target in (((LEDGER, FUNDING), (CORE, SPOT)), ((CORE, SPOT), (LEDGER, FUNDING)))
     ]
-    scene.wishes = [
-        replace(wish, cid=f"{wish.cid}-{wish.parties['source'].system}") for wish in scene.wishes
+    scene.requests = [
+        replace(request, cid=f"{request.cid}-{request.parties['source'].system}")
+        for request in scene.requests
     ]
 
-    async def begun() -> None:
+    async def begin_and_disturb() -> None:
         await begin()
-        world.later(hold(world, ACCOUNTS, Account(HELD, FUNDING, ASSET), HELD_S))
-        world.loop.call_later(FEW_S, look)
+        world.in_background(hold(world, ACCOUNTS, Account(HELD, FUNDING, ASSET), HELD_S))
+        world.loop.call_later(FEW_S, check_others)
 
-    def look() -> None:
-        lives = [life.transfer for life in world.auditor.lives.values()]
-        ended = {(transfer.owner, transfer.cid) for transfer in lives if transfer.lane is None}
-        late = [wish for wish in scene.wishes if (wish.owner, wish.cid) not in ended]
-        others = sum(wish.owner != HELD for wish in late)
+    def check_others() -> None:
+        transfers = [audited.transfer for audited in world.auditor.transfers.values()]
+        ended = {(transfer.owner, transfer.cid) for transfer in transfers if transfer.lane is None}
+        late = [request for request in scene.requests if (request.owner, request.cid) not in ended]
+        others = sum(request.owner != HELD for request in late)
         if others:
-            world.auditor.blame(f"{others} transfers of others wait for a held account")
+            world.auditor.report(f"{others} transfers of other owners wait for a held account")
 
-    scene._begin = begun  # type: ignore[method-assign]
+    scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
 
-def held() -> Search:
+def held_account() -> Search:
     def trials() -> Iterator[Trial]:
         for seed in range(20):
-            yield found(f"seed {seed}, held", run(seed, FaultPlan(), a_held_account))
+            yield trial_of(f"seed {seed}, held", run(seed, FaultPlan(), a_held_account))
 
     return Search("held", trials)
 
 
 def by_programs(scene: Scenario) -> None:
-    """All is asked for in the inbox."""
+    """All requests are made by the inbox."""
     world = scene.world
-    world.terms = world.terms._replace(inbox=True, daily=None)
-    scene.wishes = [wish for wish in scene.wishes if wish.flow in FLOWS]
-    scene.clients.by_inbox = 1.0
+    world.variant = world.variant._replace(inbox=True, daily=None)
+    scene.requests = [request for request in scene.requests if request.flow in FLOWS]
+    scene.clients.inbox_share = 1.0
 
 
 def late_programs(scene: Scenario) -> None:
-    """The same, and many COMMITs land late."""
+    """All requests are made by the inbox, and many COMMITs are late."""
     by_programs(scene)
-    scene.world.fates = Landing(scene)
+    scene.world.fault_source = LateCommits(scene)
 
 
 def workers_clocks(scene: Scenario) -> None:
-    """For long the clocks of workers are often an hour ahead, and claims are often not heard of.
+    """Workers' clocks are often an hour ahead, and replies to claims are often lost.
 
-    Nobody dies: whoever starts makes due what would wait for long.
+    No worker dies, because a worker that starts makes long waiting rows due.
     """
-    mood = Behaviour(0.5, siege=CoreTrouble.BUSY, clocks=0.9, members=0.0)
-    mood.siege_s = (140.0, 170.0)  # A claim that nobody hears of costs the time of a lease.
-    scene.feel(mood)
-    scene.world.fates = Unheard(scene)
+    behaviour = Behaviour(0.5, core_trouble=CoreTrouble.BUSY, clock_jumps=0.9, members=0.0)
+    behaviour.trouble_s = (140.0, 170.0)  # A lost claim costs the time of a lease.
+    scene.set_behaviour(behaviour)
+    scene.world.fault_source = LostClaims(scene)
 
 
 WORKERS_CLOCKS = seeds(workers_clocks, 10)
 
 
 def out_of_the_core(scene: Scenario) -> None:
-    """One owner's money leaves the core, and COMMITs that bring it to the ledger land late."""
+    """One owner's money leaves the core, and the COMMITs that credit the ledger are late."""
     world = scene.world
-    scene.feel(Behaviour())
-    scene.nodes, scene.spread_s = 3, 3.0
+    scene.set_behaviour(Behaviour())
+    scene.workers, scene.spread_s = 3, 3.0
     parties = {"source": Party(CORE, SPOT, HELD), "target": Party(LEDGER, FUNDING, HELD)}
-    scene.wishes = [
+    scene.requests = [
         Request(HELD, "internal_transfer", parties, ASSET, 10, f"cid-{number}")
         for number in range(30)
     ]
-    world.terms = world.terms._replace(added=None, daily=None, inbox=False)
-    world.fates = Landing(scene)
+    world.variant = world.variant._replace(added=None, daily=None, inbox=False)
+    world.fault_source = LateCommits(scene)
 
 
 OUT_OF_THE_CORE = seeds(out_of_the_core, 60)
 PROGRAMS, LATE_PROGRAMS = seeds(by_programs), seeds(late_programs, 60)
-HELD_ACCOUNT = held()
-USED_UP = commits(used_up)
+HELD_ACCOUNT = held_account()
+LIMIT_USED_UP = commits(limit_used_up)
 DAILY_LIMITS = seeds(daily_limits, 60)

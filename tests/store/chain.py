@@ -1,4 +1,4 @@
-"""The history computed again, out of nothing but what is stored."""
+"""Recomputes the hash chains of histories from the stored rows only."""
 
 from collections.abc import Iterator
 from uuid import UUID
@@ -6,7 +6,7 @@ from uuid import UUID
 import psycopg
 
 from tidegate.core.kind import GENESIS
-from tidegate.core.transfer import HistoryEntry, chained
+from tidegate.core.transfer import HistoryEntry, entry_hash
 
 TRANSFERS = "SELECT id, flow, version, head_hash FROM every_transfer ORDER BY id"
 HISTORY = (
@@ -16,15 +16,15 @@ HISTORY = (
 )
 
 
-def broken(connection: psycopg.Connection) -> Iterator[UUID]:
-    """The transfers whose history is not the one that was written."""
+def broken_chains(connection: psycopg.Connection) -> Iterator[UUID]:
+    """The transfers whose history was changed after it was written."""
     for id_, flow, version, head in connection.execute(TRANSFERS).fetchall():
-        expected, whole = GENESIS, True
+        expected, intact = GENESIS, True
         entries = connection.execute(HISTORY, (id_,)).fetchall()
-        for place, row in enumerate(entries):
+        for index, row in enumerate(entries):
             path = (row[1], *row[2].split(), row[3])
             entry = HistoryEntry(row[0], path, row[4], row[5], row[6], row[7] or {}, row[8])
-            expected = chained(expected, id_, flow, entry, row[9])
-            whole = whole and row[0] == place and row[10] == expected
-        if not whole or expected != head or len(entries) != version:
+            expected = entry_hash(expected, id_, flow, entry, row[9])
+            intact = intact and row[0] == index and row[10] == expected
+        if not intact or expected != head or len(entries) != version:
             yield id_

@@ -1,4 +1,4 @@
-"""Databases in which nothing is written, or nothing was ever migrated."""
+"""Fixtures: a migrated database that a module shares, and a database without migrations."""
 
 import os
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def untouched(template: str) -> Iterator[str]:
-    """A migrated database for the tests of a module that leave nothing behind in it."""
+def migrated(template: str) -> Iterator[str]:
+    """A migrated database, shared by the tests of a module that leave no changes in it."""
     name = f"{template}_untouched_{next(_numbers)}"
     yield create_database(cluster_url(), name, template)
     leave_database(cluster_url(), name)
 
 
 @pytest.fixture
-def bare() -> Iterator[str]:
-    """The address of an empty database in which nothing was migrated yet."""
+def unmigrated() -> Iterator[str]:
+    """The address of an empty database on which no migration was run."""
     name = f"bare_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}_{next(_numbers)}"
     yield create_database(cluster_url(), name)
     leave_database(cluster_url(), name)

@@ -1,4 +1,4 @@
-"""Databases as older versions left them, and what those versions wrote into them."""
+"""Creates databases in the schema of older versions, with rows as those versions wrote them."""
 
 import hashlib
 import time
@@ -22,10 +22,10 @@ from tidegate.store.flow_install import show
 from tidegate.store.migrate import Migration, migrate, migrations
 from tidegate.store.schemas import set_path
 
-# The last migrations of the version before the key spaces, and the last ones before fees.
+# The numbers of the last migrations before key spaces were added, and before fees were.
 BEFORE_SPACES = {"shared": 1, "store": 6, "economy": 2}
 BEFORE_FEES = {"shared": 1, "store": 8, "economy": 2}
-FEWER_CHECKS = 19  # Since then all flows have one constraint.
+FEWER_CHECKS = 19  # From this migration on, all flows share one constraint.
 BEFORE_FEWER_CHECKS = {"shared": 2, "store": FEWER_CHECKS - 1, "economy": 8}
 ENDS = {
     "deposit": "COMPLETED",
@@ -38,12 +38,12 @@ USDT = 3
 
 
 def migrate_until(database: str, last: Mapping[str, int]) -> None:
-    """Apply the migrations up to these numbers. The flows are those of now, installed as then."""
+    """Apply the migrations up to these numbers. Install the current flows as that version did."""
 
-    def until_then(folder: str) -> list[Migration]:
+    def migrations_until(folder: str) -> list[Migration]:
         return [m for m in migrations(folder) if m.number <= last[folder]]
 
-    def install_then(
+    def install_older(
         connection: psycopg.Connection, path: Sequence[str], flows: Sequence[Flow]
     ) -> list[str]:
         with connection.transaction():
@@ -53,14 +53,14 @@ def migrate_until(database: str, last: Mapping[str, int]) -> None:
         return []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "migrations", until_then)
+        patch.setattr(module, "migrations", migrations_until)
         if last["store"] < FEWER_CHECKS:
-            patch.setattr(module, "install", install_then)
+            patch.setattr(module, "install", install_older)
         migrate(database, SCHEMA, FLOWS.values())
 
 
 def install_as_before(connection: psycopg.Connection, flow: Flow) -> None:
-    """With a constraint of its own on each table, as every version before 0019 did."""
+    """Add a separate constraint for the flow on each table, as all versions before 0019 did."""
     answers, rests = older_checks(flow)
     name = sql.Identifier(f"flow_{flow.name}")
     for table in ("history", "transfers", "archived_history", "archived_transfers"):
@@ -71,15 +71,16 @@ def install_as_before(connection: psycopg.Connection, flow: Flow) -> None:
 
 
 def old_fingerprint(flow: str, parties: Mapping[str, Party], asset_id: int, amount: int) -> bytes:
-    """As the version before the key spaces computed it."""
+    """The fingerprint as it was computed before key spaces were added."""
     body: tuple[object, ...] = (flow, sorted(parties.items()), asset_id, str(amount), [])
     return hashlib.sha256(msgspec.json.encode(body)).digest()[:16]
 
 
 class OldProcess:
-    """Writes what that version wrote: a bare key, its fingerprint, a transfer at its end.
+    """Writes rows as the older version did: a key without a space, its fingerprint, and a transfer
+    that has ended.
 
-    It names only columns that its schema had, so it can write after an upgrade as well.
+    It uses only columns of the older schema, so it can write after an upgrade too.
     """
 
     def __init__(self, database: str) -> None:
@@ -95,11 +96,11 @@ class OldProcess:
     ) -> UUID:
         id_ = UUID(int=(int(time.time() * 1000) << 80) | (uuid4().int & (1 << 80) - 1))
         owner = parties["source"].owner
-        print_ = old_fingerprint(flow, parties, asset_id, amount)
+        fingerprint = old_fingerprint(flow, parties, asset_id, amount)
         with superuser(self.database) as sql, sql.transaction():
             sql.execute(
                 "INSERT INTO cids (owner, cid, fingerprint, transfer_id) VALUES (%s, %s, %s, %s)",
-                (owner, str(id_) if cid is None else cid, print_, id_),
+                (owner, str(id_) if cid is None else cid, fingerprint, id_),
             )
             sql.execute(
                 "INSERT INTO transfers (id, owner, flow, state, due_at, version, attempts, retries,"
@@ -120,7 +121,7 @@ class OldProcess:
         return id_
 
     def archive(self, id_: UUID) -> None:
-        """Move the transfer to the archive, as `tidegate archive` does. Its key stays."""
+        """Move the transfer to the archive, as `tidegate archive` does. Its key is kept."""
         columns = (
             "id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,"
             " asset_id, amount, cid, head_hash, deadline_at, expires_at, created_at, updated_at"
@@ -150,11 +151,11 @@ def into_spot(owner: int) -> dict[str, Party]:
     return {"source": Party("ledger", "FUNDING", owner), "target": Party("core", "SPOT", owner)}
 
 
-def between_members(guild: int, one: int, other: int) -> dict[str, Party]:
-    """A payment that the library makes at once."""
-    payer = f"member:{one}"
+def between_members(guild: int, payer_id: int, payee_id: int) -> dict[str, Party]:
+    """The parties of a payment that the library makes without the pool."""
+    payer = f"member:{payer_id}"
     return {
         "allowance": Party("allowance", payer, guild),
         "source": Party("ledger", payer, guild),
-        "target": Party("ledger", f"member:{other}", guild),
+        "target": Party("ledger", f"member:{payee_id}", guild),
     }

@@ -1,4 +1,4 @@
-"""Plans of the hot statements: asked of PostgreSQL with real values, read as trees."""
+"""Reads the plans of the hot statements from PostgreSQL, with real values."""
 
 import asyncio
 import json
@@ -9,17 +9,17 @@ import psycopg
 from psycopg import sql
 
 from tests.store.scenario import (
+    EngineSetup,
     Remote,
-    Setting,
     deposit,
     issue,
-    moved,
-    paid,
+    pool_payment,
     refusing,
+    run_to_end,
     running,
     to_remote,
 )
-from tests.store.statement_log import TEXTS, listening
+from tests.store.statement_log import TEXTS, recording_pipeline
 from tidegate.store.pipeline import text_of
 
 Plan = Mapping[str, Any]
@@ -32,59 +32,63 @@ SCANS = {"Index Scan", "Index Only Scan"}
 GUILD = 9
 
 
-class Asked(NamedTuple):
-    """A statement with the values of a batch of this many."""
+class StatementCase(NamedTuple):
+    """A statement with the values of a batch of this size."""
 
     name: str
     size: int
 
 
-async def asked(database: str, size: int) -> dict[Asked, Mapping[str, Any]]:
-    """What a real engine says to PostgreSQL while it moves a batch there and back again."""
-    pipe, heard = listening()
-    setting = Setting(database, Remote(refusing), pipe=pipe)
-    async with running(setting) as engine:
+async def sent_statements(database: str, size: int) -> dict[StatementCase, Mapping[str, Any]]:
+    """The statements that a real engine sends while it moves a batch out and back again."""
+    pipe, sent = recording_pipeline()
+    setup = EngineSetup(database, Remote(refusing), pipe=pipe)
+    async with running(setup) as engine:
         owners = range(1, size + 1)
-        await asyncio.gather(*[moved(engine, deposit(n, 100, f"cid {size} {n}")) for n in owners])
-        ended = await asyncio.gather(*[moved(engine, to_remote(n, 10)) for n in owners])
+        await asyncio.gather(
+            *[run_to_end(engine, deposit(n, 100, f"cid {size} {n}")) for n in owners]
+        )
+        ended = await asyncio.gather(*[run_to_end(engine, to_remote(n, 10)) for n in owners])
         await engine.parts.store.release(ended)
         await engine.parts.store.find([transfer.id for transfer in ended])
         await engine.parts.store.claim("ledger", size, engine.context.tables)
-        await asyncio.gather(*[moved(engine, issue(GUILD, n, 100)) for n in owners])
-        await asyncio.gather(*[moved(engine, paid(GUILD, n, n + size, 10)) for n in owners])
-    largest: dict[Asked, Mapping[str, Any]] = {}
-    for said in sorted(heard, key=lambda said: said.size):
-        if said.name in TEXTS:
-            largest[Asked(said.name, size)] = said.values
+        await asyncio.gather(*[run_to_end(engine, issue(GUILD, n, 100)) for n in owners])
+        await asyncio.gather(
+            *[run_to_end(engine, pool_payment(GUILD, n, n + size, 10)) for n in owners]
+        )
+    largest: dict[StatementCase, Mapping[str, Any]] = {}
+    for statement in sorted(sent, key=lambda statement: statement.size):
+        if statement.name in TEXTS:
+            largest[StatementCase(statement.name, size)] = statement.values
     return largest
 
 
-def prepare(connection: psycopg.Connection, statements: list[Asked]) -> None:
-    for name in {asked.name for asked in statements}:
-        for size in {asked.size for asked in statements}:
+def prepare(connection: psycopg.Connection, statements: list[StatementCase]) -> None:
+    for name in {case.name for case in statements}:
+        for size in {case.size for case in statements}:
             text = text_of(TEXTS[name]).sql.decode()
-            prepared = sql.SQL("PREPARE {} AS ").format(_prepared(Asked(name, size)))
+            prepared = sql.SQL("PREPARE {} AS ").format(_prepared(StatementCase(name, size)))
             connection.execute(prepared.as_string(connection) + text)
 
 
 def plan_of(
     connection: psycopg.Connection,
-    asked: Asked,
+    case: StatementCase,
     values: Mapping[str, Any],
     options: LiteralString = "FORMAT JSON",
 ) -> Plan:
-    """The plan that the server would run now for a statement prepared in this session."""
-    order = text_of(TEXTS[asked.name]).names
-    given = sql.SQL(", ").join(sql.Literal(values[name]) for name in order)
-    question = sql.SQL("EXPLAIN (" + options + ") EXECUTE {} ({})").format(_prepared(asked), given)
-    [(answer,)] = connection.execute(question).fetchall()
-    tree = json.loads(answer) if isinstance(answer, str) else answer
+    """The plan that the server would now use for a statement prepared in this session."""
+    order = text_of(TEXTS[case.name]).names
+    literals = sql.SQL(", ").join(sql.Literal(values[name]) for name in order)
+    explain = sql.SQL("EXPLAIN (" + options + ") EXECUTE {} ({})").format(_prepared(case), literals)
+    [(output,)] = connection.execute(explain).fetchall()
+    tree = json.loads(output) if isinstance(output, str) else output
     root: Plan = tree[0]["Plan"]
     return root
 
 
-def _prepared(asked: Asked) -> sql.Identifier:
-    return sql.Identifier(f"{asked.name} {asked.size}")
+def _prepared(case: StatementCase) -> sql.Identifier:
+    return sql.Identifier(f"{case.name} {case.size}")
 
 
 def nodes(plan: Plan) -> Iterator[Plan]:
@@ -94,7 +98,7 @@ def nodes(plan: Plan) -> Iterator[Plan]:
 
 
 def indexes(plan: Plan) -> set[str]:
-    """The indexes by which a plan meets the big tables."""
+    """The indexes that a plan uses on the big tables."""
     return {
         node["Index Name"]
         for node in nodes(plan)
@@ -103,7 +107,7 @@ def indexes(plan: Plan) -> set[str]:
 
 
 def read_in_full(plan: Plan) -> list[str]:
-    """The big tables of which a plan reads every row, or every entry of an index."""
+    """The scans of a plan that read all rows of a big table, or a whole index."""
     return [
         f"{node['Node Type']} on {node['Relation Name']}"
         for node in nodes(plan)

@@ -1,4 +1,4 @@
-"""An engine on real PostgreSQL, and a system outside that says what it is told."""
+"""An engine on real PostgreSQL, and an outside system whose answers the test chooses."""
 
 import random
 import time
@@ -48,14 +48,14 @@ def silent(_: Question) -> Answer:
 
 
 class Remote:
-    """A system outside, with sticky answers: the first final one under a key is the only one."""
+    """An outside system with sticky answers: the first final answer under a key is kept."""
 
     name = "remote"
     reversible = True
 
     def __init__(self, judge: Judge = agreeing) -> None:
         self.judge = judge
-        self.said: dict[tuple[UUID, int], Answer] = {}
+        self.answers: dict[tuple[UUID, int], Answer] = {}
         self.asked: list[Question] = []
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
@@ -64,15 +64,15 @@ class Remote:
 
     def _answer(self, question: Question) -> Answer:
         key = (question.transfer_id, question.version)
-        answer = self.said.get(key) or self.judge(question)
+        answer = self.answers.get(key) or self.judge(question)
         if not isinstance(answer, Unknown):
-            self.said[key] = answer
+            self.answers[key] = answer
         return answer
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Where an engine runs and what it meets there."""
+class EngineSetup:
+    """The database, the outside system and the options of an engine."""
 
     database: str
     remote: Remote = field(default_factory=Remote)
@@ -85,20 +85,20 @@ class Setting:
 
 
 @asynccontextmanager
-async def running(setting: Setting) -> AsyncIterator[Engine[PostgresTransaction]]:
-    store = setting.store(setting.database, setting.schema, setting.bounds)
-    store.pipe = setting.pipe
+async def running(setup: EngineSetup) -> AsyncIterator[Engine[PostgresTransaction]]:
+    store = setup.store(setup.database, setup.schema, setup.bounds)
+    store.pipe = setup.pipe
     async with store:
         await store.verify(FLOWS.values())
         parts = EngineParts(
             store=store,
             flows=FLOWS,
-            outside=[setting.remote],
+            outside=[setup.remote],
             local=[Ledger(), Allowance(), Checks()],
             clock=time.monotonic,
             dice=random.Random(7),
-            alert=setting.alerts.append,
-            scan_s=setting.scan_s,
+            alert=setup.alerts.append,
+            scan_s=setup.scan_s,
         )
         async with Engine(parts) as engine:
             yield engine
@@ -126,14 +126,14 @@ def issue(guild: int, member: int, amount: int) -> Request:
     )
 
 
-def paid(guild: int, one: int, other: int, amount: int) -> Request:
+def pool_payment(guild: int, payer: int, payee: int, amount: int) -> Request:
     """From one member of a guild to another, through the pool."""
-    parties = payment(guild, one, other)
+    parties = payment(guild, payer, payee)
     return Request(guild, "pool_transfer", parties, POINT, amount, lives_s=3600.0)
 
 
 def to_savings(owner: int, amount: int) -> Request:
-    """Between two books of the ledger: both sides answer in the same transaction."""
+    """Between two books of the ledger: both answers are in the same transaction."""
     source, target = Party("ledger", FUNDING, owner), Party("ledger", "SAVINGS", owner)
     return internal(owner, source, target, amount)
 
@@ -148,16 +148,16 @@ def from_remote(owner: int, amount: int) -> Request:
     return internal(owner, source, target, amount)
 
 
-async def moved(engine: Engine[PostgresTransaction], request: Request) -> Transfer:
-    """The transfer at its end."""
+async def run_to_end(engine: Engine[PostgresTransaction], request: Request) -> Transfer:
+    """Request a transfer, and return it when it has ended."""
     receipt = await engine.transfer(request, WAIT_S)
     assert isinstance(receipt, Receipt), receipt
     assert receipt.transfer.lane is None, receipt
     return receipt.transfer
 
 
-async def started(engine: Engine[PostgresTransaction], request: Request) -> Transfer:
-    """The transfer as it was born, wherever it rests."""
+async def submitted(engine: Engine[PostgresTransaction], request: Request) -> Transfer:
+    """Request a transfer, and return it as it was created."""
     receipt = await engine.submit(request)
     assert isinstance(receipt, Receipt), receipt
     return receipt.transfer
@@ -165,7 +165,7 @@ async def started(engine: Engine[PostgresTransaction], request: Request) -> Tran
 
 @contextmanager
 def superuser(database: str, schema: str = SCHEMA) -> Iterator[psycopg.Connection]:
-    """A session that no grant holds back, in the schema of a store."""
+    """A session with all permissions, in the schema of a store."""
     with psycopg.connect(database, autocommit=True) as connection:
         path = sql.SQL("SET search_path TO {}, tidegate, economy").format(sql.Identifier(schema))
         connection.execute(path)
@@ -178,7 +178,7 @@ def rows(database: str, statement: str, *values: object, schema: str = SCHEMA) -
 
 
 def balances(database: str, owner: int, schema: str = SCHEMA) -> dict[str, int]:
-    """What each book of an owner holds, in the smallest unit of its one asset."""
+    """The available amount in each book of an owner, in the smallest unit of its one asset."""
     found = rows(
         database,
         "SELECT book, available::text FROM ledger_accounts WHERE owner = %s",

@@ -1,4 +1,4 @@
-"""Hear what a store says to PostgreSQL: each statement by its name, with its values."""
+"""Records the statements that a store sends to PostgreSQL, with their names and values."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,35 +11,35 @@ from tidegate.systems.ledger import postgres as ledger
 NAMES = {text: name for name, text in transaction.STATEMENTS.items()}
 NAMES |= {text: f"ledger {name}" for name, text in ledger.STATEMENTS.items()}
 NAMES |= {text: f"guild {name}" for name, text in guild.STATEMENTS.items()}
-SYNC = "sync"  # Where a flight is waited for.
+SYNC = "sync"  # Recorded where the store waits for replies.
 TEXTS = {name: text for text, name in NAMES.items()}
 
 
-class Heard(NamedTuple):
+class SentStatement(NamedTuple):
     name: str
     values: Mapping[str, Any]
 
     @property
     def size(self) -> int:
-        """How much was sent: of a larger batch, more."""
+        """The length of the longest value, which grows with the batch."""
         return max((len(v) for v in self.values.values() if isinstance(v, str)), default=0)
 
 
-def listening() -> tuple[type[Pipeline], list[Heard]]:
-    """A class of pipes that writes down what is sent, and what it has written."""
-    heard: list[Heard] = []
+def recording_pipeline() -> tuple[type[Pipeline], list[SentStatement]]:
+    """A pipeline class that records what it sends, and the list of records."""
+    sent: list[SentStatement] = []
 
-    class Listening(Pipeline):
+    class RecordingPipeline(Pipeline):
         def send(self, statement: str, values: Mapping[str, object]) -> StatementReply:
-            heard.append(Heard(NAMES.get(statement, statement), values))
+            sent.append(SentStatement(NAMES.get(statement, statement), values))
             return super().send(statement, values)
 
         def command(self, sql: bytes) -> StatementReply:
-            heard.append(Heard(sql.decode(), {}))
+            sent.append(SentStatement(sql.decode(), {}))
             return super().command(sql)
 
         async def sync(self) -> None:
-            heard.append(Heard(SYNC, {}))
+            sent.append(SentStatement(SYNC, {}))
             await super().sync()
 
-    return Listening, heard
+    return RecordingPipeline, sent

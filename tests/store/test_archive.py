@@ -1,4 +1,4 @@
-"""The archive: what ended long ago is moved whole, and everybody still finds it."""
+"""The archive: transfers that ended long ago are moved completely, and all reads find them."""
 
 import asyncio
 import json
@@ -14,18 +14,18 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.running import eventually, tidegate
-from tests.store.chain import broken
+from tests.store.chain import broken_chains
 from tests.store.scenario import (
+    EngineSetup,
     Remote,
-    Setting,
     balances,
     deposit,
-    moved,
     refusing,
     rows,
+    run_to_end,
     running,
     silent,
-    started,
+    submitted,
     superuser,
     to_remote,
     to_savings,
@@ -41,28 +41,28 @@ from tidegate.store.postgres import PostgresStore
 HOUR_S, YEAR_S, DAY_US = 3600, 365 * 24 * 3600, 24 * 3600 * 10**6
 
 
-def put_away(database: str, older_s: float = 0, keep_cids_s: float = YEAR_S) -> ArchivedBatch:
-    """Archive in batches of three, and say how much was moved."""
-    done = list(archive(database, SCHEMA, ArchiveAges(older_s, keep_cids_s), limit=3))
-    assert all(batch.transfers <= 3 and batch.cids <= 3 for batch in done)
+def run_archive(database: str, older_s: float = 0, keep_cids_s: float = YEAR_S) -> ArchivedBatch:
+    """Archive in batches of three, and return the totals."""
+    batches = list(archive(database, SCHEMA, ArchiveAges(older_s, keep_cids_s), limit=3))
+    assert all(batch.transfers <= 3 and batch.cids <= 3 for batch in batches)
     return (
-        ArchivedBatch(*(sum(column) for column in zip(*done, strict=True)))
-        if done
+        ArchivedBatch(*(sum(column) for column in zip(*batches, strict=True)))
+        if batches
         else ArchivedBatch()
     )
 
 
-async def _lived(database: str) -> list[Transfer]:
+async def _ended_transfers(database: str) -> list[Transfer]:
     """Seven transfers that have ended: six by two answers each, one rolled back by three."""
-    async with running(Setting(database)) as engine:
-        found = [await moved(engine, deposit(n, 100, f"cid {n}")) for n in (1, 2, 3)]
-        found += [await moved(engine, to_savings(n, 30)) for n in (1, 2, 3)]
-    async with running(Setting(database, Remote(refusing))) as engine:
-        return [*found, await moved(engine, to_remote(1, 10))]
+    async with running(EngineSetup(database)) as engine:
+        found = [await run_to_end(engine, deposit(n, 100, f"cid {n}")) for n in (1, 2, 3)]
+        found += [await run_to_end(engine, to_savings(n, 30)) for n in (1, 2, 3)]
+    async with running(EngineSetup(database, Remote(refusing))) as engine:
+        return [*found, await run_to_end(engine, to_remote(1, 10))]
 
 
-def lived(database: str) -> list[Transfer]:
-    return asyncio.run(_lived(database))
+def ended_transfers(database: str) -> list[Transfer]:
+    return asyncio.run(_ended_transfers(database))
 
 
 def counts(database: str) -> dict[str, int]:
@@ -70,8 +70,8 @@ def counts(database: str) -> dict[str, int]:
     return {table: rows(database, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
 
 
-def apart(database: str) -> list[Any]:
-    """Transfers of which one part is here and another there."""
+def split_transfers(database: str) -> list[Any]:
+    """Transfers that are only partly in the archive."""
     return rows(
         database,
         "SELECT transfer_id FROM history WHERE transfer_id IN (SELECT id FROM archived_transfers)"
@@ -81,13 +81,13 @@ def apart(database: str) -> list[Any]:
     )
 
 
-def test_what_has_ended_is_moved_whole_and_nothing_of_it_changes(database: str) -> None:
-    lived(database)
+def test_ended_transfers_are_moved_completely_and_unchanged(database: str) -> None:
+    ended_transfers(database)
     everything = "SELECT * FROM {} ORDER BY 1, 2"
     before = {v: rows(database, everything.format(v)) for v in ("every_transfer", "every_history")}
     answers = len(before["every_history"])
     assert answers == 6 * 2 + 3
-    assert put_away(database) == ArchivedBatch(transfers=7, answers=answers)
+    assert run_archive(database) == ArchivedBatch(transfers=7, answers=answers)
     assert counts(database) == {
         "transfers": 0,
         "history": 0,
@@ -95,65 +95,65 @@ def test_what_has_ended_is_moved_whole_and_nothing_of_it_changes(database: str) 
         "archived_history": answers,
         "cids": 7,
     }
-    for view, said in before.items():
-        assert rows(database, everything.format(view)) == said
+    for view, contents in before.items():
+        assert rows(database, everything.format(view)) == contents
     assert balances(database, 1) == {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
     with superuser(database) as connection:
-        assert list(broken(connection)) == []
+        assert list(broken_chains(connection)) == []
         connection.execute("UPDATE archived_history SET actor = 'me' WHERE flow = 'deposit'")
-        assert len(list(broken(connection))) == 3
-    assert put_away(database) == ArchivedBatch()
+        assert len(list(broken_chains(connection))) == 3
+    assert run_archive(database) == ArchivedBatch()
 
 
-def test_what_is_young_or_has_not_ended_stays(database: str) -> None:
+def test_recent_and_open_transfers_are_not_moved(database: str) -> None:
     async def opened() -> Transfer:
-        async with running(Setting(database, Remote(silent))) as engine:
-            transfer = await started(engine, to_remote(1, 10))
+        async with running(EngineSetup(database, Remote(silent))) as engine:
+            transfer = await submitted(engine, to_remote(1, 10))
             tried = partial(rows, database, "SELECT FROM attempts")
             await asyncio.to_thread(eventually, lambda: bool(tried()), 10)
             return transfer
 
-    lived(database)
+    ended_transfers(database)
     waiting = asyncio.run(opened())
-    assert put_away(database, older_s=HOUR_S) == ArchivedBatch()
+    assert run_archive(database, older_s=HOUR_S) == ArchivedBatch()
     with superuser(database) as connection:
-        # An end that comes later than the birth by an hour is young for another hour.
+        # The age counts from the end: two transfers ended an hour after they were created.
         connection.execute(
             "UPDATE transfers SET updated_at = now() + interval '1 hour' WHERE owner = 2"
         )
     attempts = rows(database, "SELECT * FROM attempts")
     assert attempts
-    assert put_away(database).transfers == 5
+    assert run_archive(database).transfers == 5
     left = rows(database, "SELECT id, owner, lane FROM transfers ORDER BY owner, id")
     assert [(owner, lane) for _, owner, lane in left] == [(1, "remote"), (2, None), (2, None)]
     assert left[0][0] == waiting.id
     assert rows(database, "SELECT * FROM attempts") == attempts
-    assert apart(database) == []
+    assert split_transfers(database) == []
 
 
-def test_why_questions_stayed_open_is_dropped_with_the_end(database: str) -> None:
-    patience = iter([silent])
+def test_attempts_are_deleted_when_their_transfer_is_archived(database: str) -> None:
+    first_judge = iter([silent])
 
-    def hesitant(question: Any) -> Any:
-        return next(patience, refusing)(question)
+    def silent_once(question: Any) -> Any:
+        return next(first_judge, refusing)(question)
 
-    async def hesitated() -> None:
-        async with running(Setting(database, Remote(hesitant))) as engine:
-            await moved(engine, deposit(1, 100))
-            await moved(engine, to_remote(1, 10))
+    async def retried() -> None:
+        async with running(EngineSetup(database, Remote(silent_once))) as engine:
+            await run_to_end(engine, deposit(1, 100))
+            await run_to_end(engine, to_remote(1, 10))
 
-    asyncio.run(hesitated())
-    assert put_away(database).attempts == 1
+    asyncio.run(retried())
+    assert run_archive(database).attempts == 1
     assert rows(database, "SELECT * FROM attempts") == []
 
 
-def test_an_archived_cid_is_answered_by_its_transfer_and_makes_no_second(database: str) -> None:
-    first = lived(database)[0]
-    put_away(database)
+def test_a_request_with_an_archived_cid_returns_its_transfer(database: str) -> None:
+    first = ended_transfers(database)[0]
+    run_archive(database)
     before = balances(database, 1)
 
     async def replayed() -> list[Receipt | Refusal]:
-        async with running(Setting(database)) as engine:
+        async with running(EngineSetup(database)) as engine:
             requests = [deposit(1, 100, "cid 1")] * 20 + [deposit(1, 99, "cid 1")]
             return await asyncio.gather(*(engine.transfer(r) for r in requests))
 
@@ -168,8 +168,8 @@ def test_an_archived_cid_is_answered_by_its_transfer_and_makes_no_second(databas
     assert counts(database)["cids"] == 7
 
 
-def test_whoever_reads_finds_the_same_before_and_after(database: str) -> None:
-    transfers = lived(database)
+def test_all_reads_return_the_same_before_and_after(database: str) -> None:
+    transfers = ended_transfers(database)
 
     async def read() -> list[object]:
         async with PostgresStore(database, SCHEMA) as store:
@@ -186,13 +186,13 @@ def test_whoever_reads_finds_the_same_before_and_after(database: str) -> None:
             )
             found.append([await operator_reads.one(store, id_) for id_ in ids])
             found.append([k and k.transfer for k in (await store.look([(1, "cid 1")])).known])
-            return [_timeless(each) for each in found]
+            return [_without_ages(result) for result in found]
 
     before = asyncio.run(read())
     assert len(transfers) == 7
-    put_away(database)
+    run_archive(database)
     assert asyncio.run(read()) == before
-    asyncio.run(_lived_on(database))
+    asyncio.run(_read_new_and_archived(database))
     assert rows(database, "SELECT count(*) FROM transfers_tb") == [(5,)]
     assert rows(database, "SELECT count(*) FROM trading.transfers") == [(5,)]
 
@@ -207,18 +207,18 @@ async def _pages(store: PostgresStore, owner: int) -> list[Transfer]:
     return found
 
 
-async def _lived_on(database: str) -> None:
-    """A list goes on from what is new to what is archived."""
-    async with running(Setting(database)) as engine:
-        new = await moved(engine, to_savings(1, 5))
+async def _read_new_and_archived(database: str) -> None:
+    """A list continues from new transfers to archived ones."""
+    async with running(EngineSetup(database)) as engine:
+        new = await run_to_end(engine, to_savings(1, 5))
         listed = await _pages(engine.parts.store, 1)  # type: ignore[arg-type]
     assert [t.id for t in listed] == sorted((t.id for t in listed), reverse=True)
     assert listed[0].id == new.id
     assert len(listed) == 3
 
 
-def _timeless(found: Sequence[Any]) -> list[Any]:
-    """How long ago something was is another each time."""
+def _without_ages(found: Sequence[Any]) -> list[Any]:
+    """Drop `waited_s`, which is different in each read."""
     return [
         (t.id, t.state, t.version, t.cid, t.head_hash, t.updated_us)
         if isinstance(t, Transfer)
@@ -227,30 +227,30 @@ def _timeless(found: Sequence[Any]) -> list[Any]:
     ]
 
 
-def test_a_run_that_ends_between_two_batches_leaves_nothing_half_moved(database: str) -> None:
-    lived(database)
+def test_a_run_that_stops_between_two_batches_moves_no_transfer_partly(database: str) -> None:
+    ended_transfers(database)
     total = counts(database)
     run = archive(database, SCHEMA, ArchiveAges(0, YEAR_S), limit=2)
     assert [batch.transfers for batch in islice(run, 2)] == [2, 2]
     run.close()
     assert counts(database)["archived_transfers"] == 4
-    assert apart(database) == []
+    assert split_transfers(database) == []
     with superuser(database) as connection:
-        assert list(broken(connection)) == []
-    assert put_away(database).transfers == 3
+        assert list(broken_chains(connection)) == []
+    assert run_archive(database).transfers == 3
     assert counts(database)["archived_history"] == total["history"]
 
 
-def test_a_run_that_is_killed_inside_a_batch_leaves_nothing_half_moved(database: str) -> None:
-    lived(database)
+def test_a_run_that_is_killed_inside_a_batch_moves_no_transfer_partly(database: str) -> None:
+    ended_transfers(database)
     before = counts(database)
     waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
     with psycopg.connect(database, autocommit=True) as holder, ThreadPoolExecutor(1) as thread:
         holder.execute(f"SET search_path TO {SCHEMA}")
         with holder.transaction():
-            # Transfers can be taken and answers cannot: the run stands still in the middle.
+            # The transfers are free and the answers are locked, so the run waits in the middle.
             holder.execute("SELECT FROM history FOR UPDATE")
-            run = thread.submit(put_away, database)
+            run = thread.submit(run_archive, database)
             name = holder.info.dbname
             eventually(lambda: bool(rows(database, waits, name)), 5)
             [(pid,)] = rows(database, waits, name)
@@ -258,68 +258,68 @@ def test_a_run_that_is_killed_inside_a_batch_leaves_nothing_half_moved(database:
             with pytest.raises(psycopg.OperationalError):
                 run.result()
     assert counts(database) == before
-    assert put_away(database).transfers == 7
+    assert run_archive(database).transfers == 7
 
 
-def test_what_somebody_holds_is_left_for_the_next_run(database: str) -> None:
-    transfers = lived(database)
+def test_a_locked_transfer_is_left_for_the_next_run(database: str) -> None:
+    transfers = ended_transfers(database)
     with superuser(database) as holder, holder.transaction():
         holder.execute("SELECT FROM transfers WHERE id = %s FOR UPDATE", (transfers[2].id,))
-        assert put_away(database).transfers == 6
+        assert run_archive(database).transfers == 6
     assert rows(database, "SELECT id FROM transfers") == [(transfers[2].id,)]
-    assert put_away(database).transfers == 1
+    assert run_archive(database).transfers == 1
 
 
 def test_two_runs_at_once_move_everything_once(database: str) -> None:
-    lived(database)
+    ended_transfers(database)
     before = counts(database)
     with ThreadPoolExecutor(4) as threads:
-        runs = list(threads.map(lambda _: put_away(database), range(4)))
-    runs.append(put_away(database))
+        runs = list(threads.map(lambda _: run_archive(database), range(4)))
+    runs.append(run_archive(database))
     assert sum(run.transfers for run in runs) == 7
     assert counts(database)["archived_history"] == before["history"]
-    assert apart(database) == []
+    assert split_transfers(database) == []
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "problem"),
     [
-        ("DELETE FROM history WHERE transfer_id = %s AND version = 1", "its history is not whole"),
-        ("DELETE FROM history WHERE transfer_id = %s", "its history is not whole"),
-        ("DELETE FROM cids WHERE transfer_id = %s", "its key is not whole"),
+        ("DELETE FROM history WHERE transfer_id = %s AND version = 1", "its history is incomplete"),
+        ("DELETE FROM history WHERE transfer_id = %s", "its history is incomplete"),
+        ("DELETE FROM cids WHERE transfer_id = %s", "its key is missing"),
     ],
 )
-def test_a_transfer_that_is_not_whole_is_not_put_away(
-    database: str, statement: str, said: str
+def test_a_transfer_with_missing_records_is_not_archived(
+    database: str, statement: str, problem: str
 ) -> None:
-    victim = lived(database)[-1].id
+    victim = ended_transfers(database)[-1].id
     with superuser(database) as connection:
         connection.execute(statement, (victim,))
-    with pytest.raises(ArchiveRefused, match=f"transfer {victim}: {said}"):
-        put_away(database, keep_cids_s=0)
-    assert apart(database) == []
+    with pytest.raises(ArchiveRefused, match=f"transfer {victim}: {problem}"):
+        run_archive(database, keep_cids_s=0)
+    assert split_transfers(database) == []
     where = "archived_transfers" if "cids" in statement else "transfers"
     assert rows(database, f"SELECT id FROM {where} WHERE id = %s", victim) == [(victim,)]
 
 
-def test_a_cid_is_known_for_the_stated_time_and_then_new_again(database: str) -> None:
-    first = lived(database)[0]
-    assert put_away(database, keep_cids_s=HOUR_S).cids == 0
+def test_a_cid_is_known_for_the_configured_time_and_then_free_again(database: str) -> None:
+    first = ended_transfers(database)[0]
+    assert run_archive(database, keep_cids_s=HOUR_S).cids == 0
     assert counts(database)["cids"] == 7
     with superuser(database) as connection:
-        # Its time runs from the end, and not from the birth.
+        # The time counts from the end of the transfer, and not from its creation.
         ended = "UPDATE archived_transfers SET updated_at = now() + %s WHERE owner = 2"
         connection.execute(ended, (timedelta(hours=1),))
-        assert put_away(database, keep_cids_s=0) == ArchivedBatch(cids=5)
+        assert run_archive(database, keep_cids_s=0) == ArchivedBatch(cids=5)
         assert rows(database, "SELECT DISTINCT owner FROM cids") == [(2,)]
         connection.execute(ended, (timedelta(0),))
-    assert put_away(database, keep_cids_s=0) == ArchivedBatch(cids=2)
+    assert run_archive(database, keep_cids_s=0) == ArchivedBatch(cids=2)
     assert counts(database)["cids"] == 0
-    assert put_away(database, keep_cids_s=0) == ArchivedBatch()
+    assert run_archive(database, keep_cids_s=0) == ArchivedBatch()
 
     async def repeated() -> tuple[Transfer, KnownRequest | None]:
-        async with running(Setting(database)) as engine:
-            again = await moved(engine, deposit(1, 100, "cid 1"))
+        async with running(EngineSetup(database)) as engine:
+            again = await run_to_end(engine, deposit(1, 100, "cid 1"))
             [known] = (await engine.parts.store.look([(1, "cid 1")])).known
             return again, known
 
@@ -328,40 +328,40 @@ def test_a_cid_is_known_for_the_stated_time_and_then_new_again(database: str) ->
     assert known is not None
     assert known.id == again.id
     assert balances(database, 1)["OUTSIDE"] == -200
-    assert put_away(database, keep_cids_s=0) == ArchivedBatch(transfers=1, answers=2, cids=1)
+    assert run_archive(database, keep_cids_s=0) == ArchivedBatch(transfers=1, answers=2, cids=1)
 
 
-def test_the_archive_has_every_column_that_there_is(untouched: str) -> None:
-    """And the view shows them all: a column that is added later must be added there as well."""
+def test_the_archive_has_every_column(migrated: str) -> None:
+    """The views show all columns too. A column that is added later must be added there."""
     columns = (
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
         " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attname"
     )
     names = ("transfers", "archived_transfers", "every_transfer")
-    live, archived, every = (set(rows(untouched, columns, name)) for name in names)
-    # Nothing is due there, and nobody holds anything.
+    live, archived, every = (set(rows(migrated, columns, name)) for name in names)
+    # The archive has no due and no held transfers.
     live -= {("due_lane", "text"), ("held", "boolean")}
     assert archived == every == live | {("cid_forgotten_at", "timestamp with time zone")}
     names = ("history", "archived_history", "every_history")
-    live, archived, every = (set(rows(untouched, columns, name)) for name in names)
+    live, archived, every = (set(rows(migrated, columns, name)) for name in names)
     assert archived == every == live
 
 
 class LongAgo(PostgresStore):
-    """A store whose births take their ids from three days ago."""
+    """A store that creates transfers with ids of three days ago."""
 
     async def look(self, keys: Any) -> Any:
         look = await super().look(keys)
         return look._replace(at_us=look.at_us - 3 * DAY_US)
 
 
-def test_the_command_moves_what_is_old_and_says_how_much(database: str) -> None:
+def test_the_command_moves_old_transfers_and_prints_the_totals(database: str) -> None:
     async def lived_long_ago() -> None:
-        async with running(Setting(database, store=LongAgo)) as engine:
+        async with running(EngineSetup(database, store=LongAgo)) as engine:
             for owner in (1, 2):
-                await moved(engine, deposit(owner, 100, "cid"))
-        async with running(Setting(database)) as engine:
-            await moved(engine, deposit(3, 100, "cid"))
+                await run_to_end(engine, deposit(owner, 100, "cid"))
+        async with running(EngineSetup(database)) as engine:
+            await run_to_end(engine, deposit(3, 100, "cid"))
 
     asyncio.run(lived_long_ago())
     with superuser(database) as connection:
@@ -369,22 +369,22 @@ def test_the_command_moves_what_is_old_and_says_how_much(database: str) -> None:
             "UPDATE transfers SET updated_at = updated_at - interval '2 days 1 minute'"
             " WHERE owner <> 3"
         )
-    words = ("archive", "--database", database, "--schema", SCHEMA)
-    assert json.loads(tidegate(*words, "--older-than", "3", "-o", "json").stdout) == {
+    command = ("archive", "--database", database, "--schema", SCHEMA)
+    assert json.loads(tidegate(*command, "--older-than", "3", "-o", "json").stdout) == {
         "transfers": 0,
         "answers": 0,
         "attempts": 0,
         "cids": 0,
     }
-    said = tidegate(*words, "--older-than", "2", "--keep-cids", "2", "--batch", "1")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout == ("moved 2 transfers with 4 answers; dropped 0 attempts; forgot 2 cids\n")
+    run = tidegate(*command, "--older-than", "2", "--keep-cids", "2", "--batch", "1")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == ("moved 2 transfers with 4 answers; dropped 0 attempts; forgot 2 cids\n")
     assert rows(database, "SELECT owner FROM transfers") == [(3,)]
     assert rows(database, "SELECT owner FROM cids") == [(3,)]
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("options", "code"),
     [
         (["--older-than", "1"], 2),
         (["--older-than", "30", "--keep-cids", "29"], 2),
@@ -392,11 +392,9 @@ def test_the_command_moves_what_is_old_and_says_how_much(database: str) -> None:
         (["--older-than", "30", "--schema", "nowhere"], 1),
     ],
 )
-def test_what_the_command_will_not_do_is_one_line(
-    untouched: str, words: list[str], code: int
-) -> None:
-    said = tidegate("archive", "--database", untouched, *words)
-    assert said.returncode == code, said
-    assert said.stdout == ""
-    assert len(said.stderr.splitlines()) == 1
-    assert said.stderr.startswith("tidegate: ")
+def test_the_command_refuses_with_one_line(migrated: str, options: list[str], code: int) -> None:
+    run = tidegate("archive", "--database", migrated, *options)
+    assert run.returncode == code, run
+    assert run.stdout == ""
+    assert len(run.stderr.splitlines()) == 1
+    assert run.stderr.startswith("tidegate: ")

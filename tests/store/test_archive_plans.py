@@ -1,4 +1,4 @@
-"""Plans beside the hot path: what reads or fills the archive finds its rows by their keys."""
+"""Plans of statements that read or fill the archive: they find their rows by keys."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ from tidegate.store import archive, audit_reads, operator_reads
 from tidegate.store.migrate import MIGRATOR_ROLE
 from tidegate.store.sessions import ENGINE_ROLE, StoreLimits, session_options
 
-HERE, THERE = UUID(int=41_000), UUID(int=42_000)
+MIDDLE, AFTER_MIDDLE = UUID(int=41_000), UUID(int=42_000)
 PAGE = uuids(UUID(int=n) for n in range(40_500, 41_500))
-SEARCH = {"owner": None, "flow": None, "state": None, "before": HERE, "limit": 20}
-OLD = {"after": HERE, "older_ms": 0, "limit": 1_000}
+SEARCH = {"owner": None, "flow": None, "state": None, "before": MIDDLE, "limit": 20}
+OLD = {"after": MIDDLE, "older_ms": 0, "limit": 1_000}
 
-# Half of it is archived, and 41 000 is in the middle between the two.
+# The first half is archived; 41 000 is the last archived transfer.
 FILL = """
 INSERT INTO {transfers} (id, owner, flow, state, due_at, version, attempts, retries, paged,
                          parties, asset_id, amount, head_hash, created_at, updated_at)
@@ -38,23 +38,23 @@ INSERT INTO cids (owner, cid, fingerprint, transfer_id)
 SELECT n / 10 + 1, 'cid ' || n, '\\x00', lpad(to_hex(n), 32, '0')::uuid
   FROM generate_series({first}, {last}) AS n;
 """
-ASKED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "one": (ENGINE_ROLE, operator_reads.STATEMENTS["one"], {"id": HERE}),
-    "history": (ENGINE_ROLE, operator_reads.STATEMENTS["history"], {"id": HERE}),
+CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "one": (ENGINE_ROLE, operator_reads.STATEMENTS["one"], {"id": MIDDLE}),
+    "history": (ENGINE_ROLE, operator_reads.STATEMENTS["history"], {"id": MIDDLE}),
     "search": (ENGINE_ROLE, operator_reads.STATEMENTS["search"], SEARCH),
     "list": (
         ENGINE_ROLE,
         operator_reads.STATEMENTS["list_of_owner"],
-        {"owner": 4_100, "state": None, "before": HERE, "limit": 20},
+        {"owner": 4_100, "state": None, "before": MIDDLE, "limit": 20},
     ),
-    "ids": (ENGINE_ROLE, audit_reads.STATEMENTS["ids"], {"after": HERE, "limit": 500}),
+    "ids": (ENGINE_ROLE, audit_reads.STATEMENTS["ids"], {"after": MIDDLE, "limit": 500}),
     "rows": (ENGINE_ROLE, audit_reads.STATEMENTS["rows"], {"ids": PAGE}),
     "answers": (ENGINE_ROLE, audit_reads.STATEMENTS["answers"], {"ids": PAGE}),
     "seen": (ENGINE_ROLE, audit_reads.STATEMENTS["seen"], {"ids": PAGE}),
     "strays": (
         ENGINE_ROLE,
         audit_reads.STATEMENTS["strays"],
-        {"after": HERE, "upto": THERE, "limit": 20},
+        {"after": MIDDLE, "upto": AFTER_MIDDLE, "limit": 20},
     ),
     "move": (MIGRATOR_ROLE, archive.STATEMENTS["move"], OLD),
     "forget": (MIGRATOR_ROLE, archive.STATEMENTS["forget"], OLD),
@@ -86,8 +86,8 @@ def plan_of(database: str, role: str, statement: str, values: Mapping[str, Any])
     return root
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", CASES)
 def test_no_big_table_is_read_in_full(filled: str, name: str) -> None:
-    plan = plan_of(filled, *ASKED[name])
+    plan = plan_of(filled, *CASES[name])
     assert [node for node in nodes(plan) if "Index Name" in node]
     assert read_in_full(plan) == []

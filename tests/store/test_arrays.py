@@ -1,4 +1,4 @@
-"""What is written as an array comes back as it was, whatever a stranger put into it."""
+"""Values that are sent as arrays come back unchanged, for any user input."""
 
 from typing import Any
 from uuid import UUID
@@ -28,12 +28,12 @@ from tidegate.core.sql import (
 
 ROWS = 20
 
-# What a database can hold as text: no NUL, no half of a surrogate pair.
-KEEPABLE = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
+# Texts that a database can store: no NUL and no lone surrogate.
+STORABLE = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
 
 
-class AsItIs(Dumper):
-    """As the pipe sends it."""
+class BinaryDumper(Dumper):
+    """Sends a Binary array unchanged, as the pipeline does."""
 
     format = Format.BINARY
 
@@ -43,32 +43,35 @@ class AsItIs(Dumper):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.none() | KEEPABLE, max_size=20),
+    st.lists(st.none() | STORABLE, max_size=20),
     st.lists(st.binary(max_size=40), max_size=20),
     st.lists(st.none() | st.uuids(), max_size=20),
     st.lists(st.none() | st.integers(-(10**38), 10**38), max_size=20),
 )
 def test_arrays_come_back_as_they_were(
-    words: list[str | None],
+    text_values: list[str | None],
     bytes_: list[bytes],
     ids: list[UUID | None],
     amounts: list[int | None],
 ) -> None:
     with psycopg.connect(cluster_url()) as session:
-        session.adapters.register_dumper(Binary, AsItIs)
+        session.adapters.register_dumper(Binary, BinaryDumper)
         rows = session.execute(
             "SELECT * FROM unnest(%s::integer[], %s::text[], %s::text[], %b::bytea[], %b::uuid[],"
             " %s::numeric(39,0)[])",
             (
                 numbers(range(ROWS)),
-                texts(words),
-                names(words),
+                texts(text_values),
+                names(text_values),
                 blobs(bytes_),
                 optional_uuids(ids),
                 numbers(amounts),
             ),
         ).fetchall()
-    padded = [[*column, *[None] * ROWS][:ROWS] for column in (words, words, bytes_, ids, amounts)]
+    padded = [
+        [*column, *[None] * ROWS][:ROWS]
+        for column in (text_values, text_values, bytes_, ids, amounts)
+    ]
     assert rows == list(zip(range(ROWS), *padded, strict=True))
 
 
@@ -76,28 +79,28 @@ def test_arrays_come_back_as_they_were(
 @given(
     st.lists(st.integers(-(2**63), 2**63 - 1), max_size=150),
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 70)), max_size=4),
-    st.lists(st.integers(0, 70) | st.lists(st.none() | KEEPABLE, max_size=9), max_size=4),
+    st.lists(st.integers(0, 70) | st.lists(st.none() | STORABLE, max_size=9), max_size=4),
 )
 def test_long_columns_come_back_as_they_were(
-    whole: list[int], runs: list[tuple[int, int]], parts: list[int | list[str | None]]
+    bigint_values: list[int], runs: list[tuple[int, int]], parts: list[int | list[str | None]]
 ) -> None:
-    """Numbers are packed in blocks, integers in runs, and texts in parts, some without any."""
-    given_ = [
+    """Bigints are packed in blocks, integers in runs, and texts in parts, some of them empty."""
+    encoded = [
         n if isinstance(n, int) else [None if t is None else t.encode() for t in n] for n in parts
     ]
     with psycopg.connect(cluster_url()) as session:
-        session.adapters.register_dumper(Binary, AsItIs)
+        session.adapters.register_dumper(Binary, BinaryDumper)
         rows = session.execute(
             "SELECT * FROM unnest(%b::bigint[], %b::integer[], %b::text[])",
-            (bigints(whole), repeated(runs), optional_texts(given_)),
+            (bigints(bigint_values), repeated(runs), optional_texts(encoded)),
         ).fetchall()
-    spread = [value for value, times in runs for _ in range(times)]
-    told = [t for part in parts for t in ([None] * part if isinstance(part, int) else part)]
-    some = told if any(not isinstance(part, int) for part in parts) else []
-    columns: tuple[list[Any], ...] = (whole, spread, some)
-    for number, wanted in enumerate(columns):
-        kept = [row[number] for row in rows]
-        assert kept == wanted + [None] * (len(rows) - len(wanted))
+    integer_values = [value for value, times in runs for _ in range(times)]
+    texts_ = [t for part in parts for t in ([None] * part if isinstance(part, int) else part)]
+    text_values = texts_ if any(not isinstance(part, int) for part in parts) else []
+    columns: tuple[list[Any], ...] = (bigint_values, integer_values, text_values)
+    for number, expected in enumerate(columns):
+        returned = [row[number] for row in rows]
+        assert returned == expected + [None] * (len(rows) - len(expected))
 
 
 @settings(max_examples=20, deadline=None)
@@ -113,29 +116,31 @@ def test_flags_and_delays_come_back_as_they_were(flags: list[bool], delays: list
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.none() | KEEPABLE, max_size=ROWS),
+    st.lists(st.none() | STORABLE, max_size=ROWS),
     st.lists(st.integers(-(2**31), 2**31 - 1), max_size=ROWS),
     st.lists(st.integers(-(2**63), 2**63 - 1), max_size=ROWS),
     st.lists(st.integers(-(10**38), 10**38) | st.integers(-9, 9), max_size=ROWS),
 )
 def test_binary_arrays_come_back_as_they_were(
-    words: list[str | None], places: list[int], owners: list[int], sums: list[int]
+    text_values: list[str | None], integer_values: list[int], owners: list[int], sums: list[int]
 ) -> None:
     small, large = amounts(sums)
     with psycopg.connect(cluster_url()) as session:
-        session.adapters.register_dumper(Binary, AsItIs)
+        session.adapters.register_dumper(Binary, BinaryDumper)
         rows = session.execute(
             "SELECT n, w, i, b, coalesce(s, l) FROM unnest(%s::integer[], %b::text[],"
             " %b::integer[], %b::bigint[], %b::bigint[], %s::numeric(39,0)[])"
             " AS r (n, w, i, b, s, l)",
             (
                 numbers(range(ROWS)),
-                strings(words),
-                integers(places),
+                strings(text_values),
+                integers(integer_values),
                 bigints(owners),
                 small,
                 large,
             ),
         ).fetchall()
-    padded = [[*column, *[None] * ROWS][:ROWS] for column in (words, places, owners, sums)]
+    padded = [
+        [*column, *[None] * ROWS][:ROWS] for column in (text_values, integer_values, owners, sums)
+    ]
     assert rows == list(zip(range(ROWS), *padded, strict=True))

@@ -1,4 +1,4 @@
-"""What a transfer costs the database in rows and in bytes of its log, whatever the machine."""
+"""The rows and the WAL bytes that a transfer costs the database, on any machine."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +8,15 @@ import pytest
 
 from tests.cluster import create_database
 from tests.conftest import SCHEMA
-from tests.store.scenario import Setting, deposit, from_remote, moved, rows, running, to_remote
+from tests.store.scenario import (
+    EngineSetup,
+    deposit,
+    from_remote,
+    rows,
+    run_to_end,
+    running,
+    to_remote,
+)
 from tidegate.engine.engine import Engine
 from tidegate.flows import FLOWS
 from tidegate.postgres import Server, private_directory
@@ -16,7 +24,7 @@ from tidegate.store.migrate import migrate
 
 SIZE = 500
 OWNERS = range(1, SIZE + 1)
-# Inserted and updated, by table. A birth, one answer inside and one outside.
+# Rows inserted and updated per table, for a creation, one local answer and one outside answer.
 ROWS = {
     "attempts": (0, 0),
     "cids": (1, 0),
@@ -25,20 +33,20 @@ ROWS = {
     "ledger_operations": (1, 0),
     "transfers": (1, 1),
 }
-# Measured: 2 446 there and 2 354 back. What is above was added by somebody.
+# Measured: 2 446 bytes to the outside system and 2 354 back, plus a margin.
 MAX_LOG_BYTES = 2_700
 
-COUNTED = """
+COUNT_ROWS = """
 SELECT relname, n_tup_ins, n_tup_upd
   FROM pg_stat_user_tables
  WHERE schemaname = %s AND relname = ANY(%s)
 """
-LOGGED = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
+WAL_BYTES = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[str]:
-    """A server of its own: what it writes is written for nobody else. And it rests meanwhile."""
+def own_server() -> Iterator[str]:
+    """A separate server without autovacuum and checkpoints: it writes WAL only for this test."""
     settings = {"autovacuum": "off", "checkpoint_timeout": "1h", "max_wal_size": "2GB"}
     with private_directory() as directory, Server(directory, settings=settings) as server:
         url = create_database(server.url(), "cost")
@@ -48,34 +56,34 @@ def alone() -> Iterator[str]:
 
 
 async def _funded(database: str) -> None:
-    async with running(Setting(database, scan_s=3600)) as engine:
+    async with running(EngineSetup(database, scan_s=3600)) as engine:
         await _all(engine, deposit, 1000)
 
 
 async def _all(engine: Engine[Any], make: Any, amount: int) -> None:
-    ended = await asyncio.gather(*[moved(engine, make(owner, amount)) for owner in OWNERS])
+    ended = await asyncio.gather(*[run_to_end(engine, make(owner, amount)) for owner in OWNERS])
     assert {transfer.state for transfer in ended} <= {"COMMITTED", "COMPLETED"}
 
 
 def _written(database: str) -> dict[str, tuple[int, int]]:
-    """Told by every session when it ends."""
-    found = rows(database, COUNTED, SCHEMA, list(ROWS))
-    return {name: (inserted, updated) for name, inserted, updated in found}
+    """Rows inserted and updated so far, by table. Sessions report them when they end."""
+    counts = rows(database, COUNT_ROWS, SCHEMA, list(ROWS))
+    return {name: (inserted, updated) for name, inserted, updated in counts}
 
 
 @pytest.mark.parametrize("make", [to_remote, from_remote])
-def test_rows_and_log_of_a_transfer(alone: str, make: Any) -> None:
-    async def scene() -> float:
-        async with running(Setting(alone, scan_s=3600)) as engine:
-            await _all(engine, make, 1)  # The first to touch a page writes all of it to the log.
-            [(before,)] = rows(alone, LOGGED)
+def test_rows_and_log_of_a_transfer(own_server: str, make: Any) -> None:
+    async def bytes_per_transfer() -> float:
+        async with running(EngineSetup(own_server, scan_s=3600)) as engine:
+            await _all(engine, make, 1)  # The first change of a page writes the whole page to WAL.
+            [(before,)] = rows(own_server, WAL_BYTES)
             await _all(engine, make, 1)
-            [(after,)] = rows(alone, LOGGED)
+            [(after,)] = rows(own_server, WAL_BYTES)
             return float(after - before) / SIZE
 
-    earlier = _written(alone)
-    bytes_each = asyncio.run(scene())
-    later = _written(alone)
+    earlier = _written(own_server)
+    bytes_each = asyncio.run(bytes_per_transfer())
+    later = _written(own_server)
     grown = {n: (later[n][0] - earlier[n][0], later[n][1] - earlier[n][1]) for n in ROWS}
     assert grown == {n: (2 * SIZE * i, 2 * SIZE * u) for n, (i, u) in ROWS.items()}
     assert bytes_each <= MAX_LOG_BYTES

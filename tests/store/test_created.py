@@ -1,4 +1,4 @@
-"""What is new is found by its time of creation, however much has ended."""
+"""New transfers are found by the index of creation times, however many have ended."""
 
 import json
 import time
@@ -19,8 +19,8 @@ from tidegate.store.sessions import StoreLimits, session_options
 
 pytestmark = pytest.mark.slow
 
-# A second apart, as if they had come one after the other.
-MANY = """
+# Created one second apart.
+FILL = """
     INSERT INTO transfers (id, owner, flow, state, due_at, version, attempts, retries, paged,
                            parties, asset_id, amount, head_hash, created_at, updated_at)
     SELECT gen_random_uuid(), n % 20000 + 1, 'internal_transfer', 'COMMITTED', now(), 2, 0, 0,
@@ -42,33 +42,33 @@ def filled(template: str) -> Iterator[str]:
 
 
 def _scans(connection: psycopg.Connection, name: str) -> list[Plan]:
-    """How the plan for these values meets the transfers."""
+    """The scans of the transfers in the plan for these values."""
     text = text_of(STATEMENTS[name])
     values = FRESH if name == "fresh" else WATCH
-    given = ", ".join(f"'{values[n]}'" for n in text.names)
-    question = f"EXPLAIN (FORMAT JSON) EXECUTE asked_{name} ({given})"
-    [(answer,)] = connection.execute(question).fetchall()
-    tree = json.loads(answer) if isinstance(answer, str) else answer
-    met = ("Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Index Scan", "Bitmap Heap Scan")
-    scans = [n for n in nodes(tree[0]["Plan"]) if n["Node Type"] in met]
+    literals = ", ".join(f"'{values[n]}'" for n in text.names)
+    explain = f"EXPLAIN (FORMAT JSON) EXECUTE prepared_{name} ({literals})"
+    [(output,)] = connection.execute(explain).fetchall()
+    tree = json.loads(output) if isinstance(output, str) else output
+    types = ("Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Index Scan", "Bitmap Heap Scan")
+    scans = [n for n in nodes(tree[0]["Plan"]) if n["Node Type"] in types]
     return [s for s in scans if "transfers" in s.get("Relation Name", s.get("Index Name", ""))]
 
 
-def test_what_is_new_is_found_by_its_index_among_very_many(filled: str) -> None:
+def test_new_transfers_are_found_by_their_index_among_many(filled: str) -> None:
     options = session_options(SCHEMA, StoreLimits())
     with psycopg.connect(filled, options=options, autocommit=True) as connection:
         connection.execute("SET enable_bitmapscan TO on")
         connection.execute("SET plan_cache_mode TO force_custom_plan")
         for name in ("fresh", "watch"):
-            prepared = f"PREPARE asked_{name} AS " + text_of(STATEMENTS[name]).sql.decode()
+            prepared = f"PREPARE prepared_{name} AS " + text_of(STATEMENTS[name]).sql.decode()
             connection.execute(prepared.encode())
         with superuser(filled) as other:
-            other.execute(MANY)
+            other.execute(FILL)
             other.execute("VACUUM ANALYZE transfers")
         for name in ("fresh", "watch"):
             scans = _scans(connection, name)
             used = {scan["Index Name"] for scan in scans if "Index Name" in scan}
             assert "transfers_created" in used, name
-            # What is held is found by its ids, which are in lists.
+            # Held transfers are found by their ids, which the handover lists contain.
             assert used <= {"transfers_created", "transfers_due", "transfers_pkey"}, name
             assert "Seq Scan" not in {scan["Node Type"] for scan in scans}, name

@@ -1,4 +1,4 @@
-"""Every PostgreSQL on this machine: the same migrations, the same engine, the same end."""
+"""Runs the migrations and the engine on every PostgreSQL version of this machine."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from ulid import ULID
 
 from tests.cluster import create_database
 from tests.conftest import SCHEMA
-from tests.store.chain import broken
+from tests.store.chain import broken_chains
 from tests.store.scenario import (
+    EngineSetup,
     Remote,
-    Setting,
     balances,
     deposit,
     from_remote,
-    moved,
     rows,
+    run_to_end,
     running,
     superuser,
     to_remote,
@@ -35,29 +35,29 @@ from tidegate.store.migrate import migrate
 
 pytestmark = pytest.mark.slow
 
-FOUND = installed_binaries()
+INSTALLED = installed_binaries()
 
 
-@pytest.fixture(scope="module", params=FOUND, ids=lambda found: ".".join(map(str, found.version)))
+@pytest.fixture(scope="module", params=INSTALLED, ids=lambda b: ".".join(map(str, b.version)))
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of its own, on which no role and no store was ever made."""
+    """A new server, without roles and stores."""
     binaries: Binaries = request.param
     with private_directory() as directory, Server(directory, binaries) as server:
         yield server
 
 
-def test_more_than_one_postgres_is_tried() -> None:
-    assert FOUND
-    assert len({found.version for found in FOUND}) == len(FOUND)
+def test_each_installed_version_is_tested_once() -> None:
+    assert INSTALLED
+    assert len({found.version for found in INSTALLED}) == len(INSTALLED)
 
 
 def test_databases_of_one_server_are_migrated_at_once(server: Server) -> None:
-    """Their roles are shared: whoever comes second finds them, or finds them being made."""
+    """The databases share their roles: a migration finds that another one created them first."""
     urls = [create_database(server.url(), f"apart_{n}") for n in range(4)]
-    together = Barrier(len(urls))
+    start = Barrier(len(urls))
 
     def run(url: str) -> list[str]:
-        together.wait()
+        start.wait()
         return migrate(url, SCHEMA, FLOWS.values())
 
     with ThreadPoolExecutor(len(urls)) as workers:
@@ -76,10 +76,10 @@ def judge(question: Question) -> Answer:
     return Rejected("ACCOUNT_FROZEN") if question.amount == 13 else Done({"at": "outside"})
 
 
-async def _moved(database: str) -> list[Transfer]:
-    async with running(Setting(database, Remote(judge))) as engine:
+async def _ended_transfers(database: str) -> list[Transfer]:
+    async with running(EngineSetup(database, Remote(judge))) as engine:
         return [
-            await moved(engine, request)
+            await run_to_end(engine, request)
             for request in (
                 deposit(1, 1000, "the first"),
                 deposit(1, 1000, "the first"),
@@ -92,10 +92,10 @@ async def _moved(database: str) -> list[Transfer]:
         ]
 
 
-def test_money_moves_there_and_back(server: Server) -> None:
+def test_money_moves_in_both_directions(server: Server) -> None:
     database = create_database(server.url(), "moving")
     migrate(database, SCHEMA, FLOWS.values())
-    transfers = asyncio.run(_moved(database))
+    transfers = asyncio.run(_ended_transfers(database))
     assert [transfer.state for transfer in transfers] == [
         "COMPLETED",
         "COMPLETED",
@@ -111,12 +111,12 @@ def test_money_moves_there_and_back(server: Server) -> None:
         for transfer, code in zip(transfers[2:], (40, -10, 40, -30, 40), strict=True)
     }
     assert dict(rows(database, "SELECT req_id, state FROM transfers_tb")) == expected
-    [put_away, forgotten] = archive(database, SCHEMA, ArchiveAges(0, 0))
-    assert (put_away.transfers, forgotten.cids) == (6, 6)
+    [archived, deleted] = archive(database, SCHEMA, ArchiveAges(0, 0))
+    assert (archived.transfers, deleted.cids) == (6, 6)
     assert rows(database, "SELECT count(*) FROM transfers") == [(0,)]
     assert dict(rows(database, "SELECT req_id, state FROM transfers_tb")) == expected
     with superuser(database) as connection:
-        assert list(broken(connection)) == []
+        assert list(broken_chains(connection)) == []
         connection.execute("SET ROLE tidegate_engine")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("DELETE FROM history")

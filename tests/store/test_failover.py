@@ -1,4 +1,4 @@
-"""After a failover an open session leads to a standby: it is replaced, and nobody notices."""
+"""After a failover, open sessions are connected to the standby: they are replaced silently."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ READ_ONLY = "SELECT set_config('default_transaction_read_only', 'on', false)"
 
 
 async def demote(store: PostgresStore, sessions: int) -> None:
-    """Make so many open sessions read-only, as those of a server that is a standby now."""
+    """Make this many open sessions read-only, as after a failover."""
     held = [store.session() for _ in range(sessions)]
     pipes = [await session.__aenter__() for session in held]
     for pipe in pipes:
@@ -29,25 +29,25 @@ async def demote(store: PostgresStore, sessions: int) -> None:
         await session.__aexit__(None, None, None)
 
 
-def test_a_request_on_a_read_only_session_is_made_on_a_new_one(database: str) -> None:
-    async def scene() -> None:
+def test_a_request_on_a_read_only_session_succeeds_on_a_new_one(database: str) -> None:
+    async def scenario() -> None:
         async with PostgresStore(database, SCHEMA, StoreLimits(lease_s=1.0)) as store:
             rig = Rig(store, Ledger(), Outside(Venue()))
             await rig.endow(1_000)
             async with rig.engine() as engine:
                 await demote(store, 4)
                 for number in range(5):
-                    asking = engine.transfer(request("in", 5, f"c{number}"), wait_s=10.0)
-                    made = await asyncio.wait_for(asking, 15)
-                    assert isinstance(made, Receipt)
-                    assert made.transfer.state == "COMMITTED"
+                    transfer = engine.transfer(request("in", 5, f"c{number}"), wait_s=10.0)
+                    receipt = await asyncio.wait_for(transfer, 15)
+                    assert isinstance(receipt, Receipt)
+                    assert receipt.transfer.state == "COMMITTED"
             assert await rig.funding() == 975
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_the_check_finds_a_read_only_session_and_replaces_all_of_them(database: str) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             await check_writable(store)
             await demote(store, 3)
@@ -57,25 +57,25 @@ def test_the_check_finds_a_read_only_session_and_replaces_all_of_them(database: 
             await check_writable(store)
             assert store.trouble is None
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_a_check_that_is_refused_itself_does_not_hold_others_up(
+def test_a_check_that_is_refused_does_not_block_other_writes(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             store.trouble = "full"
-            monkeypatch.setitem(STATEMENTS, "take_room", "SELECT no_such_column")
+            monkeypatch.setitem(STATEMENTS, "grow_file", "SELECT no_such_column")
             with pytest.raises(StoreFault):
                 await check_writable(store)
             assert store.trouble is None
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_room_is_taken_and_given_back(database: str) -> None:
-    async def scene() -> None:
+def test_the_check_after_a_full_disk_leaves_no_table(database: str) -> None:
+    async def scenario() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             for _ in range(3):
                 store.trouble = "full"
@@ -86,4 +86,4 @@ def test_room_is_taken_and_given_back(database: str) -> None:
             )
             assert found == [(0,)]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

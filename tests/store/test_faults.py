@@ -1,4 +1,4 @@
-"""Faults of the database: what may be tried again is, and what may not is told at once."""
+"""Faults of the database: retryable faults are retried, others are reported at once."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ from psycopg import sql
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import (
+    EngineSetup,
     Remote,
-    Setting,
     balances,
     deposit,
     from_remote,
-    moved,
     rows,
+    run_to_end,
     running,
     superuser,
     to_savings,
@@ -41,11 +41,11 @@ WAITING = (
     " AND application_name = 'tidegate' AND datname = current_database()"
 )
 HOLD = "SELECT FROM ledger_accounts WHERE owner = 1 AND book = %s FOR UPDATE"
-RIGHT = {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
+EXPECTED = {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
 
 
 def configure(database: str, name: str, value: str) -> None:
-    """For every session that begins after this one."""
+    """Change a setting for all sessions that start later."""
     with superuser(database) as connection:
         statement = sql.SQL("ALTER DATABASE {} SET {} TO {}").format(
             sql.Identifier(connection.info.dbname), sql.Identifier(name), sql.Literal(value)
@@ -55,7 +55,7 @@ def configure(database: str, name: str, value: str) -> None:
 
 @asynccontextmanager
 async def rival(database: str) -> AsyncIterator[Session]:
-    """Another session in a transaction of its own, who is never the victim of a deadlock."""
+    """Another session with its own transaction, which is never the victim of a deadlock."""
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
         await connection.execute(f"SET search_path TO {SCHEMA}, tidegate")
         await connection.execute("SET deadlock_timeout TO '30s'")
@@ -64,9 +64,9 @@ async def rival(database: str) -> AsyncIterator[Session]:
 
 
 async def waiting(session: Session) -> int:
-    """The server's number of the engine's session, once it waits for a lock."""
+    """The process id of the engine's session, once it waits for a lock."""
     for _ in range(500):
-        # Inside a transaction the server shows what it showed first, unless told to forget it.
+        # Inside a transaction the server repeats its first snapshot, unless it is cleared.
         await session.execute("SELECT pg_stat_clear_snapshot()")
         if found := await (await session.execute(WAITING)).fetchone():
             return int(found[0])
@@ -74,7 +74,7 @@ async def waiting(session: Session) -> int:
     raise AssertionError("the engine does not wait for a lock")
 
 
-async def met(faults: list[str | None], count: int) -> None:
+async def wait_for_faults(faults: list[str | None], count: int) -> None:
     for _ in range(1000):
         if len(faults) >= count:
             return
@@ -84,39 +84,39 @@ async def met(faults: list[str | None], count: int) -> None:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The SQLSTATE of every fault that the store met; None for a connection that was lost."""
-    met: list[str | None] = []
-    told = as_fault
+    """The SQLSTATE of every fault of the store; None for a lost connection."""
+    codes: list[str | None] = []
+    original = as_fault
 
-    def counting(fault: psycopg.Error) -> StoreFault:
-        met.append(fault.sqlstate)
-        return told(fault)
+    def recording(fault: psycopg.Error) -> StoreFault:
+        codes.append(fault.sqlstate)
+        return original(fault)
 
-    monkeypatch.setattr(transaction, "as_fault", counting)
-    return met
+    monkeypatch.setattr(transaction, "as_fault", recording)
+    return codes
 
 
 async def _contested(
-    setting: Setting, act: Callable[[Session, asyncio.Task[Transfer]], Awaitable[None]]
+    setup: EngineSetup, act: Callable[[Session, asyncio.Task[Transfer]], Awaitable[None]]
 ) -> Transfer:
-    """Transfer FUNDING → SAVINGS while a rival holds SAVINGS, and does something with it."""
-    async with running(setting) as engine, rival(setting.database) as session:
-        await moved(engine, deposit(1, 100))
-        await moved(engine, to_savings(1, 10))
+    """Transfer FUNDING → SAVINGS while a rival session holds SAVINGS and then acts."""
+    async with running(setup) as engine, rival(setup.database) as session:
+        await run_to_end(engine, deposit(1, 100))
+        await run_to_end(engine, to_savings(1, 10))
         await session.execute(HOLD, ("SAVINGS",))
-        transfer = asyncio.create_task(moved(engine, to_savings(1, 20)))
+        transfer = asyncio.create_task(run_to_end(engine, to_savings(1, 20)))
         await act(session, transfer)
         return await transfer
 
 
 def contested(
-    setting: Setting, act: Callable[[Session, asyncio.Task[Transfer]], Awaitable[None]]
+    setup: EngineSetup, act: Callable[[Session, asyncio.Task[Transfer]], Awaitable[None]]
 ) -> None:
-    """Whatever happened in between, the money has moved once."""
-    assert asyncio.run(_contested(setting, act)).state == "COMMITTED"
-    assert balances(setting.database, 1) == RIGHT
-    assert rows(setting.database, "SELECT count(*) FROM history") == [(6,)]
-    assert rows(setting.database, "SELECT count(*) FROM ledger_operations") == [(6,)]
+    """Check that the money has moved exactly once, whatever the rival session did."""
+    assert asyncio.run(_contested(setup, act)).state == "COMMITTED"
+    assert balances(setup.database, 1) == EXPECTED
+    assert rows(setup.database, "SELECT count(*) FROM history") == [(6,)]
+    assert rows(setup.database, "SELECT count(*) FROM ledger_operations") == [(6,)]
 
 
 def test_a_deadlock_is_tried_again(database: str, faults: list[str | None]) -> None:
@@ -127,7 +127,7 @@ def test_a_deadlock_is_tried_again(database: str, faults: list[str | None]) -> N
         await session.execute(HOLD, ("FUNDING",))
         await session.execute("ROLLBACK")
 
-    contested(Setting(database), lock_in_the_opposite_order)
+    contested(EngineSetup(database), lock_in_the_opposite_order)
     assert faults == ["40P01"]
 
 
@@ -141,19 +141,19 @@ def test_a_serialization_failure_is_tried_again(database: str, faults: list[str 
         )
         await session.execute("COMMIT")
 
-    contested(Setting(database), change_what_is_waited_for)
+    contested(EngineSetup(database), change_what_is_waited_for)
     assert faults == ["40001"]
 
 
-def test_a_lock_that_is_held_for_long_is_waited_for_again(
+def test_a_lock_that_is_held_for_long_is_tried_again(
     database: str, faults: list[str | None]
 ) -> None:
     async def hold(session: Session, transfer: asyncio.Task[Transfer]) -> None:
-        await met(faults, 2)
+        await wait_for_faults(faults, 2)
         assert not transfer.done()
         await session.execute("ROLLBACK")
 
-    contested(Setting(database, bounds=StoreLimits(lock_s=0.2)), hold)
+    contested(EngineSetup(database, bounds=StoreLimits(lock_s=0.2)), hold)
     assert set(faults) == {"55P03"}
 
 
@@ -161,10 +161,10 @@ def test_a_statement_that_takes_too_long_is_tried_again(
     database: str, faults: list[str | None]
 ) -> None:
     async def hold(session: Session, _: asyncio.Task[Transfer]) -> None:
-        await met(faults, 1)
+        await wait_for_faults(faults, 1)
         await session.execute("ROLLBACK")
 
-    contested(Setting(database, bounds=StoreLimits(statement_s=0.3)), hold)
+    contested(EngineSetup(database, bounds=StoreLimits(statement_s=0.3)), hold)
     assert set(faults) == {"57014"}
 
 
@@ -177,23 +177,23 @@ def test_a_session_ended_in_the_middle_is_tried_again(
             await asyncio.sleep(0.1)
         await session.execute("ROLLBACK")
 
-    contested(Setting(database), terminate)
+    contested(EngineSetup(database), terminate)
     assert set(faults) <= {"57P01", None}
     assert len(faults) >= 2
 
 
-def test_sessions_ended_while_they_rest_lose_and_double_nothing(database: str) -> None:
-    """A caller may be told to try again, and then does, under the same key."""
+def test_idle_sessions_that_are_ended_lose_and_repeat_nothing(database: str) -> None:
+    """A caller may get a retryable fault, and then tries again with the same key."""
 
     async def tried(engine: Engine[PostgresTransaction], request: Request) -> None:
         for _ in range(StoreLimits().connections + 1):
             with contextlib.suppress(StoreUnavailable):
-                await moved(engine, request)
+                await run_to_end(engine, request)
                 return
-        raise AssertionError("the pool does not heal")
+        raise AssertionError("the pool does not recover")
 
     async def run() -> None:
-        async with running(Setting(database)) as engine:
+        async with running(EngineSetup(database)) as engine:
             for amount in (10, 20, 30):
                 await tried(engine, deposit(1, amount, cid=f"deposit {amount}"))
                 with superuser(database) as connection:
@@ -207,17 +207,17 @@ def test_sessions_ended_while_they_rest_lose_and_double_nothing(database: str) -
 
 
 def test_an_answer_is_recorded_after_a_deadlock(database: str, faults: list[str | None]) -> None:
-    """The same on the way of an outside answer, which must not be asked for again."""
+    """The deadlock happens while an outside answer is recorded. It must not be asked again."""
     configure(database, "deadlock_timeout", "300ms")
     remote = Remote()
 
     async def run() -> Transfer:
-        async with running(Setting(database, remote)) as engine, rival(database) as session:
-            await moved(engine, deposit(1, 100))
+        async with running(EngineSetup(database, remote)) as engine, rival(database) as session:
+            await run_to_end(engine, deposit(1, 100))
             await session.execute(HOLD, ("FUNDING",))
-            transfer = asyncio.create_task(moved(engine, from_remote(1, 5)))
+            transfer = asyncio.create_task(run_to_end(engine, from_remote(1, 5)))
             await waiting(session)
-            # Moving the transfer that the engine has locked closes the circle.
+            # The engine has locked the transfer, so this completes the deadlock.
             await session.execute(
                 "SELECT FROM transfers WHERE flow = 'internal_transfer' FOR UPDATE"
             )
@@ -241,7 +241,7 @@ FINAL = [
 
 
 async def _raised(database: str, codes: list[str]) -> dict[str, StoreFault]:
-    """What the store makes of an error that the server itself raises with each code."""
+    """The fault of the store for an error that the server raises with each code."""
     raised = {}
     async with PostgresStore(database, SCHEMA) as store:
         for code in codes:
@@ -252,7 +252,7 @@ async def _raised(database: str, codes: list[str]) -> dict[str, StoreFault]:
     return raised
 
 
-def test_what_proves_that_nothing_happened_may_be_tried_again(database: str) -> None:
+def test_codes_that_prove_that_nothing_happened_are_retryable(database: str) -> None:
     for fault in asyncio.run(_raised(database, RETRIED)).values():
         assert isinstance(fault, StoreUnavailable)
         assert fault.retryable
@@ -264,18 +264,18 @@ def test_every_other_code_is_a_fault_of_the_statement(database: str) -> None:
         assert not fault.retryable
 
 
-def test_a_key_that_is_taken_is_looked_up_again(database: str) -> None:
+def test_a_unique_violation_is_a_taken_key(database: str) -> None:
     [fault] = asyncio.run(_raised(database, ["23505"])).values()
     assert type(fault) is KeyTaken
     assert not fault.retryable
 
 
-def test_a_transaction_left_idle_for_too_long_may_be_tried_again(
+def test_a_transaction_that_was_idle_too_long_is_retryable(
     database: str, faults: list[str | None]
 ) -> None:
-    """The server ends the session of a worker that stood still; nothing of it was kept."""
+    """The server ends the session of a worker that stops, and rolls its transaction back."""
 
-    async def stand_still() -> None:
+    async def stay_idle() -> None:
         bounds = StoreLimits(idle_in_transaction_s=0.1)
         async with PostgresStore(database, SCHEMA, bounds) as store, store.transaction() as tx:
             await tx.fetch("SELECT 1", {})
@@ -283,7 +283,7 @@ def test_a_transaction_left_idle_for_too_long_may_be_tried_again(
             await tx.fetch("SELECT 1", {})
 
     with pytest.raises(StoreFault) as caught:
-        asyncio.run(stand_still())
+        asyncio.run(stay_idle())
     assert caught.value.retryable, faults
 
 
@@ -297,30 +297,32 @@ def test_an_unknown_fault_of_the_server_is_not_retryable(database: str) -> None:
     assert not caught.value.retryable
 
 
-def test_a_birth_that_the_database_refuses_takes_no_other_with_it(database: str) -> None:
-    """One of a batch breaks a constraint: it is found, told so, and the others are born."""
+def test_a_creation_that_the_database_refuses_does_not_affect_the_others(database: str) -> None:
+    """One transfer of a batch violates a constraint: its caller gets the error, and the others
+    are created.
+    """
     with superuser(database) as connection:
         connection.execute("ALTER TABLE transfers ADD CHECK (amount <> 13)")
-    setting = Setting(database)
+    setup = EngineSetup(database)
 
     async def run() -> list[object]:
-        async with running(setting) as engine:
+        async with running(setup) as engine:
             requests = [deposit(owner, 13 if owner == 5 else 10) for owner in range(1, 9)]
-            tried = [engine.transfer(request, 5.0) for request in requests]
-            return list(await asyncio.gather(*tried, return_exceptions=True))
+            calls = [engine.transfer(request, 5.0) for request in requests]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
 
-    told = asyncio.run(run())
-    [refused] = [answer for answer in told if isinstance(answer, Exception)]
+    results = asyncio.run(run())
+    [refused] = [result for result in results if isinstance(result, Exception)]
     assert isinstance(refused, StoreFault)
     assert "23514" in str(refused)
     assert rows(database, "SELECT owner FROM transfers ORDER BY owner") == [
         (owner,) for owner in range(1, 9) if owner != 5
     ]
     assert rows(database, "SELECT FROM ledger_operations WHERE owner = 5") == []
-    assert [alert.alarm for alert in setting.alerts] == [Alarm.PAGE]
+    assert [alert.alarm for alert in setup.alerts] == [Alarm.PAGE]
 
 
-def test_what_can_never_be_sent_is_not_tried_again(database: str) -> None:
+def test_a_value_that_cannot_be_sent_is_not_retryable(database: str) -> None:
     async def send() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             await store.run("SELECT %(text)s::text", {"text": "no column holds a \x00"})
@@ -330,14 +332,14 @@ def test_what_can_never_be_sent_is_not_tried_again(database: str) -> None:
     assert not caught.value.retryable
 
 
-def test_an_answer_that_no_column_can_hold_takes_no_other_with_it(database: str) -> None:
-    """A refusal with a zero byte in its reason is a refusal all the same."""
+def test_an_answer_that_cannot_be_stored_does_not_affect_the_others(database: str) -> None:
+    """A refusal with a zero byte in its reason is still a refusal."""
 
     def mixed(question: Question) -> Answer:
         return Rejected("no\x00" if question.amount == 13 else "no")
 
     async def run() -> None:
-        async with running(Setting(database, Remote(mixed))) as engine:
+        async with running(EngineSetup(database, Remote(mixed))) as engine:
             requests = [from_remote(owner, 13 if owner == 3 else 10) for owner in range(1, 6)]
             await asyncio.gather(*[engine.transfer(request, 3.0) for request in requests])
 

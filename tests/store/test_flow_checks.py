@@ -1,4 +1,4 @@
-"""Constraints out of flow tables: the database holds no answer that no flow allows."""
+"""Constraints from flow tables: the database refuses answers that no flow allows."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.conftest import SCHEMA
-from tests.store.scenario import Setting, deposit, moved, rows, running, superuser
+from tests.store.scenario import EngineSetup, deposit, rows, run_to_end, running, superuser
 from tidegate.app import all_flows
 from tidegate.core.flow import Ask, Edge, End, Flow, Pass, Place, Verb
 from tidegate.core.ports import StoreFault
@@ -27,7 +27,7 @@ INSERT_HISTORY = (
     "INSERT INTO history (transfer_id, flow, version, from_state, waypoints, to_state, verb,"
     " answer, reason, actor, at, hash) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, '', '', now(), '')"
 )
-# Columns that an older schema does not have are left out by it.
+# This leaves out columns that an older schema does not have.
 INSERT_TRANSFER = """
     INSERT INTO transfers
     SELECT (jsonb_populate_record(NULL::transfers, jsonb_build_object(
@@ -56,14 +56,14 @@ class Step(StrEnum):
     GONE = "GONE"
 
 
-def own_flow(end_of_no: Step = Step.GONE) -> Flow:
-    """A flow that ships with nothing, as a program of somebody else's would bring it."""
+def own_flow(rejected_end: Step = Step.GONE) -> Flow:
+    """A flow that is not one of ours, as another program would install it."""
     return Flow(
         "own flow",
         first=Step.OPEN,
         rows={
             Step.OPEN: Pass(Place.SOURCE, to=Step.CHECKING),
-            Step.CHECKING: Ask(Place.SOURCE, "policy", Verb.CHECK, Step.HELD, end_of_no),
+            Step.CHECKING: Ask(Place.SOURCE, "policy", Verb.CHECK, Step.HELD, rejected_end),
             Step.HELD: Ask(Place.SOURCE, "source", Verb.CHECK, Step.PAID, Step.GONE),
             Step.PAID: End(Place.SOURCE),
             Step.GONE: End(Place.SOURCE),
@@ -79,8 +79,8 @@ def answered(edge: Edge) -> Answered:
     return version, path[0], " ".join(path[1:-1]), path[-1], edge.verb, edge.answer
 
 
-def conceivable(flow: Flow) -> list[Answered]:
-    """Every row that names only words of the flow, legal or not."""
+def possible_answers(flow: Flow) -> list[Answered]:
+    """Every combination of states, waypoints and verbs of the flow, allowed or not."""
     states = [str(state) for state in flow.rows]
     waypoints = sorted({" ".join(edge.path[1:-1]) for edge in flow.answers()} | {""})
     verbs = [str(verb) for verb in Verb]
@@ -88,7 +88,7 @@ def conceivable(flow: Flow) -> list[Answered]:
 
 
 def allowed(database: str, flow: Flow, candidates: list[Answered]) -> set[Answered]:
-    """Those of the candidates that the constraint in the database lets pass."""
+    """The candidates that the constraint in the database accepts."""
     columns = [list(column) for column in zip(*candidates, strict=True)]
     with superuser(database) as connection:
         [(definition,)] = connection.execute(
@@ -109,7 +109,7 @@ def allowed(database: str, flow: Flow, candidates: list[Answered]) -> set[Answer
 
 
 def constraints(database: str) -> dict[str, dict[str, bool]]:
-    """By table: the constraints out of flow tables, and whether all rows were checked by them."""
+    """For each table, its flow constraints, and whether they are validated for all rows."""
     found: dict[str, dict[str, bool]] = {table: {} for table in CHECKED}
     for table, name, validated in rows(
         database,
@@ -130,15 +130,15 @@ def test_every_answer_that_a_flow_allows_is_accepted(database: str, name: str) -
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_of_all_conceivable_answers_only_the_flow_s_own_are_accepted(
-    untouched: str, name: str
+def test_of_all_possible_answers_only_those_of_the_flow_are_accepted(
+    migrated: str, name: str
 ) -> None:
     flow = FLOWS[name]
     legal = {answered(edge) for edge in flow.answers()}
     legal |= {(1, *row[1:]) for row in legal if row[0] == 5}
-    candidates = conceivable(flow)
+    candidates = possible_answers(flow)
     assert legal < set(candidates)
-    assert allowed(untouched, flow, candidates) == legal
+    assert allowed(migrated, flow, candidates) == legal
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,18 @@ def test_of_all_conceivable_answers_only_the_flow_s_own_are_accepted(
         (-1, "TARGET_PENDING", "", "COMMITTED", "credit", "done"),
     ],
 )
-def test_an_answer_that_the_flow_does_not_allow_is_refused(untouched: str, row: Answered) -> None:
-    with superuser(untouched) as connection, pytest.raises(psycopg.errors.CheckViolation) as caught:
+def test_an_answer_that_the_flow_does_not_allow_is_refused(migrated: str, row: Answered) -> None:
+    with (
+        superuser(migrated) as connection,
+        pytest.raises(psycopg.errors.CheckViolation) as caught,
+    ):
         connection.execute(INSERT_HISTORY, (uuid4(), "internal_transfer", *row))
     assert caught.value.sqlstate == "23514"
     assert caught.value.diag.constraint_name == "flow_rules"
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_a_transfer_rests_only_where_something_is_asked_or_ended(database: str, name: str) -> None:
+def test_a_transfer_rests_only_in_an_asking_state_or_an_end(database: str, name: str) -> None:
     with superuser(database) as connection:
         for (state, row), lane in product(FLOWS[name].rows.items(), ("ledger", None)):
             legal = isinstance(row, End) if lane is None else isinstance(row, Ask)
@@ -181,7 +184,7 @@ def test_a_transfer_rests_only_where_something_is_asked_or_ended(database: str, 
             assert caught.value.diag.constraint_name == "flow_rules"
 
 
-def test_a_transfer_at_its_end_cannot_be_moved_on(database: str) -> None:
+def test_an_ended_transfer_cannot_be_moved(database: str) -> None:
     asyncio.run(_deposited(database))
     with superuser(database) as connection:
         for change in (
@@ -193,11 +196,11 @@ def test_a_transfer_at_its_end_cannot_be_moved_on(database: str) -> None:
                 connection.execute(f"UPDATE transfers SET {change}")
 
 
-def test_a_program_s_own_flow_is_enforced_beside_the_others(database: str) -> None:
+def test_a_flow_of_another_program_is_enforced_too(database: str) -> None:
     flow = own_flow()
     assert migrate(database, SCHEMA, [flow]) == [f"{SCHEMA}: flow own flow"]
     assert migrate(database, SCHEMA, [*FLOWS.values(), flow]) == []
-    candidates = conceivable(flow)
+    candidates = possible_answers(flow)
     legal = {answered(edge) for edge in flow.answers()}
     assert allowed(database, flow, candidates) == legal | {
         (1, *row[1:]) for row in legal if row[0] == 5
@@ -220,7 +223,7 @@ NO_TO_PAID = (5, "CHECKING", "", "PAID", "check", "rejected")
 
 
 def test_a_changed_flow_table_is_installed_again(database: str) -> None:
-    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+    before, after = own_flow(), own_flow(rejected_end=Step.PAID)
     migrate(database, SCHEMA, [before])
     assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
     assert migrate(database, SCHEMA, [after]) == [f"{SCHEMA}: flow own flow"]
@@ -228,34 +231,34 @@ def test_a_changed_flow_table_is_installed_again(database: str) -> None:
     assert migrate(database, SCHEMA, [after]) == []
 
 
-def test_a_table_that_the_history_contradicts_is_refused_and_the_old_one_stays(
+def test_a_flow_that_the_history_violates_is_refused_and_the_old_one_stays(
     database: str,
 ) -> None:
-    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+    before, after = own_flow(), own_flow(rejected_end=Step.PAID)
     migrate(database, SCHEMA, [before])
     with superuser(database) as connection:
         connection.execute(INSERT_HISTORY, (uuid4(), before.name, *NO_TO_GONE))
-    with pytest.raises(MigrationRefused, match="flow own flow: history holds rows"):
+    with pytest.raises(MigrationRefused, match="flow own flow: history has rows"):
         migrate(database, SCHEMA, [after])
     assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
     installed = rows(database, "SELECT checksum FROM flow_tables WHERE flow = 'own flow'")
     assert installed == [(checksum(before),)]
 
 
-def test_a_table_that_the_archive_contradicts_is_refused_as_well(database: str) -> None:
-    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+def test_a_flow_that_the_archive_violates_is_refused_too(database: str) -> None:
+    before, after = own_flow(), own_flow(rejected_end=Step.PAID)
     migrate(database, SCHEMA, [before])
     archived = INSERT_HISTORY.replace("INTO history", "INTO archived_history")
     with superuser(database) as connection:
         connection.execute(archived, (uuid4(), before.name, *NO_TO_GONE))
         with pytest.raises(psycopg.errors.CheckViolation):
             connection.execute(archived, (uuid4(), before.name, *NO_TO_PAID))
-    with pytest.raises(MigrationRefused, match="flow own flow: archived_history holds rows"):
+    with pytest.raises(MigrationRefused, match="flow own flow: archived_history has rows"):
         migrate(database, SCHEMA, [after])
     assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
 
 
-def test_a_constraint_that_was_removed_comes_back(database: str) -> None:
+def test_a_removed_constraint_is_restored(database: str) -> None:
     with superuser(database) as connection:
         connection.execute("ALTER TABLE history DROP CONSTRAINT flow_rules")
         connection.execute("ALTER TABLE archived_transfers DROP CONSTRAINT flow_rules")
@@ -265,7 +268,7 @@ def test_a_constraint_that_was_removed_comes_back(database: str) -> None:
     assert migrate(database, SCHEMA, FLOWS.values()) == []
 
 
-def test_a_constraint_that_was_replaced_by_hand_is_made_again(database: str) -> None:
+def test_a_constraint_that_was_replaced_by_hand_is_restored(database: str) -> None:
     with superuser(database) as connection:
         connection.execute(
             "ALTER TABLE history DROP CONSTRAINT flow_rules,"
@@ -273,11 +276,11 @@ def test_a_constraint_that_was_replaced_by_hand_is_made_again(database: str) -> 
         )
     assert migrate(database, SCHEMA, []) == [f"{SCHEMA}: flow_rules of history"]
     flow = FLOWS["deposit"]
-    candidates = conceivable(flow)
+    candidates = possible_answers(flow)
     assert allowed(database, flow, candidates) < set(candidates)
 
 
-def test_rows_that_came_in_without_a_constraint_are_told_and_new_ones_are_checked(
+def test_rows_written_without_a_constraint_are_reported_and_new_ones_are_checked(
     database: str,
 ) -> None:
     wrong = (uuid4(), "deposit", 1, "CREDITING", "", "GONE", "credit", "done")
@@ -285,7 +288,7 @@ def test_rows_that_came_in_without_a_constraint_are_told_and_new_ones_are_checke
         connection.execute("ALTER TABLE history DROP CONSTRAINT flow_rules")
         connection.execute(INSERT_HISTORY, wrong)
     for _ in range(2):
-        with pytest.raises(MigrationRefused, match=r"flow deposit: history holds rows.* run `tide"):
+        with pytest.raises(MigrationRefused, match=r"flow deposit: history has rows.* run `tide"):
             migrate(database, SCHEMA, FLOWS.values())
         with superuser(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
             connection.execute(INSERT_HISTORY, (uuid4(), *wrong[1:]))
@@ -304,19 +307,19 @@ def test_a_name_that_the_server_would_cut_off_is_refused(database: str) -> None:
         migrate(database, "ö" * 32, [])
 
 
-def test_each_store_has_the_table_it_was_migrated_to(database: str) -> None:
-    before, after = own_flow(), own_flow(end_of_no=Step.PAID)
+def test_each_store_has_the_flow_version_it_was_migrated_to(database: str) -> None:
+    before, after = own_flow(), own_flow(rejected_end=Step.PAID)
     migrate(database, SCHEMA, [before])
     migrate(database, "store_two", [after])
     assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_GONE}
-    with pytest.raises(StoreFault, match="flow own flow: the database has another table"):
+    with pytest.raises(StoreFault, match="flow own flow: the database has another version"):
         asyncio.run(_verified(database, after))
     assert migrate(database, SCHEMA, [after]) == [f"{SCHEMA}: flow own flow"]
     assert allowed(database, before, [NO_TO_GONE, NO_TO_PAID]) == {NO_TO_PAID}
     asyncio.run(_verified(database, after))
 
 
-def test_a_start_with_another_table_is_refused_by_name(database: str) -> None:
+def test_a_start_with_a_different_flow_version_is_refused_by_name(database: str) -> None:
     installed = dict(rows(database, "SELECT flow, checksum FROM flow_tables"))
     assert differing(installed, FLOWS.values()) == []
     assert differing(installed, [*FLOWS.values(), own_flow()]) == ["own flow"]
@@ -324,7 +327,7 @@ def test_a_start_with_another_table_is_refused_by_name(database: str) -> None:
     migrate(database, SCHEMA, [own_flow()])
     asyncio.run(_verified(database, own_flow()))
     with pytest.raises(StoreFault, match="own flow"):
-        asyncio.run(_verified(database, own_flow(end_of_no=Step.PAID)))
+        asyncio.run(_verified(database, own_flow(rejected_end=Step.PAID)))
 
 
 async def _verified(database: str, flow: Flow) -> None:
@@ -333,12 +336,12 @@ async def _verified(database: str, flow: Flow) -> None:
 
 
 async def _deposited(database: str) -> None:
-    async with running(Setting(database)) as engine:
-        await moved(engine, deposit(1, 100))
+    async with running(EngineSetup(database)) as engine:
+        await run_to_end(engine, deposit(1, 100))
 
 
 def test_the_constraints_of_a_table_are_few_and_small(database: str) -> None:
-    """The server reads them anew for every statement that writes to the table."""
+    """The server parses them for every statement that writes to the table."""
     migrate(database, SCHEMA, all_flows())
     found = rows(
         database,
@@ -356,6 +359,6 @@ def test_the_constraints_of_a_table_are_few_and_small(database: str) -> None:
     assert all(size < 13_000 for _, _, size in found), found
 
 
-def test_the_checksum_of_a_flow_is_that_of_older_versions() -> None:
-    """Their processes run on while a store is migrated, and compare it."""
+def test_the_checksum_of_a_flow_is_the_same_as_in_older_versions() -> None:
+    """Processes of older versions run during a migration, and compare the checksum."""
     assert {name: checksum(flow)[:16] for name, flow in FLOWS.items()} == OLDER_CHECKSUMS

@@ -1,6 +1,6 @@
-"""A store of an older version has a constraint per flow, and gets one for all flows.
+"""Converts a store of an older version from one constraint per flow to one for all flows.
 
-No row is ever accepted in between that its flow does not allow.
+At no moment does it accept a row that its flow does not allow.
 """
 
 import time
@@ -38,18 +38,18 @@ from tidegate.store.schemas import MigrationRefused
 
 ONE_FOR_ALL = {table: {"flow_rules": True} for table in CHECKED}
 NOT_YET_CHECKED = {table: {"flow_rules": False} for table in CHECKED}
-JOINED = [f"{SCHEMA}: flow {name}" for name in FLOWS]
+INSTALLED = [f"{SCHEMA}: flow {name}" for name in FLOWS]
 CHECKED_LATER = [f"{SCHEMA}: flow_rules of {table}" for table in CHECKED]
 FILLED = 1_000_000
 
 
 class Killed(Exception):
-    """The program ends here, and its connection with it."""
+    """The program is killed here, and its connection is closed."""
 
 
 @pytest.fixture(scope="module")
 def before(template: str) -> Iterator[str]:
-    """The name of a database that the last version with a constraint per flow has left."""
+    """The name of a database as the last version with one constraint per flow left it."""
     name = f"{template}_older"
     migrate_until(create_database(cluster_url(), name), BEFORE_FEWER_CHECKS)
     yield name
@@ -70,13 +70,13 @@ def old(before: str) -> Iterator[str]:
 
 
 def install_own(database: str, flow: Flow) -> None:
-    """As the older version of another program did."""
+    """Install a flow as the older version of another program did."""
     with superuser(database) as connection, connection.transaction():
         install_as_before(connection, flow)
 
 
 def accepted(database: str, flow: Flow) -> list[str]:
-    """The tables that accept a row which the flow does not allow."""
+    """The tables that accept a row that the flow does not allow."""
     state = next(str(state) for state in flow.rows)
     row: tuple[object, ...] = (uuid4(), flow.name, 1, state, "x", state, "y", "done")
     rest: tuple[object, ...] = (uuid4(), flow.name, f"no {state}", None)
@@ -100,8 +100,8 @@ def accepted(database: str, flow: Flow) -> list[str]:
 def test_a_store_with_a_constraint_per_flow_gets_one_for_all(old: str) -> None:
     names = {f"flow_{name}": True for name in FLOWS}
     assert constraints(old) == dict.fromkeys(CHECKED, names)
-    done = migrate(old, SCHEMA, FLOWS.values())
-    assert done[-len(FLOWS) - len(CHECKED) :] == JOINED + CHECKED_LATER
+    applied = migrate(old, SCHEMA, FLOWS.values())
+    assert applied[-len(FLOWS) - len(CHECKED) :] == INSTALLED + CHECKED_LATER
     assert constraints(old) == ONE_FOR_ALL
     installed = dict(rows(old, "SELECT flow, checksum FROM flow_tables"))
     assert installed == checksums(FLOWS.values())
@@ -132,12 +132,12 @@ def refused_by(database: str, flow: Flow) -> str | None:
     return caught.value.diag.constraint_name
 
 
-def test_a_changed_flow_joins_at_once_or_keeps_its_older_constraint(old: str) -> None:
-    first, changed = own_flow(), own_flow(end_of_no=Step.PAID)
+def test_a_changed_flow_is_converted_or_keeps_its_older_constraint(old: str) -> None:
+    first, changed = own_flow(), own_flow(rejected_end=Step.PAID)
     install_own(old, first)
     with superuser(old) as connection:
         connection.execute(INSERT_HISTORY, (uuid4(), first.name, *NO_TO_GONE))
-    with pytest.raises(MigrationRefused, match="flow own flow: history holds rows"):
+    with pytest.raises(MigrationRefused, match="flow own flow: history has rows"):
         migrate(old, SCHEMA, [*FLOWS.values(), changed])
     names = {f"flow_{name}": True for name in (*FLOWS, first.name)}
     assert constraints(old) == dict.fromkeys(CHECKED, names)
@@ -166,7 +166,7 @@ def test_a_conversion_that_stops_before_the_rows_are_checked_is_completed(old: s
 
 @contextmanager
 def killed_after(statements: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The connection is lost instead of one more statement of the installation."""
+    """Lose the connection after this many statements of the installation."""
     execute, left = psycopg.Connection.execute, [statements]
 
     def counted(self: psycopg.Connection, *args: Any, **options: Any) -> Any:
@@ -191,7 +191,7 @@ def test_a_conversion_may_be_killed_before_any_statement(
     before: str, changes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = own_flow()
-    wanted = own_flow(end_of_no=Step.PAID) if changes else first
+    wanted = own_flow(rejected_end=Step.PAID) if changes else first
     deposit = FLOWS["deposit"]
     with copied(before) as database:
         migrate(database, SCHEMA, [])
@@ -199,31 +199,31 @@ def test_a_conversion_may_be_killed_before_any_statement(
         name = conninfo_to_dict(database)["dbname"]
         killed = 0
         for statements in range(200):
-            with copied(str(name)) as one:
+            with copied(str(name)) as copy:
                 with killed_after(statements, monkeypatch), suppress(Killed):
-                    migrate(one, SCHEMA, [deposit, wanted])
+                    migrate(copy, SCHEMA, [deposit, wanted])
                     break
                 killed += 1
-                assert accepted(one, first) == accepted(one, deposit) == []
-                migrate(one, SCHEMA, [deposit, wanted])
+                assert accepted(copy, first) == accepted(copy, deposit) == []
+                migrate(copy, SCHEMA, [deposit, wanted])
                 left = {"flow_rules": True} | {
                     f"flow_{n}": True for n in FLOWS if n != deposit.name
                 }
-                assert constraints(one) == dict.fromkeys(CHECKED, left)
-                assert accepted(one, wanted) == accepted(one, deposit) == []
+                assert constraints(copy) == dict.fromkeys(CHECKED, left)
+                assert accepted(copy, wanted) == accepted(copy, deposit) == []
         assert 30 < killed < 199
 
 
-def test_several_conversions_at_once_do_everything_once(old: str) -> None:
+def test_concurrent_conversions_do_everything_once(old: str) -> None:
     with ThreadPoolExecutor(4) as workers:
         runs = list(workers.map(lambda _: migrate(old, SCHEMA, FLOWS.values()), range(4)))
     done = [name for run in runs for name in run]
     assert len(done) == len(set(done))
-    assert set(JOINED + CHECKED_LATER) < set(done)
+    assert set(INSTALLED + CHECKED_LATER) < set(done)
     assert constraints(old) == ONE_FOR_ALL
 
 
-def test_an_older_version_does_not_bring_its_constraints_back(
+def test_an_older_version_does_not_restore_its_constraints(
     old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate(old, SCHEMA, FLOWS.values())
@@ -234,7 +234,7 @@ def test_an_older_version_does_not_bring_its_constraints_back(
     assert constraints(old) == ONE_FOR_ALL
 
 
-def test_a_flow_that_was_forgotten_is_installed_again(database: str) -> None:
+def test_a_flow_whose_rows_were_deleted_is_installed_again(database: str) -> None:
     deposit = FLOWS["deposit"]
     for table in ("flow_tables", "flow_rules"):
         with superuser(database) as connection:
@@ -244,7 +244,7 @@ def test_a_flow_that_was_forgotten_is_installed_again(database: str) -> None:
         assert accepted(database, deposit) == []
 
 
-def test_a_flow_whose_older_constraint_has_our_name_is_never_unprotected(old: str) -> None:
+def test_a_flow_whose_older_constraint_has_our_name_is_always_checked(old: str) -> None:
     named = replace(own_flow(), name="rules")
     install_own(old, named)
     with pytest.raises(MigrationRefused, match="of the program that has this flow"):
@@ -257,33 +257,33 @@ def test_a_flow_whose_older_constraint_has_our_name_is_never_unprotected(old: st
     assert accepted(old, named) == []
 
 
-def write_from(database: str, begun: list[psycopg.Connection]) -> Callable[[str], None]:
-    """Begin to write to every table when the rows are about to be checked, and do not commit."""
+def write_from(database: str, writers: list[psycopg.Connection]) -> Callable[[str], None]:
+    """Start to write to every table just before the rows are checked, and do not commit."""
 
     def begin(name: str) -> None:
-        if name != JOINED[0]:
+        if name != INSTALLED[0]:
             return
         writer = psycopg.connect(database, options=f"-c search_path={SCHEMA}")
         for table in CHECKED:
             writer.execute(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
-        begun.append(writer)
+        writers.append(writer)
 
     return begin
 
 
-def test_rows_are_checked_beside_writers(old: str) -> None:
-    begun: list[psycopg.Connection] = []
-    done = migrate(old, SCHEMA, FLOWS.values(), write_from(old, begun))
-    assert done[-len(CHECKED) :] == CHECKED_LATER
-    for writer in begun:
+def test_rows_are_checked_while_others_write(old: str) -> None:
+    writers: list[psycopg.Connection] = []
+    applied = migrate(old, SCHEMA, FLOWS.values(), write_from(old, writers))
+    assert applied[-len(CHECKED) :] == CHECKED_LATER
+    for writer in writers:
         writer.rollback()
         writer.close()
-    assert len(begun) == 1
+    assert len(writers) == 1
     assert constraints(old) == ONE_FOR_ALL
 
 
 @pytest.mark.parametrize("table", ["transfers", "archived_history"])
-def test_a_lock_that_is_held_for_long_is_told_and_the_rest_is_done_later(
+def test_a_lock_that_is_held_for_long_is_reported_and_the_rest_is_done_later(
     old: str, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     migrate(old, SCHEMA, [])
@@ -310,7 +310,7 @@ def fill(database: str) -> None:
         )
 
 
-def test_a_writer_hardly_waits_while_a_million_rows_are_converted(old: str) -> None:
+def test_a_writer_waits_little_while_a_million_rows_are_converted(old: str) -> None:
     fill(old)
     migrate(old, SCHEMA, [])
     row = (1, "TARGET_PENDING", "", "COMMITTED", "credit", "done")
@@ -323,6 +323,6 @@ def test_a_writer_hardly_waits_while_a_million_rows_are_converted(old: str) -> N
             writer.execute(INSERT_HISTORY, (uuid4(), "internal_transfer", *row))
             waits.append(time.perf_counter() - before_s)
         took_s = time.perf_counter() - began
-        assert set(run.result()) == set(JOINED + CHECKED_LATER)
+        assert set(run.result()) == set(INSTALLED + CHECKED_LATER)
     print(f"took {took_s:.2f} s, longest wait {max(waits):.3f} s, {len(waits)} written")
     assert max(waits) < took_s / 2

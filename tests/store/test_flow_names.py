@@ -1,4 +1,4 @@
-"""Flows and states of any name: what their constraints allow, they allow to the letter."""
+"""Flows and states may have any name: the constraints compare names exactly."""
 
 from enum import StrEnum
 from uuid import uuid4
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import rows, superuser
-from tests.store.test_flow_checks import INSERT_TRANSFER, allowed, answered, conceivable
+from tests.store.test_flow_checks import INSERT_TRANSFER, allowed, answered, possible_answers
 from tidegate.core.flow import Ask, End, Flow, Place, Verb
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
@@ -32,11 +32,11 @@ def named_flow(name: str) -> Flow:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_of_any_form_are_enforced_to_the_letter(database: str, name: str) -> None:
-    """Of states and of flows; only a tab stands between the parts of an answer."""
+def test_names_of_any_form_are_compared_exactly(database: str, name: str) -> None:
+    """Names of states and of flows. A tab separates the parts of an answer."""
     flow = named_flow(name)
     migrate(database, SCHEMA, [flow])
-    candidates = conceivable(flow)
+    candidates = possible_answers(flow)
     legal = {answered(edge) for edge in flow.answers()}
     legal |= {(1, *row[1:]) for row in legal if row[0] == 5}
     assert allowed(database, flow, candidates) == legal
@@ -47,8 +47,8 @@ def test_names_of_any_form_are_enforced_to_the_letter(database: str, name: str) 
                 connection.execute(INSERT_TRANSFER, (uuid4(), name, state, lane))
 
 
-def test_rows_whose_parts_join_alike_are_not_confused(database: str) -> None:
-    """A part that holds the sign between two parts makes a row longer than any that is allowed."""
+def test_rows_whose_parts_join_to_similar_texts_are_refused(database: str) -> None:
+    """A part that contains the separator gives a text with more separators than any allowed one."""
     legal = (1, "TARGET_PENDING", "", "COMMITTED", "credit", "done")
     alike = [
         (1, "TARGET_PENDING\t", "", "COMMITTED", "credit", "done"),
@@ -62,6 +62,6 @@ def test_rows_whose_parts_join_alike_are_not_confused(database: str) -> None:
 
 
 def test_a_state_with_a_tab_in_its_name_is_refused(database: str) -> None:
-    with pytest.raises(MigrationRefused, match="the name of a state has a tab"):
+    with pytest.raises(MigrationRefused, match="the name of a state contains a tab"):
         migrate(database, SCHEMA, [named_flow("a\tb")])
     assert rows(database, "SELECT FROM flow_tables WHERE flow = 'a\tb'") == []

@@ -1,18 +1,18 @@
-"""The history: every row vouches for those before it, and the transfer for the last."""
+"""The hash chain of the history: each row covers the ones before it, the transfer the last."""
 
 import asyncio
 from uuid import UUID
 
-from tests.store.chain import broken
+from tests.store.chain import broken_chains
 from tests.store.scenario import (
+    EngineSetup,
     Remote,
-    Setting,
     agreeing,
     deposit,
     from_remote,
-    moved,
     refusing,
     rows,
+    run_to_end,
     running,
     superuser,
     to_remote,
@@ -22,21 +22,21 @@ from tidegate.core.answers import Answer, Done, Rejected
 from tidegate.core.transfer import Question
 
 
-def found(database: str) -> list[UUID]:
+def broken_transfers(database: str) -> list[UUID]:
     with superuser(database) as connection:
-        return list(broken(connection))
+        return list(broken_chains(connection))
 
 
-def saying(question: Question) -> Answer:
-    """Answers with evidence, whose order and letters must not matter."""
+def with_evidence(question: Question) -> Answer:
+    """Answers with evidence, whose order and characters must not matter."""
     evidence = {"z": "last", "a": "«first»", "block": "0x1f"}
     if question.amount == 13:
         return Rejected("ACCOUNT_FROZEN", evidence)
     return Done(evidence)
 
 
-async def _moved_every_way(database: str) -> list[str]:
-    async with running(Setting(database, Remote(saying))) as engine:
+async def _end_in_all_ways(database: str) -> list[str]:
+    async with running(EngineSetup(database, Remote(with_evidence))) as engine:
         requests = [
             deposit(1, 1000),
             to_savings(1, 10),
@@ -46,11 +46,11 @@ async def _moved_every_way(database: str) -> list[str]:
             from_remote(1, 30),
             from_remote(1, 13),
         ]
-        return [(await moved(engine, request)).state for request in requests]
+        return [(await run_to_end(engine, request)).state for request in requests]
 
 
-def test_every_hash_can_be_computed_again_from_what_is_stored(database: str) -> None:
-    states = asyncio.run(_moved_every_way(database))
+def test_every_hash_can_be_recomputed_from_the_stored_rows(database: str) -> None:
+    states = asyncio.run(_end_in_all_ways(database))
     assert states == [
         "COMPLETED",
         "COMMITTED",
@@ -60,22 +60,22 @@ def test_every_hash_can_be_computed_again_from_what_is_stored(database: str) -> 
         "COMMITTED",
         "FAILED",
     ]
-    assert found(database) == []
+    assert broken_transfers(database) == []
     counted = rows(database, "SELECT count(*), count(DISTINCT hash) FROM history")
     assert counted == [(2 + 2 + 1 + 2 + 3 + 2 + 1,) * 2]
 
 
-def test_a_long_refusal_is_chained_as_it_is_stored(database: str) -> None:
+def test_a_long_refusal_is_hashed_as_it_is_stored(database: str) -> None:
     def verbose(question: Question) -> Answer:
         return Rejected("no " * 400) if question.verb == "credit" else Done()
 
     async def refused() -> None:
-        async with running(Setting(database, Remote(verbose))) as engine:
-            await moved(engine, deposit(1, 100))
-            assert (await moved(engine, to_remote(1, 10))).state == "ROLLED_BACK"
+        async with running(EngineSetup(database, Remote(verbose))) as engine:
+            await run_to_end(engine, deposit(1, 100))
+            assert (await run_to_end(engine, to_remote(1, 10))).state == "ROLLED_BACK"
 
     asyncio.run(refused())
-    assert found(database) == []
+    assert broken_transfers(database) == []
 
 
 EDITS = [
@@ -94,40 +94,40 @@ EDITS = [
 
 
 def test_every_edit_is_found(database: str) -> None:
-    asyncio.run(_moved_every_way(database))
+    asyncio.run(_end_in_all_ways(database))
     [(victim,)] = rows(database, "SELECT id FROM transfers WHERE state = 'ROLLED_BACK'")
     with superuser(database) as connection:
         for edit in EDITS:
             with connection.transaction(force_rollback=True):
                 assert connection.execute(edit, (victim,)).rowcount > 0
-                assert list(broken(connection)) == [victim], edit
-        assert list(broken(connection)) == []
+                assert list(broken_chains(connection)) == [victim], edit
+        assert list(broken_chains(connection)) == []
 
 
-async def _moved_alike(database: str) -> None:
-    async with running(Setting(database, Remote(agreeing))) as engine:
-        await moved(engine, deposit(1, 1000))
+async def _two_equal_transfers(database: str) -> None:
+    async with running(EngineSetup(database, Remote(agreeing))) as engine:
+        await run_to_end(engine, deposit(1, 1000))
         for _ in range(2):
-            await moved(engine, to_remote(1, 7))
+            await run_to_end(engine, to_remote(1, 7))
 
 
 def test_rows_swapped_between_two_transfers_are_found(database: str) -> None:
-    asyncio.run(_moved_alike(database))
-    alike = rows(database, "SELECT id FROM transfers WHERE flow = 'internal_transfer' ORDER BY id")
-    [(one,), (other,)] = alike
+    asyncio.run(_two_equal_transfers(database))
+    ids = rows(database, "SELECT id FROM transfers WHERE flow = 'internal_transfer' ORDER BY id")
+    [(first,), (second,)] = ids
     with superuser(database) as connection:
         connection.execute(
             "UPDATE history AS h SET at = o.at, hash = o.hash FROM history AS o"
             " WHERE h.version = 1 AND o.version = 1 AND h.transfer_id <> o.transfer_id"
             " AND h.transfer_id = ANY(%(ids)s) AND o.transfer_id = ANY(%(ids)s)",
-            {"ids": [one, other]},
+            {"ids": [first, second]},
         )
-    assert found(database) == [one, other]
+    assert broken_transfers(database) == [first, second]
 
 
 async def _rolled_back(database: str) -> None:
-    async with running(Setting(database, Remote(refusing))) as engine:
-        await moved(engine, deposit(1, 1000))
+    async with running(EngineSetup(database, Remote(refusing))) as engine:
+        await run_to_end(engine, deposit(1, 1000))
         await engine.transfer(to_remote(1, 7), 5.0)
 
 
@@ -141,4 +141,4 @@ def test_rows_swapped_inside_a_transfer_are_found(database: str) -> None:
                 "UPDATE history SET version = %s WHERE transfer_id = %s AND version = %s",
                 (new, victim, old),
             )
-    assert found(database) == [victim]
+    assert broken_transfers(database) == [victim]

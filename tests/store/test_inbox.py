@@ -1,4 +1,4 @@
-"""The inbox as a program with access to the database meets it: real roles, its own transaction."""
+"""The inbox for programs with access to the database: real roles, their own transactions."""
 
 import asyncio
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _numbers = count()
 
 
 class Program:
-    """A program that logs in as a role of its own."""
+    """A program that logs in with its own role."""
 
     def __init__(self, database: str, role: str) -> None:
         self.database, self.role = database, role
@@ -72,7 +72,7 @@ def grant(database: str, role: str, flow: str = "internal_transfer", owners: str
 
 @contextmanager
 def login(database: str, *memberships: str) -> Iterator[Program]:
-    """Roles are the whole server's, so each has a name of its own."""
+    """A program with a new role. All databases of a server share roles, so the name is unique."""
     role = f"{conninfo_to_dict(database)['dbname']}_program_{next(_numbers)}"
     with psycopg.connect(database, autocommit=True) as owner:
         owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
@@ -88,17 +88,17 @@ def login(database: str, *memberships: str) -> Iterator[Program]:
 
 @pytest.fixture
 def program(database: str) -> Iterator[Program]:
-    """It may ask for internal transfers of everybody."""
-    with login(database, "tidegate_inbox") as made:
-        grant(database, made.role)
-        yield made
+    """A program that may request internal transfers for all owners."""
+    with login(database, "tidegate_inbox") as program:
+        grant(database, program.role)
+        yield program
 
 
 def waiting(database: str) -> list[tuple[Any, ...]]:
     return rows(database, "SELECT id, requested_by::text, outcome FROM inbox ORDER BY id")
 
 
-def test_a_request_reserves_its_key_and_keeps_who_asked(database: str, program: Program) -> None:
+def test_a_request_reserves_its_key_and_records_the_role(database: str, program: Program) -> None:
     id_ = program.ask()
     assert waiting(database) == [(id_, program.role, None)]
     assert rows(database, "SELECT owner, cid, transfer_id FROM cids") == [(7, "order-1", id_)]
@@ -113,7 +113,7 @@ def test_a_request_without_a_cid_is_known_by_its_id(database: str, program: Prog
     assert found == [(str(id_), id_) for id_ in sorted([first, second])]
 
 
-def test_a_request_that_is_rolled_back_was_never_made(database: str, program: Program) -> None:
+def test_a_request_that_is_rolled_back_leaves_nothing(database: str, program: Program) -> None:
     with program.session(autocommit=False) as connection:
         ask(connection)
         connection.rollback()
@@ -128,7 +128,7 @@ def test_the_request_commits_with_what_the_program_writes(database: str, program
     with program.session(autocommit=False) as connection:
         id_ = ask(connection)
         connection.execute("INSERT INTO public.orders VALUES (1, %s)", (id_,))
-        assert waiting(database) == [], "nobody else sees it before it is committed"
+        assert waiting(database) == [], "it is visible before the commit"
         connection.commit()
     assert rows(database, "SELECT transfer FROM public.orders") == [(id_,)]
     assert [row[0] for row in waiting(database)] == [id_]
@@ -136,8 +136,8 @@ def test_the_request_commits_with_what_the_program_writes(database: str, program
 
 def test_the_same_request_again_returns_the_first_id(database: str, program: Program) -> None:
     first = program.ask()
-    assert program.ask(amount=Decimal("12.500")) == first, "the same amount, written longer"
-    assert program.ask(expires_at="2999-01-01") == first, "an expiry is no part of what is asked"
+    assert program.ask(amount=Decimal("12.500")) == first, "the same amount with more digits"
+    assert program.ask(expires_at="2999-01-01") == first, "the expiry is not compared"
     assert len(waiting(database)) == 1
 
 
@@ -161,16 +161,18 @@ def test_another_request_under_the_same_key_is_an_error(
 
 def test_two_sessions_with_one_key_become_one_request(database: str, program: Program) -> None:
     with program.session(autocommit=False) as first, program.session() as second:
-        mine = ask(first)
+        id_ = ask(first)
         second.execute("SET lock_timeout = '200ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            ask(second)  # It waits for what becomes of the first.
+            ask(second)  # It waits for the end of the first transaction.
         first.commit()
-        assert ask(second) == mine
+        assert ask(second) == id_
     assert len(waiting(database)) == 1
 
 
-def test_an_old_snapshot_is_told_to_try_again(database: str, program: Program) -> None:
+def test_a_request_in_an_old_snapshot_is_a_serialization_failure(
+    database: str, program: Program
+) -> None:
     with program.session(autocommit=False) as late:
         late.commit()
         late.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -186,7 +188,7 @@ def test_owners_do_not_share_keys(program: Program) -> None:
     assert program.ask(owner=7) != program.ask(owner=8)
 
 
-def test_a_role_asks_only_for_what_it_was_granted(database: str) -> None:
+def test_a_role_can_request_only_what_it_was_granted(database: str) -> None:
     with login(database, "tidegate_inbox") as clerk:
         refused = rf"role {clerk.role} may not request internal_transfer for owner 7: see inbox_gra"
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match=refused):
@@ -207,14 +209,14 @@ def test_a_role_asks_only_for_what_it_was_granted(database: str) -> None:
     assert len(waiting(database)) == 1
 
 
-def test_a_grant_to_a_group_is_one_to_its_members(database: str) -> None:
+def test_a_grant_to_a_group_is_valid_for_its_members(database: str) -> None:
     with login(database) as group, login(database, "tidegate_inbox", group.role) as member:
         grant(database, group.role)
         id_ = member.ask()
-        assert waiting(database) == [(id_, member.role, None)], "who asked is kept, not the group"
+        assert waiting(database) == [(id_, member.role, None)], "the member is recorded"
 
 
-def test_who_acts_as_another_role_is_still_known(database: str) -> None:
+def test_the_login_role_is_recorded_after_set_role(database: str) -> None:
     with (
         login(database, "tidegate_inbox") as group,
         login(database, "tidegate_inbox", group.role) as member,
@@ -226,7 +228,7 @@ def test_who_acts_as_another_role_is_still_known(database: str) -> None:
         assert waiting(database) == [(id_, member.role, None)]
 
 
-def test_without_the_inbox_role_nothing_can_be_asked(database: str) -> None:
+def test_without_the_inbox_role_no_request_is_possible(database: str) -> None:
     with login(database) as stranger:
         grant(database, stranger.role)
         with pytest.raises(
@@ -253,13 +255,15 @@ def test_without_the_inbox_role_nothing_can_be_asked(database: str) -> None:
         "SELECT forget_requests(0, 1)",
     ],
 )
-def test_nobody_writes_the_tables_of_the_inbox_directly(program: Program, statement: str) -> None:
+def test_no_program_writes_the_tables_of_the_inbox_directly(
+    program: Program, statement: str
+) -> None:
     program.ask()
     with program.session() as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute(statement)
 
 
-def test_temporary_tables_do_not_take_the_place_of_ours(database: str, program: Program) -> None:
+def test_temporary_tables_do_not_hide_our_tables(database: str, program: Program) -> None:
     with psycopg.connect(database, autocommit=True) as owner:
         name = conninfo_to_dict(database)["dbname"]
         names = sql.Identifier(str(name)), sql.Identifier(program.role)
@@ -274,8 +278,8 @@ def test_temporary_tables_do_not_take_the_place_of_ours(database: str, program: 
     assert waiting(database) == [(id_, program.role, None)]
 
 
-def test_a_program_sees_what_became_of_its_own_requests_only(database: str) -> None:
-    peeking = """
+def test_a_program_sees_only_its_own_requests(database: str) -> None:
+    create_peek = """
         CREATE FUNCTION pg_temp.peek(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001
         AS $$ BEGIN RAISE NOTICE 'seen %', $1; RETURN true; END $$
     """
@@ -283,9 +287,9 @@ def test_a_program_sees_what_became_of_its_own_requests_only(database: str) -> N
         login(database, "tidegate_inbox") as first,
         login(database, "tidegate_inbox") as second,
     ):
-        for each in (first, second):
-            grant(database, each.role)
-        mine = first.ask(cid="mine")
+        for program in (first, second):
+            grant(database, program.role)
+        own_id = first.ask(cid="mine")
         second.ask(cid="theirs")
         with psycopg.connect(database, autocommit=True) as owner:
             name = sql.Identifier(str(conninfo_to_dict(database)["dbname"]))
@@ -298,14 +302,14 @@ def test_a_program_sees_what_became_of_its_own_requests_only(database: str) -> N
         with first.session() as connection:
             connection.add_notice_handler(lambda notice: seen.append(notice.message_primary or ""))
             found = connection.execute("SELECT id, outcome FROM inbox_requests").fetchall()
-            assert found == [(mine, None)]
-            connection.execute(peeking)
+            assert found == [(own_id, None)]
+            connection.execute(create_peek)
             connection.execute("SELECT FROM inbox_requests WHERE pg_temp.peek(cid)")
-        assert seen == ["seen mine"], "a condition of the reader's is tried on the reader's rows"
+        assert seen == ["seen mine"], "the reader's function saw rows of other programs"
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "message"),
     [
         ({"flow": "payout"}, "flow payout is not installed"),
         ({"flow": "member_transfer"}, "flow member_transfer cannot be requested here"),
@@ -339,19 +343,17 @@ def test_a_program_sees_what_became_of_its_own_requests_only(database: str) -> N
         ({"expires_at": "4000-01-01 BC"}, "expires_at"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(
-    database: str, program: Program, change: dict[str, object], why: str
+def test_an_invalid_request_is_refused_at_once(
+    database: str, program: Program, change: dict[str, object], message: str
 ) -> None:
     grant(database, program.role, str(change.get("flow", "payout")))
-    with pytest.raises(psycopg.errors.CheckViolation, match=why):
+    with pytest.raises(psycopg.errors.CheckViolation, match=message):
         program.ask(**change)
     assert waiting(database) == []
     assert rows(database, "SELECT FROM cids") == []
 
 
-def test_the_engine_decides_requests_and_cannot_make_or_drop_them(
-    database: str, program: Program
-) -> None:
+def test_the_engine_cannot_create_or_delete_requests(database: str, program: Program) -> None:
     program.ask()
     with superuser(database) as connection:
         connection.execute("SET ROLE tidegate_engine")
@@ -376,11 +378,11 @@ TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"
     terms=st.dictionaries(TEXT.filter(bool), TEXT, max_size=6),
 )
 def test_python_and_sql_compute_the_same_fingerprint(
-    untouched: str, flow: str, asset_id: int, amount: int, terms: dict[str, str]
+    migrated: str, flow: str, asset_id: int, amount: int, terms: dict[str, str]
 ) -> None:
     request = Request(7, flow, {}, asset_id, amount, terms=terms)
     [(computed,)] = rows(
-        untouched,
+        migrated,
         "SELECT request_fingerprint(%s, %s, %s, %s)",
         flow,
         asset_id,

@@ -1,4 +1,4 @@
-"""Plans of the inbox: a program's session finds keys by their index, whatever it has planned."""
+"""Plans of the inbox: a program's session always finds keys by their index."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from tests.store.plans import Plan, indexes, read_in_full
 from tests.store.scenario import superuser
 
 SIZE = 30_000
-# After five plans made for their own values PostgreSQL keeps one for all values.
-RUNS_UNTIL_KEPT = 7
+# After five custom plans PostgreSQL may switch to a generic plan.
+RUNS_UNTIL_GENERIC = 7
 GRANT = "INSERT INTO inbox_grants (role, flow) VALUES ('tidegate_inbox', 'deposit')"
-# Keys of internal transfers, which have no prefix.
+# Keys of internal transfers have no prefix.
 FILL = f"""
 INSERT INTO cids (owner, cid, fingerprint, transfer_id)
 SELECT 1, 'c' || n, '\\x00', lpad(to_hex(n), 32, '0')::uuid
@@ -37,7 +37,7 @@ _numbers = count()
 
 @pytest.fixture
 def empty(template: str) -> Iterator[str]:
-    """Counted while empty: PostgreSQL would rather read such tables in full."""
+    """A database that was analyzed while empty: its statistics favour full scans."""
     name = f"{template}_inbox_plans_{next(_numbers)}"
     database = create_database(cluster_url(), name, template)
     with superuser(database) as connection:
@@ -48,12 +48,12 @@ def empty(template: str) -> Iterator[str]:
 
 
 class PlainSession:
-    """A program's session: none of the settings of the engine's sessions."""
+    """A program's session, without the settings of the engine's sessions."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
-        self._told: list[str] = []
-        connection.add_notice_handler(lambda n: self._told.append(n.message_primary or ""))
+        self._notices: list[str] = []
+        connection.add_notice_handler(lambda n: self._notices.append(n.message_primary or ""))
         connection.execute("LOAD 'auto_explain'")
         for setting, value in (
             ("search_path", SCHEMA),
@@ -65,11 +65,13 @@ class PlainSession:
             connection.execute("SELECT set_config(%s, %s, false)", (setting, value))
 
     def ask(self, cid: str) -> Sequence[Plan]:
-        """The plan of every statement that a request runs. It is rolled back."""
-        self._told.clear()
+        """The plans of all statements that a request runs. The request is rolled back."""
+        self._notices.clear()
         with self._connection.transaction(force_rollback=True):
             self._connection.execute(ASK, (TERMS, cid))
-        return [json.loads(t.partition("plan:\n")[2])["Plan"] for t in self._told if "plan:" in t]
+        return [
+            json.loads(t.partition("plan:\n")[2])["Plan"] for t in self._notices if "plan:" in t
+        ]
 
 
 def assert_found_by(plans: Sequence[Plan], used: set[str]) -> None:
@@ -81,12 +83,12 @@ def assert_found_by(plans: Sequence[Plan], used: set[str]) -> None:
 def test_a_program_finds_keys_by_their_index(empty: str, table: str) -> None:
     with psycopg.connect(empty, autocommit=True) as early:
         session = PlainSession(early)
-        for _ in range(RUNS_UNTIL_KEPT):
+        for _ in range(RUNS_UNTIL_GENERIC):
             assert_found_by(session.ask("new"), BY_KEY)
         with superuser(empty) as connection:
             connection.execute(FILL.format(table=table))
         assert_found_by(session.ask("new"), BY_KEY)
-        for _ in range(RUNS_UNTIL_KEPT):
+        for _ in range(RUNS_UNTIL_GENERIC):
             assert_found_by(session.ask("c7"), BY_KEY_AND_ID)
         with superuser(empty) as connection:
             connection.execute("ANALYZE")

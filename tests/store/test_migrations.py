@@ -1,4 +1,4 @@
-"""Migrations: each applied once and in order, or refused with a reason."""
+"""Migrations: each is applied once and in order, or refused with a reason."""
 
 import asyncio
 from collections import Counter
@@ -10,11 +10,11 @@ from psycopg import sql
 
 from tests.conftest import SCHEMA
 from tests.store.scenario import (
-    Setting,
+    EngineSetup,
     balances,
     deposit,
-    moved,
     rows,
+    run_to_end,
     running,
     superuser,
     to_savings,
@@ -27,8 +27,16 @@ from tidegate.store.schemas import MigrationRefused
 
 pytestmark = pytest.mark.slow
 
-ODD = ['Store "two"', "a b", "Größe", "100%", "x'; DROP SCHEMA tidegate; --", "back\\slash", "a,b"]
-EVERYTHING = [
+ODD_NAMES = [
+    'Store "two"',
+    "a b",
+    "Größe",
+    "100%",
+    "x'; DROP SCHEMA tidegate; --",
+    "back\\slash",
+    "a,b",
+]
+EXPECTED = [
     "tidegate: 0001_begin",
     "tidegate: 0002_halts",
     "store_one: 0001_begin",
@@ -81,19 +89,22 @@ def tables(database: str, schema: str) -> set[str]:
     return {name for (name,) in found}
 
 
-def test_a_fresh_database_is_migrated_in_order(bare: str) -> None:
-    assert migrate(bare, SCHEMA, FLOWS.values())[: len(EVERYTHING)] == EVERYTHING
+def test_a_fresh_database_is_migrated_in_order(unmigrated: str) -> None:
+    assert migrate(unmigrated, SCHEMA, FLOWS.values())[: len(EXPECTED)] == EXPECTED
     ours = [(migration.number, migration.name) for migration in migrations("store")]
-    assert applied(bare) == ours
+    assert applied(unmigrated) == ours
     assert [number for number, _ in ours] == list(range(1, len(ours) + 1))
-    assert applied(bare, "tidegate") == [(1, "0001_begin"), (2, "0002_halts")]
+    assert applied(unmigrated, "tidegate") == [(1, "0001_begin"), (2, "0002_halts")]
 
 
-def test_a_second_run_applies_nothing(bare: str) -> None:
-    migrate(bare, SCHEMA, FLOWS.values())
-    before = rows(bare, "SELECT number, name, checksum, at FROM migrations ORDER BY number")
-    assert migrate(bare, SCHEMA, FLOWS.values()) == []
-    assert rows(bare, "SELECT number, name, checksum, at FROM migrations ORDER BY number") == before
+def test_a_second_run_applies_nothing(unmigrated: str) -> None:
+    migrate(unmigrated, SCHEMA, FLOWS.values())
+    before = rows(unmigrated, "SELECT number, name, checksum, at FROM migrations ORDER BY number")
+    assert migrate(unmigrated, SCHEMA, FLOWS.values()) == []
+    assert (
+        rows(unmigrated, "SELECT number, name, checksum, at FROM migrations ORDER BY number")
+        == before
+    )
 
 
 def test_numbers_are_unique_and_start_at_one() -> None:
@@ -119,12 +130,12 @@ def test_a_migration_that_this_version_does_not_know_is_refused(database: str, s
         migrate(database, SCHEMA, FLOWS.values())
 
 
-def test_several_migrations_at_once_apply_everything_once(bare: str) -> None:
+def test_concurrent_migrations_apply_everything_once(unmigrated: str) -> None:
     with ThreadPoolExecutor(4) as workers:
-        runs = list(workers.map(lambda _: migrate(bare, SCHEMA, FLOWS.values()), range(4)))
+        runs = list(workers.map(lambda _: migrate(unmigrated, SCHEMA, FLOWS.values()), range(4)))
     counted = Counter(name for run in runs for name in run)
     assert set(counted.values()) == {1}
-    assert set(EVERYTHING) <= counted.keys()
+    assert set(EXPECTED) <= counted.keys()
 
 
 def test_a_failing_migration_leaves_nothing_behind(database: str) -> None:
@@ -136,38 +147,38 @@ def test_a_failing_migration_leaves_nothing_behind(database: str) -> None:
         assert tables(database, SCHEMA) == before
         assert 99 not in [number for number, _ in applied(database)]
 
-        mended = broken._replace(statements="CREATE TABLE whole (n integer);")
-        module._apply(connection, (SCHEMA, "tidegate"), mended)
+        fixed = broken._replace(statements="CREATE TABLE whole (n integer);")
+        module._apply(connection, (SCHEMA, "tidegate"), fixed)
     assert tables(database, SCHEMA) == before | {"whole"}
     assert applied(database)[-1] == (99, "0099_broken")
 
 
-def test_a_table_of_a_later_migration_can_be_read_by_those_who_may_read(database: str) -> None:
+def test_tables_of_later_migrations_can_be_read_by_the_reading_roles(database: str) -> None:
     later = Migration(99, "0099_later", "CREATE TABLE later (n integer);")
     with psycopg.connect(database, autocommit=True) as connection:
         module._apply(connection, (SCHEMA, "tidegate"), later)
     for role in ("tidegate_engine", "tidegate_auditor"):
-        asked = "SELECT has_table_privilege(%s, 'later', 'SELECT')"
-        assert rows(database, asked, role) == [(True,)]
+        privilege = "SELECT has_table_privilege(%s, 'later', 'SELECT')"
+        assert rows(database, privilege, role) == [(True,)]
 
 
-def test_a_failing_flow_leaves_no_flow_of_the_run_behind(bare: str) -> None:
+def test_a_failing_flow_leaves_no_flow_of_the_run_behind(unmigrated: str) -> None:
     class Broken:
-        """Has a name, and no table: whatever reads it fails."""
+        """A flow with a name and without a table: to read it raises AttributeError."""
 
         name = "broken"
 
     with pytest.raises(AttributeError):
-        migrate(bare, SCHEMA, [*FLOWS.values(), Broken()])  # type: ignore[list-item]
-    assert rows(bare, "SELECT flow FROM flow_tables") == []
-    assert rows(bare, "SELECT flow FROM flow_rules") == []
-    assert rows(bare, "SELECT conname FROM pg_constraint WHERE conname = 'flow_rules'") == []
+        migrate(unmigrated, SCHEMA, [*FLOWS.values(), Broken()])  # type: ignore[list-item]
+    assert rows(unmigrated, "SELECT flow FROM flow_tables") == []
+    assert rows(unmigrated, "SELECT flow FROM flow_rules") == []
+    assert rows(unmigrated, "SELECT conname FROM pg_constraint WHERE conname = 'flow_rules'") == []
 
 
 async def _deposit_and_transfer(database: str, schema: str, owner: int) -> None:
-    async with running(Setting(database, schema=schema)) as engine:
-        await moved(engine, deposit(owner, 100))
-        assert (await moved(engine, to_savings(owner, 30))).state == "COMMITTED"
+    async with running(EngineSetup(database, schema=schema)) as engine:
+        await run_to_end(engine, deposit(owner, 100))
+        assert (await run_to_end(engine, to_savings(owner, 30))).state == "COMMITTED"
 
 
 def test_two_stores_work_side_by_side_and_the_view_shows_the_first(database: str) -> None:
@@ -183,7 +194,7 @@ def test_two_stores_work_side_by_side_and_the_view_shows_the_first(database: str
     assert rows(database, "SELECT user_id FROM transfers_tb", schema="store_two") == [(2,)]
 
 
-@pytest.mark.parametrize("schema", ODD)
+@pytest.mark.parametrize("schema", ODD_NAMES)
 def test_a_store_may_have_any_name(database: str, schema: str) -> None:
     migrate(database, schema, FLOWS.values())
     assert migrate(database, schema, FLOWS.values()) == []
@@ -192,7 +203,7 @@ def test_a_store_may_have_any_name(database: str, schema: str) -> None:
 
 
 def test_an_engine_works_on_stores_of_any_name(database: str) -> None:
-    for owner, schema in enumerate(ODD, start=1):
+    for owner, schema in enumerate(ODD_NAMES, start=1):
         migrate(database, schema, FLOWS.values())
         asyncio.run(_deposit_and_transfer(database, schema, owner))
         held = balances(database, owner, schema)
@@ -200,25 +211,29 @@ def test_an_engine_works_on_stores_of_any_name(database: str) -> None:
 
 
 async def _start(database: str) -> None:
-    async with running(Setting(database)):
-        raise AssertionError("it started")
+    async with running(EngineSetup(database)):
+        raise AssertionError("the engine started")
 
 
-def test_a_store_without_the_flows_is_refused_at_the_start(bare: str) -> None:
-    migrate(bare, SCHEMA, [])
-    with pytest.raises(StoreFault, match="has another table; run `tidegate migrate`"):
-        asyncio.run(_start(bare))
+def test_a_store_without_the_flows_is_refused_at_the_start(unmigrated: str) -> None:
+    migrate(unmigrated, SCHEMA, [])
+    with pytest.raises(
+        StoreFault, match="has another version of this flow; run `tidegate migrate`"
+    ):
+        asyncio.run(_start(unmigrated))
 
 
-def test_a_store_that_is_older_than_the_program_is_refused_at_the_start(bare: str) -> None:
+def test_a_store_that_is_older_than_the_program_is_refused_at_the_start(
+    unmigrated: str,
+) -> None:
     needed = migrations("store")[-1]
     refused = f"needs its migration {needed.name}; run `tidegate migrate`"
     with pytest.raises(StoreFault, match=refused):
-        asyncio.run(_start(bare))
-    migrate(bare, SCHEMA, FLOWS.values())
-    with psycopg.connect(bare) as connection:
+        asyncio.run(_start(unmigrated))
+    migrate(unmigrated, SCHEMA, FLOWS.values())
+    with psycopg.connect(unmigrated) as connection:
         table = sql.Identifier(SCHEMA, "migrations")
         forget = sql.SQL("DELETE FROM {} WHERE number = %s").format(table)
         connection.execute(forget, (needed.number,))
     with pytest.raises(StoreFault, match=refused):
-        asyncio.run(_start(bare))
+        asyncio.run(_start(unmigrated))

@@ -1,4 +1,4 @@
-"""Flights of statements: together on their way, together back, and never half in the next one's."""
+"""The pipeline: statements are sent in batches, and replies never reach the wrong caller."""
 
 import asyncio
 import os
@@ -16,31 +16,31 @@ from tests.conftest import SCHEMA
 from tests.engine.proxy import Proxy
 from tidegate.core.ports import StoreFault, StoreUnavailable
 from tidegate.core.sql import EncodedText
-from tidegate.store.pipeline import Pipeline, as_sent, text_of
+from tidegate.store.pipeline import Pipeline, encode_value, text_of
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.sessions import StoreLimits
 
 ONE = StoreLimits(connections=1)
 SLEEP = "SELECT pg_sleep(%(seconds)s)"
 NUMBER = "SELECT %(n)s::integer"
-# Ours, and that of whoever has Tidegate in a process of their own.
+# The event loop of our programs, and the default one of programs that use Tidegate as a library.
 LOOPS = (uvloop.new_event_loop, asyncio.SelectorEventLoop)
 
 
 def on_one_session(
-    database: str, scene: Callable[[PostgresStore], Awaitable[None]], bounds: StoreLimits = ONE
+    database: str, scenario: Callable[[PostgresStore], Awaitable[None]], bounds: StoreLimits = ONE
 ) -> None:
-    async def whole() -> None:
+    async def run_scenario() -> None:
         async with PostgresStore(database, SCHEMA, bounds) as store:
-            await scene(store)
+            await scenario(store)
 
     for factory in LOOPS:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(whole())
+            runner.run(run_scenario())
 
 
-def stand_still(seconds: float) -> None:
-    """As a process does that computes, or is stopped: nothing else of it goes on."""
+def block(seconds: float) -> None:
+    """Block the event loop, as a long computation or a stopped process does."""
     time.sleep(seconds)
 
 
@@ -53,57 +53,57 @@ def test_values_keep_their_names_and_their_order() -> None:
     ("value", "text"),
     [(None, None), (True, b"t"), (7, b"7"), (0.5, b"0.5"), ("é", "é".encode()), (b"\1", b"\\x01")],
 )
-def test_every_value_is_sent_as_sent(value: object, text: bytes | None) -> None:
-    assert as_sent(value) == text
+def test_every_value_is_encoded_as_postgres_reads_it(value: object, text: bytes | None) -> None:
+    assert encode_value(value) == text
 
 
 def test_a_text_is_never_cut_at_a_nul() -> None:
     with pytest.raises(psycopg.DataError):
-        as_sent("all\0 of it")
+        encode_value("all\0 of it")
     with pytest.raises(psycopg.DataError):
-        as_sent(EncodedText(b"all\0 of it"))
+        encode_value(EncodedText(b"all\0 of it"))
 
 
-def test_a_flight_larger_than_any_buffer_is_answered(database: str) -> None:
-    """Both sides would stand still if only one of reading and writing went on."""
+def test_a_batch_larger_than_any_buffer_is_answered(database: str) -> None:
+    """Client and server would wait for each other if the client did not read while it writes."""
 
-    async def scene(store: PostgresStore) -> None:
+    async def scenario(store: PostgresStore) -> None:
         async with store.session() as pipe:
             large = "x" * 3_000_000
             sent = [pipe.send("SELECT %(text)s::text", {"text": large}) for _ in range(8)]
             await pipe.sync()
             assert all(pipe.rows(reply) == [(large,)] for reply in sent)
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_a_statement_is_worked_on_while_the_next_is_being_written(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
+def test_the_server_runs_a_statement_while_the_next_is_prepared(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
         async with store.session() as pipe:
             pipe.send(NUMBER, {"n": 0})
             await pipe.sync()
             pipe.send(SLEEP, {"seconds": 1})
-            pipe.go()
-            stand_still(1.2)  # As if to write the next statement took so long.
+            pipe.dispatch()
+            block(1.2)  # Simulates a client that takes this long to prepare the next statement.
             began_s = time.monotonic()
             pipe.send(NUMBER, {"n": 1})
             await pipe.sync()
             assert time.monotonic() - began_s < 0.6
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
 def test_a_process_that_stands_still_between_two_statements_gives_its_locks_back(
     database: str,
 ) -> None:
-    """What is worked on already holds locks, and the rest of the flight may never come."""
+    """Statements that were sent already hold locks, and the rest of the batch may never come."""
 
-    async def scene(store: PostgresStore) -> None:
+    async def scenario(store: PostgresStore) -> None:
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
 
             async def locks_held() -> int:
                 found = await other.execute(
-                    # Others, who migrate their own databases, hold locks of this kind as well.
+                    # Migrations of other databases hold advisory locks too.
                     "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
                     " WHERE l.locktype = 'advisory' AND d.datname = current_database()"
                 )
@@ -113,25 +113,25 @@ def test_a_process_that_stands_still_between_two_statements_gives_its_locks_back
             async def locking() -> None:
                 async with store.transaction() as tx:
                     await tx.post("SELECT pg_advisory_xact_lock(%(n)s::bigint)", {"n": 77})
-                    stand_still(0.2)
+                    block(0.2)
                     assert await locks_held() == 1
-                    stand_still(1.3)
+                    block(1.3)
                     assert await locks_held() == 0
 
             with pytest.raises(StoreFault):
                 await locking()
         assert await store.run(NUMBER, {"n": 4}) == [(4,)]
 
-    on_one_session(database, scene, ONE._replace(idle_in_transaction_s=1))
+    on_one_session(database, scenario, ONE._replace(idle_in_transaction_s=1))
 
 
-def test_rows_that_come_before_the_flight_has_ended_are_no_hang_up(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
+def test_rows_that_arrive_before_the_end_of_the_batch_are_no_disconnect(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
         [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
         async with store.session() as pipe:
-            # More than the server keeps back until it is told that the flight has ended.
+            # More than the server buffers before the Sync at the end of the batch.
             early = pipe.send("SELECT repeat('x', 100_000)", {})
-            pipe.go()
+            pipe.dispatch()
             await asyncio.sleep(0.2)
             late = pipe.send(NUMBER, {"n": 3})
             await pipe.sync()
@@ -139,18 +139,18 @@ def test_rows_that_come_before_the_flight_has_ended_are_no_hang_up(database: str
             assert pipe.rows(late) == [(3,)]
         assert await store.run("SELECT pg_backend_pid()", {}) == [(backend,)]
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_a_session_that_dies_before_the_flight_has_ended_is_lost(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
+def test_a_session_that_dies_before_the_end_of_the_batch_is_lost(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
         [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
 
             async def dying() -> None:
                 async with store.session() as pipe:
                     pipe.send(NUMBER, {"n": 1})
-                    pipe.go()
+                    pipe.dispatch()
                     await other.execute("SELECT pg_terminate_backend(%s)", (backend,))
                     await asyncio.sleep(0.2)
                     pipe.send(NUMBER, {"n": 2})
@@ -160,11 +160,11 @@ def test_a_session_that_dies_before_the_flight_has_ended_is_lost(database: str) 
                 await dying()
         assert await store.run(NUMBER, {"n": 4}) == [(4,)]
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_an_error_ends_its_flight_and_not_the_session(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
+def test_an_error_ends_its_batch_and_not_the_session(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
         async with store.session() as pipe:
             before = pipe.send(NUMBER, {"n": 1})
             pipe.send("SELECT 1 / %(n)s::integer", {"n": 0})
@@ -173,40 +173,40 @@ def test_an_error_ends_its_flight_and_not_the_session(database: str) -> None:
                 await pipe.sync()
             assert pipe.rows(before) == [(1,)]
             assert after.failed
-            # What was to be prepared behind the error was not.
+            # The statement after the error was not prepared.
             again = pipe.send("SELECT %(n)s::bigint", {"n": 3})
             await pipe.sync()
             assert pipe.rows(again) == [(3,)]
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_a_session_whose_wait_was_broken_off_is_not_used_again(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
-        asked = asyncio.create_task(store.run(SLEEP, {"seconds": 30}))
+def test_a_session_whose_wait_was_cancelled_is_not_used_again(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
+        running = asyncio.create_task(store.run(SLEEP, {"seconds": 30}))
         await asyncio.sleep(0.2)
-        asked.cancel()
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await running
         assert await store.run(NUMBER, {"n": 5}) == [(5,)]
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_an_answer_that_came_as_the_wait_was_broken_off_is_nobody_elses(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
+def test_a_reply_to_a_cancelled_wait_does_not_reach_another_caller(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
         for pause_s in (0.0, 0.0005, 0.001, 0.002, 0.004):
-            asked = asyncio.create_task(store.run(NUMBER, {"n": 1}))
+            running = asyncio.create_task(store.run(NUMBER, {"n": 1}))
             await asyncio.sleep(pause_s)
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             assert await store.run(NUMBER, {"n": 2}) == [(2,)]
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_a_session_that_dies_while_idle_costs_no_try_and_no_processor_time(database: str) -> None:
-    async def scene(store: PostgresStore) -> None:
+def test_a_session_that_dies_while_idle_costs_no_retry_and_no_cpu_time(database: str) -> None:
+    async def scenario(store: PostgresStore) -> None:
         reads: list[int] = []
 
         class Counting(Pipeline):
@@ -222,51 +222,51 @@ def test_a_session_that_dies_while_idle_costs_no_try_and_no_processor_time(datab
             await other.execute("SELECT pg_terminate_backend(%s)", (backend,))
         before = len(reads)
         await asyncio.sleep(0.3)
-        assert len(reads) - before <= 2, "a closed socket is readable for ever"
+        assert len(reads) - before <= 2, "the closed socket is still read"
         [(another,)] = await store.run("SELECT pg_backend_pid()", {})
         assert another != backend
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_a_session_that_dies_with_a_word_before_it_read_the_flight_is_lost_at_once(
+def test_a_session_that_is_reset_after_an_error_message_fails_at_once(
     database: str,
 ) -> None:
-    """What is unread makes the end a reset: uvloop tells of it once, when there is a word to read
-    before it, and never again.
+    """The server closes a socket with unread input, which resets the connection. uvloop reports
+    that only once, together with the error message before it.
     """
 
-    async def scene(store: PostgresStore) -> None:
+    async def scenario(store: PostgresStore) -> None:
         [(backend,)] = await store.run("SELECT pg_backend_pid()", {})
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
             os.kill(backend, signal.SIGSTOP)
             try:
-                asked = asyncio.create_task(store.run(NUMBER, {"n": 1}))
+                running = asyncio.create_task(store.run(NUMBER, {"n": 1}))
                 await asyncio.sleep(0.1)
                 await other.execute("SELECT pg_terminate_backend(%s)", (backend,))
             finally:
                 os.kill(backend, signal.SIGCONT)
             with pytest.raises(StoreUnavailable, match="57P01"):
-                await asyncio.wait_for(asked, timeout=5)
+                await asyncio.wait_for(running, timeout=5)
         assert await store.run(NUMBER, {"n": 2}) == [(2,)]
 
-    on_one_session(database, scene)
+    on_one_session(database, scenario)
 
 
-def test_a_host_that_vanishes_is_asked_whether_it_is_still_there(database: str) -> None:
+def test_keepalives_detect_a_host_that_disappears(database: str) -> None:
     parts = conninfo_to_dict(database)
     proxy = Proxy(f"{parts['host']}/.s.PGSQL.{parts.get('port') or '5432'}")
 
-    async def whole() -> None:
+    async def check_options() -> None:
         async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            there = make_conninfo(database, host="127.0.0.1", port=port)
+            address = make_conninfo(database, host="127.0.0.1", port=port)
             bounds = StoreLimits(connections=1, connection_lost_s=8)
-            async with PostgresStore(there, SCHEMA, bounds) as store, store.session() as pipe:
+            async with PostgresStore(address, SCHEMA, bounds) as store, store.session() as pipe:
                 with socket.socket(fileno=os.dup(pipe._pgconn.socket)) as wire:
                     assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                     tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
                     found = [wire.getsockopt(socket.IPPROTO_TCP, option) for option in tcp]
                     assert found == [4, 1, 8_000]
 
-    asyncio.run(whole())
+    asyncio.run(check_options())

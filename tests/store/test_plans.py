@@ -1,4 +1,4 @@
-"""Plans: every hot statement meets its rows by an index, on an empty table and on a million."""
+"""Plans: every hot statement uses its index, on empty tables and on a million rows."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -13,16 +13,16 @@ from tests.cluster import cluster_url, create_database, drop_database
 from tests.conftest import SCHEMA
 from tests.store.plans import (
     BIG,
-    Asked,
     Plan,
-    asked,
+    StatementCase,
     compared_in_full,
     indexes,
     plan_of,
     prepare,
     read_in_full,
+    sent_statements,
 )
-from tests.store.scenario import Setting, deposit, moved, running, superuser, to_remote
+from tests.store.scenario import EngineSetup, deposit, run_to_end, running, superuser, to_remote
 from tests.store.statement_log import TEXTS
 from tidegate.flows import FLOWS
 from tidegate.store.flow_checks import checksums
@@ -34,8 +34,8 @@ from tidegate.store.sessions import StoreLimits, session_options
 pytestmark = pytest.mark.slow
 
 SIZES = (1, 1000)
-# After five plans made for their own values PostgreSQL keeps one for all values.
-RUNS_UNTIL_KEPT = 7
+# After five custom plans PostgreSQL may switch to a generic plan.
+RUNS_UNTIL_GENERIC = 7
 
 HOT = {
     "due": {"transfers_due"},
@@ -57,15 +57,15 @@ HOT = {
     "guild begin": {"transfers_pkey", "pending_transfers_pkey"},
 }
 
-# On a table of a hundred thousand accounts, reading them all is as cheap as finding three thousand
-# of them. Only a plan made for that one batch does so; the plan that is kept does not.
-MAY_READ_ALL_ACCOUNTS = Asked("ledger lock", 1000)
+# On a table of a hundred thousand accounts, a full read costs as much as finding three thousand of
+# them. Only a custom plan for that batch does so; the generic plan does not.
+MAY_READ_ALL_ACCOUNTS = StatementCase("ledger lock", 1000)
 
-MADE_FOR_ONE = "SELECT statement, custom_plans::bigint FROM pg_prepared_statements"
+CUSTOM_PLANS = "SELECT statement, custom_plans::bigint FROM pg_prepared_statements"
 MILLION = Path(__file__).with_name("million.sql")
 
-Values = Mapping[Asked, Mapping[str, Any]]
-Plans = dict[tuple[str, Asked], Plan]
+Values = Mapping[StatementCase, Mapping[str, Any]]
+Plans = dict[tuple[str, StatementCase], Plan]
 
 
 @contextmanager
@@ -76,12 +76,12 @@ def _database(name: str, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def values(template: str) -> Values:
-    found: dict[Asked, Mapping[str, Any]] = {}
+    found: dict[StatementCase, Mapping[str, Any]] = {}
     with _database(f"{template}_asked", template) as spoken:
         for size in SIZES:
             found |= {
                 a: v
-                for a, v in asyncio.run(asked(spoken, size)).items()
+                for a, v in asyncio.run(sent_statements(spoken, size)).items()
                 if a.name in {*HOT, "lapse"}
             }
     return found
@@ -89,21 +89,21 @@ def values(template: str) -> Values:
 
 @pytest.fixture(scope="module")
 def plans(template: str, values: Values) -> Iterator[Plans]:
-    """The plan of every hot statement, at every stage in the life of a store."""
+    """The plan of every hot statement, at every stage of filling a store."""
     with _database(f"{template}_filled", template) as filled:
-        yield _lived_through(filled, values)
+        yield _plans_at_all_stages(filled, values)
 
 
-def _lived_through(database: str, values: Values) -> Plans:
+def _plans_at_all_stages(database: str, values: Values) -> Plans:
     plans: Plans = {}
     with superuser(database) as connection:
         for table in BIG:
-            # Statistics come when this test says so, and not when a daemon finds the time.
+            # Only this test updates the statistics, and not the autovacuum daemon.
             connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     with _session(database) as early:
         prepare(early, list(values))
         plans |= _planned("empty", early, values)
-        for _ in range(RUNS_UNTIL_KEPT):
+        for _ in range(RUNS_UNTIL_GENERIC):
             plans |= _planned("kept while empty", early, values)
         _fill(database)
         plans |= _planned("kept from empty to filled", early, values)
@@ -113,15 +113,17 @@ def _lived_through(database: str, values: Values) -> Plans:
     return plans | _fresh("filled", database, values)
 
 
-def _counted_while_empty(database: str, values: Values) -> tuple[Plans, Plans]:
-    """What is kept by a session of the engine; then again when there is something to count."""
+def _analyzed_while_empty(database: str, values: Values) -> tuple[Plans, Plans]:
+    """The generic plans of a session of the engine: after ANALYZE of empty tables, and after
+    ANALYZE of filled ones.
+    """
     with superuser(database) as connection:
         connection.execute("VACUUM ANALYZE")
     with _session(database) as early:
         prepare(early, list(values))
         early.execute("SET plan_cache_mode TO force_generic_plan")
         before = _planned("counted while empty", early, values)
-        asyncio.run(asked(database, 1000))
+        asyncio.run(sent_statements(database, 1000))
         with superuser(database) as connection:
             connection.execute("ANALYZE")
         return before, _planned("counted again", early, values)
@@ -141,34 +143,34 @@ def _fresh(stage: str, database: str, values: Values) -> Plans:
 
 
 def _planned(stage: str, connection: psycopg.Connection, values: Values) -> Plans:
-    return {(stage, a): plan_of(connection, a, given) for a, given in values.items()}
+    return {(stage, case): plan_of(connection, case, v) for case, v in values.items()}
 
 
 def _session(database: str) -> psycopg.Connection:
-    """Configured as the sessions of the pool are, but for who prepares its statements."""
+    """A session with the settings of the pool, except that the test prepares its statements."""
     options = session_options(SCHEMA, StoreLimits())
     return psycopg.connect(database, options=options, autocommit=True, prepare_threshold=None)
 
 
-def _of(plans: Plans, wanted: Asked) -> dict[str, Plan]:
-    found = {stage: plan for (stage, asked), plan in plans.items() if asked == wanted}
-    assert len(found) == 7, f"{wanted} was not asked at every stage"
+def _of(plans: Plans, wanted: StatementCase) -> dict[str, Plan]:
+    found = {stage: plan for (stage, case), plan in plans.items() if case == wanted}
+    assert len(found) == 7, f"{wanted} was not run at every stage"
     return found
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", HOT)
 def test_every_stage_uses_the_intended_index(plans: Plans, name: str, size: int) -> None:
-    for stage, plan in _of(plans, Asked(name, size)).items():
+    for stage, plan in _of(plans, StatementCase(name, size)).items():
         assert indexes(plan) == HOT[name], stage
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_held_is_found_by_its_id_at_every_stage(plans: Plans, size: int) -> None:
-    """However many rows of a list the planner expects. The lists themselves are few."""
-    for stage, plan in _of(plans, Asked("lapse", size)).items():
-        met = indexes(plan) - {"handovers_until", "handovers_pkey"}
-        assert met == {"transfers_pkey"}, stage
+def test_held_transfers_are_found_by_their_ids_at_every_stage(plans: Plans, size: int) -> None:
+    """This does not depend on the planner's estimate of a list. The lists themselves are few."""
+    for stage, plan in _of(plans, StatementCase("lapse", size)).items():
+        used = indexes(plan) - {"handovers_until", "handovers_pkey"}
+        assert used == {"transfers_pkey"}, stage
         full = [scan for scan in read_in_full(plan) if "handovers" not in scan]
         assert full == [], stage
         assert compared_in_full(plan) == [], stage
@@ -177,12 +179,14 @@ def test_what_is_held_is_found_by_its_id_at_every_stage(plans: Plans, size: int)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", HOT)
 def test_no_big_table_is_read_in_full(plans: Plans, name: str, size: int) -> None:
-    for stage, plan in _of(plans, Asked(name, size)).items():
+    for stage, plan in _of(plans, StatementCase(name, size)).items():
         full = read_in_full(plan)
         if stage == "empty":
-            # A plan for this one run, on tables that are empty: by the index all the same.
+            # A custom plan on empty tables may read a whole index, but no table.
             assert not [scan for scan in full if not scan.startswith("Index")], stage
-        elif Asked(name, size) == MAY_READ_ALL_ACCOUNTS and stage.endswith("for these values"):
+        elif StatementCase(name, size) == MAY_READ_ALL_ACCOUNTS and stage.endswith(
+            "for these values"
+        ):
             assert set(full) <= {"Index Scan on ledger_accounts"}, stage
         else:
             assert full == [], stage
@@ -190,81 +194,81 @@ def test_no_big_table_is_read_in_full(plans: Plans, name: str, size: int) -> Non
 
 @pytest.mark.parametrize("name", HOT)
 def test_no_batch_is_compared_with_itself_row_by_row(plans: Plans, name: str) -> None:
-    for stage, plan in _of(plans, Asked(name, 1000)).items():
+    for stage, plan in _of(plans, StatementCase(name, 1000)).items():
         assert compared_in_full(plan) == [], stage
 
 
 @pytest.mark.parametrize("name", HOT)
-def test_no_plan_that_is_kept_depends_on_the_size_of_the_batch(plans: Plans, name: str) -> None:
-    """Made for any values, it is the same whichever batch was the first."""
+def test_no_generic_plan_depends_on_the_size_of_the_batch(plans: Plans, name: str) -> None:
+    """A generic plan is the same, whichever batch was the first."""
     for stage in ("filled, uncounted, for any values", "filled, for any values"):
-        one, many = (plans[stage, Asked(name, size)] for size in SIZES)
+        one, many = (plans[stage, StatementCase(name, size)] for size in SIZES)
         assert one == many, stage
 
 
-def test_a_plan_from_when_there_was_nothing_ends_with_the_next_count(
+def test_a_plan_for_empty_tables_is_replaced_after_the_next_analyze(
     template: str, values: Values
 ) -> None:
-    """Tables that were counted while they were empty look small until they are counted again."""
+    """Tables that were analyzed while empty look small until they are analyzed again."""
     with _database(f"{template}_counted", template) as database:
-        before, after = _counted_while_empty(database, values)
-    assert [asked for (_, asked), plan in before.items() if read_in_full(plan)]
+        before, after = _analyzed_while_empty(database, values)
+    assert [case for (_, case), plan in before.items() if read_in_full(plan)]
     for (stage, asked_), plan in after.items():
         if asked_.name == "lapse":
-            continue  # It has a test of its own.
+            continue  # A separate test checks it.
         assert indexes(plan) == HOT[asked_.name], (stage, asked_)
         assert read_in_full(plan) == [], (stage, asked_)
 
 
-def test_lone_transfers_are_not_planned_one_by_one(database: str) -> None:
-    """PostgreSQL by itself plans a batch of one anew each time, which costs as much as the rest."""
-    asyncio.run(_alone(database))
+def test_single_transfers_are_not_planned_each_time(database: str) -> None:
+    """By default PostgreSQL plans a batch of one each time, which costs as much as the rest."""
+    asyncio.run(_single_transfers(database))
 
 
-async def _alone(database: str) -> None:
-    setting = Setting(database, bounds=StoreLimits(connections=1))
-    async with running(setting) as engine:
-        await moved(engine, deposit(1, 100))
+async def _single_transfers(database: str) -> None:
+    setup = EngineSetup(database, bounds=StoreLimits(connections=1))
+    async with running(setup) as engine:
+        await run_to_end(engine, deposit(1, 100))
         for _ in range(8):
-            await moved(engine, to_remote(1, 10))
+            await run_to_end(engine, to_remote(1, 10))
         store = engine.parts.store
         assert isinstance(store, PostgresStore)
         [(outside,)] = await store.run("SELECT current_setting('plan_cache_mode')", {})
-        made = dict(await store.run(MADE_FOR_ONE, {}))
-    assert outside == "auto", "who asks with filters that may be absent is planned for"
+        custom_plans = dict(await store.run(CUSTOM_PLANS, {}))
+    assert outside == "auto", "statements with optional filters need custom plans"
     for name in ("reserve", "create", "record", "ledger lock", "ledger look", "ledger apply"):
-        assert made[text_of(TEXTS[name]).sql.decode()] == 0, name
+        assert custom_plans[text_of(TEXTS[name]).sql.decode()] == 0, name
 
 
 BACKLOG = 100_000
 FEW_BLOCKS = 200
 
 
-def test_a_backlog_of_an_unknown_flow_in_front_is_not_read(template: str) -> None:
-    """Those rows are due for longer than ours, and wait for a process that knows their flow."""
+def test_an_older_backlog_of_an_unknown_flow_is_not_read(template: str) -> None:
+    """These rows were due before ours, and wait for a process that knows their flow."""
     with _database(f"{template}_unknown", template) as database:
         with superuser(database) as connection:
-            connection.execute(UNKNOWN_IN_FRONT, {"count": BACKLOG})
+            connection.execute(OLDER_BACKLOG, {"count": BACKLOG})
             connection.execute("ANALYZE")
         for name, rows in (("claim", 5), ("due", 1)):
-            _reads_little(database, Asked(name, 1), rows)
+            _reads_little(database, StatementCase(name, 1), rows)
 
 
-def _reads_little(database: str, wanted: Asked, rows: int) -> None:
-    """As a process that knows all flows but that one asks, in every mode of planning."""
-    given: dict[str, Any] = {"lane": "ledger", "limit": 1024, "lease_s": 10.0}
-    given |= {"lanes": ["ledger", "venue"], **table_columns(checksums(FLOWS.values()))}
+def _reads_little(database: str, wanted: StatementCase, rows: int) -> None:
+    """The query of a process that knows all flows but that one, with both kinds of plans."""
+    values: dict[str, Any] = {"lane": "ledger", "limit": 1024, "lease_s": 10.0}
+    values |= {"lanes": ["ledger", "venue"], **table_columns(checksums(FLOWS.values()))}
     for mode in ("force_custom_plan", "force_generic_plan"):
         with _session(database) as connection:
             connection.execute(f"SET plan_cache_mode TO {mode}")
             prepare(connection, [wanted])
             with connection.transaction(force_rollback=True):
-                plan = plan_of(connection, wanted, given, "ANALYZE, BUFFERS, FORMAT JSON")
+                plan = plan_of(connection, wanted, values, "ANALYZE, BUFFERS, FORMAT JSON")
             assert plan["Actual Rows"] == rows, f"{wanted}, {mode}"
             assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < FEW_BLOCKS, mode
 
 
-UNKNOWN_IN_FRONT = """
+OLDER_BACKLOG = """
 INSERT INTO transfers (id, owner, flow, state, lane, due_lane, due_at, version, attempts, retries,
                        paged, parties, asset_id, amount, head_hash, created_at, updated_at)
 SELECT lpad(to_hex(n), 32, '0')::uuid, 1,

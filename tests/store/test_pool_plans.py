@@ -1,4 +1,4 @@
-"""Plans of the transfer pool: its statements, and those inside its functions, go by an index."""
+"""Plans of the transfer pool: its statements, and those inside its functions, use an index."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -61,8 +61,8 @@ NEW = WISH | {"transfer_id": None, "expires_hours": 24, "cid": "d", "admitted": 
 MANY: dict[str, list[Any]] = {name: [value] for name, value in WISH.items()}
 MANY |= {"expires_hours": [24.0], "cid": ["d"]}
 MINE = {"owner": 1, "guild_id": None, "status": None, "limit": 20, "offset": 0}
-# What is run, and the indexes that it goes by. `differing` compares all with all, for a doctor.
-ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
+# The statements, and the indexes that they use. `differing` is left out: it compares all rows.
+CASES: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "standings": (
         guild.STATEMENTS["standings"],
         MEMBER,
@@ -72,7 +72,7 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "check": (
         guild.STATEMENTS["check"],
         IDS,
-        # The last is that of the comparison with the engine's record, as what passes is approved.
+        # The last is used to compare the approved transfer with the engine's record.
         {"pending_transfers_pkey", "throttles_pkey", "ledger_accounts_pkey", "transfers_pkey"},
     ),
     "record": (
@@ -88,7 +88,7 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "create": (
         pool_schema.STATEMENTS["create"],
         NEW,
-        # The pool's own row is not read again: what was inserted is compared with its request.
+        # The pool's own row is not read again: the inserted row is compared with its request.
         {"cids_pkey", "transfers_pkey"},
     ),
     "create_many": (
@@ -123,13 +123,15 @@ def filled(template: str, request: pytest.FixtureRequest) -> Iterator[str]:
     leave_database(cluster_url(), name)
 
 
-def carried_out(database: str, statement: str, values: Mapping[str, Any], mode: str) -> list[Plan]:
-    """The plan of a statement and of each inside the functions that it calls, as they were run."""
-    told: list[str] = []
+def executed_plans(
+    database: str, statement: str, values: Mapping[str, Any], mode: str
+) -> list[Plan]:
+    """The plans of a statement, and of the statements inside the functions that it calls."""
+    notices: list[str] = []
     options = session_options(SCHEMA, StoreLimits(), "none")
     with psycopg.connect(database, options=options) as connection:
         connection.execute("LOAD 'auto_explain'")
-        connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+        connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
         for setting, value in (
             ("plan_cache_mode", mode),
             ("client_min_messages", "log"),
@@ -138,19 +140,19 @@ def carried_out(database: str, statement: str, values: Mapping[str, Any], mode: 
             ("auto_explain.log_min_duration", "0"),
         ):
             connection.execute("SELECT set_config(%s, %s, true)", (setting, value))
-        told.clear()
+        notices.clear()
         connection.execute(statement, values)
-        # Looked at before a COMMIT, which would be refused: the engine's record was not changed.
+        # Run the deferred checks now. They fail, because the engine's record was not changed.
         with suppress(psycopg.errors.IntegrityConstraintViolation):
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         connection.rollback()
-    return [json.loads(text.partition("plan:\n")[2])["Plan"] for text in told if "plan:" in text]
+    return [json.loads(text.partition("plan:\n")[2])["Plan"] for text in notices if "plan:" in text]
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", CASES)
 def test_nothing_in_the_pool_reads_a_big_table_in_full(filled: str, name: str, mode: str) -> None:
-    statement, values, used = ASKED[name]
-    plans = carried_out(filled, statement, values, mode)
+    statement, values, used = CASES[name]
+    plans = executed_plans(filled, statement, values, mode)
     assert {index for plan in plans for index in indexes(plan)} == used
     assert [scan for plan in plans for scan in read_in_full(plan)] == []

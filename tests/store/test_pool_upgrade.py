@@ -1,4 +1,4 @@
-"""An upgrade of the pool: dates that older versions took, and the transfers that have them."""
+"""An upgrade of the pool: transfers with dates that only older versions accepted."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from tidegate.engine.pending_request import Receipt
 from tidegate.engine.request_forms import issue
 from tidegate.flows import FLOWS
 from tidegate.store.migrate import migrate
-from tidegate.store.pool_schema import ailments
+from tidegate.store.pool_schema import pool_problems
 
 FIRST, LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 DATES = {
@@ -30,7 +30,7 @@ EXPIRES = "SELECT expires_at FROM economy.pending_transfers WHERE transfer_id = 
 
 
 def insert(database: str, date: str) -> UUID:
-    """As a user of plain SQL did. It waits for its checks."""
+    """Insert a transfer as a user of plain SQL did. It waits for its checks."""
     [(id_,)] = rows(
         database,
         "INSERT INTO pending_transfers (guild_id, initiator_id, target_id, amount, expires_at)"
@@ -42,7 +42,7 @@ def insert(database: str, date: str) -> UUID:
 
 
 def end(database: str, id_: UUID) -> None:
-    """As the engine does: both records in one transaction."""
+    """End a transfer as the engine does: both records in one transaction."""
     with superuser(database) as sql, sql.transaction():
         sql.execute("UPDATE transfers SET state = 'REJECTED', lane = NULL WHERE id = %s", (id_,))
         sql.execute(
@@ -50,27 +50,27 @@ def end(database: str, id_: UUID) -> None:
         )
 
 
-def ill(database: str) -> list[str]:
+def problems(database: str) -> list[str]:
     with psycopg.connect(database) as connection:
-        return list(ailments(connection))
+        return list(pool_problems(connection))
 
 
 @pytest.fixture
-def old(bare: str) -> str:
-    migrate_until(bare, BEFORE_FEES)
-    return bare
+def old(unmigrated: str) -> str:
+    migrate_until(unmigrated, BEFORE_FEES)
+    return unmigrated
 
 
 @pytest.mark.parametrize("date", DATES)
-def test_odd_dates_of_the_pool_are_brought_into_bounds(old: str, date: str) -> None:
+def test_dates_of_the_pool_are_brought_into_bounds(old: str, date: str) -> None:
     waiting, ended, archived = (insert(old, date) for _ in range(3))
     plain = [insert(old, SOON) for _ in range(2)]
     for id_ in (ended, archived, plain[1]):
         end(old, id_)
     for id_ in (archived, plain[1]):
         OldProcess(old).archive(id_)
-    kept = "SELECT id, expires_at::text FROM archived_transfers ORDER BY id"
-    before = rows(old, kept)
+    archived_rows = "SELECT id, expires_at::text FROM archived_transfers ORDER BY id"
+    before = rows(old, archived_rows)
     migrate(old, SCHEMA, FLOWS.values())
     for id_ in (waiting, ended, archived):
         assert rows(old, EXPIRES, id_) == [(DATES[date],)]
@@ -78,23 +78,23 @@ def test_odd_dates_of_the_pool_are_brought_into_bounds(old: str, date: str) -> N
         assert rows(old, EXPIRES, id_) == [(datetime(2999, 1, 1, tzinfo=UTC),)]
     for id_ in (waiting, ended):
         [(expires,)] = rows(old, "SELECT expires_at FROM transfers WHERE id = %s", id_)
-        assert expires == DATES[date], "the engine's record agrees"
-    assert rows(old, kept) == before, "what is archived never changes"
+        assert expires == DATES[date], "the engine's record differs"
+    assert rows(old, archived_rows) == before, "the archive was changed"
     listed = rows(old, "SELECT count(*) FROM fn_list_pending_transfers(%s)", GUILD)
     assert listed == [(5,)]
-    assert ill(old) == []
+    assert problems(old) == []
     with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="would differ"):
         rows(old, "UPDATE pending_transfers SET status = 'approved' RETURNING 1")
 
 
 @pytest.mark.parametrize(("date", "status"), [("infinity", "completed"), ("-infinity", "rejected")])
-def test_a_transfer_with_an_odd_date_goes_on_after_the_upgrade(
+def test_a_transfer_with_such_a_date_ends_after_the_upgrade(
     old: str, date: str, status: str
 ) -> None:
     id_ = insert(old, date)
     migrate(old, SCHEMA, FLOWS.values())
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with rigged(old) as rig:
             await endow(rig)
             async with rig.engine():
@@ -102,21 +102,21 @@ def test_a_transfer_with_an_odd_date_goes_on_after_the_upgrade(
             assert row["status"] == status
             assert rig.balance(BEN) == (10 if status == "completed" else 0)
 
-    asyncio.run(scene())
-    assert ill(old) == []
+    asyncio.run(scenario())
+    assert problems(old) == []
 
 
 async def endow(rig: Rig) -> None:
-    """Without checks, which would find a member without an account."""
+    """Issue points while the lane of checks is stopped: they would find no account yet."""
     engine: Any = rig.engine()
     engine.lanes["checks"].stop()
     async with engine:
-        said = await engine.transfer(issue(GUILD, ANNA, 100, None))
-    assert isinstance(said, Receipt)
-    assert said.transfer.state == "COMPLETED"
+        receipt = await engine.transfer(issue(GUILD, ANNA, 100, None))
+    assert isinstance(receipt, Receipt)
+    assert receipt.transfer.state == "COMPLETED"
 
 
-def test_a_second_store_leaves_the_pool_of_the_first_alone(old: str) -> None:
+def test_migrating_a_second_store_does_not_change_the_pool(old: str) -> None:
     id_ = insert(old, "infinity")
     migrate(old, "store_two", FLOWS.values())
     found = rows(old, "SELECT expires_at::text FROM pending_transfers WHERE transfer_id = %s", id_)

@@ -1,4 +1,4 @@
-"""Roles and sessions: what the database itself keeps the engine and the auditor from doing."""
+"""Roles and sessions: the permissions of the engine and the auditor in the database."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import SCHEMA
-from tests.store.scenario import Setting, deposit, moved, rows, running, superuser
+from tests.store.scenario import EngineSetup, deposit, rows, run_to_end, running, superuser
 from tidegate.core.ports import StoreFault
 from tidegate.core.sql import texts
 from tidegate.flows import FLOWS
@@ -23,8 +23,8 @@ BOUNDS = StoreLimits(statement_s=7.0, lock_s=3.0, idle_in_transaction_s=4.0)
 
 
 async def _filled(database: str) -> None:
-    async with running(Setting(database)) as engine:
-        await moved(engine, deposit(1, 100))
+    async with running(EngineSetup(database)) as engine:
+        await run_to_end(engine, deposit(1, 100))
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def acting_as(role: str, database: str) -> Iterator[psycopg.Connection]:
 
 
 def statements(table: str) -> list[sql.Composed]:
-    """Ways to lose what a table holds: each would change a row that is there."""
+    """Statements that would change or delete rows of a table."""
     name = sql.Identifier(table)
     column = sql.Identifier("owner" if table != "history" else "flow")
     return [
@@ -46,7 +46,7 @@ def statements(table: str) -> list[sql.Composed]:
 
 
 @pytest.mark.parametrize("table", APPEND_ONLY)
-def test_the_engine_can_only_add_to_what_was_answered(database: str, table: str) -> None:
+def test_the_engine_can_only_insert_into_append_only_tables(database: str, table: str) -> None:
     asyncio.run(_filled(database))
     before = rows(database, f"SELECT count(*) FROM {table}")
     assert before != [(0,)]
@@ -90,7 +90,7 @@ def test_the_engine_cannot_remove_a_transfer_or_change_the_tables(database: str)
                 connection.execute(statement)
 
 
-def test_the_auditor_reads_everything_and_writes_nothing(database: str) -> None:
+def test_the_auditor_can_read_everything_and_write_nothing(database: str) -> None:
     asyncio.run(_filled(database))
     relations = rows(
         database,
@@ -120,7 +120,7 @@ def test_the_auditor_reads_everything_and_writes_nothing(database: str) -> None:
                 connection.execute(statement)
 
 
-def test_no_role_can_log_in_by_itself(database: str) -> None:
+def test_no_role_can_log_in(database: str) -> None:
     found = rows(
         database,
         "SELECT rolname FROM pg_roles WHERE starts_with(rolname, 'tidegate')"
@@ -129,7 +129,7 @@ def test_no_role_can_log_in_by_itself(database: str) -> None:
     assert found == []
 
 
-async def _shown(database: str, names: list[str]) -> list[dict[str, str]]:
+async def _settings(database: str, names: list[str]) -> list[dict[str, str]]:
     """The settings of every session of a pool."""
     async with PostgresStore(database, SCHEMA, BOUNDS) as store:
         sessions = []
@@ -159,10 +159,10 @@ def test_every_session_of_the_pool_is_bounded_and_durable(database: str) -> None
         "transaction_isolation": "read committed",
         "application_name": "tidegate",
     }
-    assert asyncio.run(_shown(database, list(wanted))) == [wanted, wanted]
+    assert asyncio.run(_settings(database, list(wanted))) == [wanted, wanted]
 
 
-def test_every_session_of_the_pool_sees_its_store_first(database: str) -> None:
+def test_every_session_of_the_pool_searches_its_store_first(database: str) -> None:
     async def seen() -> list[object]:
         async with PostgresStore(database, SCHEMA) as store:
             return await store.run(
@@ -174,7 +174,7 @@ def test_every_session_of_the_pool_sees_its_store_first(database: str) -> None:
     assert asyncio.run(seen()) == [("tidegate_engine", True, [SCHEMA, "tidegate"])]
 
 
-def test_a_session_of_the_pool_is_refused_what_its_role_is_refused(database: str) -> None:
+def test_a_session_of_the_pool_has_only_the_permissions_of_its_role(database: str) -> None:
     async def rewrite() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             await store.run("UPDATE history SET reason = ''", {})
@@ -195,8 +195,8 @@ def test_everything_belongs_to_the_migrator(database: str) -> None:
     assert owners == [("tidegate_migrator",)]
 
 
-def test_who_may_not_be_a_superuser_can_still_migrate(database: str) -> None:
-    """A member of the migrator's role, on a database that was prepared by its owner once."""
+def test_a_user_who_is_not_a_superuser_can_migrate(database: str) -> None:
+    """A member of the migrator's role can migrate a database that its owner has prepared once."""
     migrate(database, SCHEMA, FLOWS.values())
     with psycopg.connect(database, autocommit=True) as session:
         session.execute("DROP ROLE IF EXISTS deployer")

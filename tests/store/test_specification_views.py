@@ -1,4 +1,4 @@
-"""The specifications' own names: the queries printed there run as printed."""
+"""The views with the specifications' names: the queries printed there run unchanged."""
 
 import asyncio
 from datetime import datetime
@@ -13,17 +13,17 @@ from ulid import ULID
 from tests.store.scenario import (
     ETH,
     USDT,
+    EngineSetup,
     Remote,
-    Setting,
     balances,
     deposit,
     from_remote,
-    moved,
     refusing,
     rows,
+    run_to_end,
     running,
     silent,
-    started,
+    submitted,
     superuser,
     to_remote,
     to_savings,
@@ -34,7 +34,7 @@ from tidegate.core.kind import Transfer
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.transfer import Question
 
-# As they were printed, to the last blank.
+# As printed in the specifications, with all spaces.
 STALE = (
     "SELECT * FROM transfers_tb \n"
     "WHERE state IN (0, 10, 20, 30, -20)"
@@ -60,8 +60,8 @@ def columns(database: str, relation: str) -> dict[str, str]:
     return dict(found)
 
 
-def test_transfers_tb_has_the_columns_printed(untouched: str) -> None:
-    assert columns(untouched, "transfers_tb") == {
+def test_transfers_tb_has_the_columns_printed(migrated: str) -> None:
+    assert columns(migrated, "transfers_tb") == {
         "transfer_id": "text",
         "req_id": "text",
         "cid": "text",
@@ -78,8 +78,8 @@ def test_transfers_tb_has_the_columns_printed(untouched: str) -> None:
     }
 
 
-def test_trading_transfers_has_the_columns_printed(untouched: str) -> None:
-    assert columns(untouched, "trading.transfers") == {
+def test_trading_transfers_has_the_columns_printed(migrated: str) -> None:
+    assert columns(migrated, "trading.transfers") == {
         "req_id": "uuid",
         "source": "text",
         "target": "text",
@@ -94,40 +94,40 @@ def test_trading_transfers_has_the_columns_printed(untouched: str) -> None:
     }
 
 
-def test_balances_and_operations_have_the_columns_printed(untouched: str) -> None:
+def test_balances_and_operations_have_the_columns_printed(migrated: str) -> None:
     wanted = {"user_id", "asset_id", "account_type", "amount", "available", "status"}
-    assert wanted <= columns(untouched, "balances_tb").keys()
-    assert {"req_id", "op_type", "result"} <= columns(untouched, "transfer_operations").keys()
+    assert wanted <= columns(migrated, "balances_tb").keys()
+    assert {"req_id", "op_type", "result"} <= columns(migrated, "transfer_operations").keys()
 
 
 def refusing_credits(question: Question) -> Answer:
     return refusing(question) if question.verb is Verb.CREDIT else silent(question)
 
 
-async def _in_every_state(database: str) -> dict[str, Transfer]:
+async def _create_in_every_state(database: str) -> dict[str, Transfer]:
     """One transfer for each code in which a transfer can rest."""
     found = {}
-    async with running(Setting(database)) as engine:
-        await moved(engine, deposit(1, 1_000_000_000))
-        found["COMMITTED"] = await moved(engine, to_remote(1, 1_500_000))
-        found["FAILED"] = await moved(engine, to_savings(1, 5_000_000_000))
-    async with running(Setting(database, Remote(refusing))) as engine:
-        found["ROLLED_BACK"] = await moved(engine, to_remote(1, 1))
-    async with running(Setting(database, Remote(silent))) as engine:
-        found["TARGET_PENDING"] = await started(engine, to_remote(1, 2))
-        found["SOURCE_PENDING"] = await started(engine, from_remote(1, 3))
+    async with running(EngineSetup(database)) as engine:
+        await run_to_end(engine, deposit(1, 1_000_000_000))
+        found["COMMITTED"] = await run_to_end(engine, to_remote(1, 1_500_000))
+        found["FAILED"] = await run_to_end(engine, to_savings(1, 5_000_000_000))
+    async with running(EngineSetup(database, Remote(refusing))) as engine:
+        found["ROLLED_BACK"] = await run_to_end(engine, to_remote(1, 1))
+    async with running(EngineSetup(database, Remote(silent))) as engine:
+        found["TARGET_PENDING"] = await submitted(engine, to_remote(1, 2))
+        found["SOURCE_PENDING"] = await submitted(engine, from_remote(1, 3))
         await asyncio.sleep(0.2)
     return found
 
 
 def _code(database: str, transfer: Transfer) -> Any:
-    asked = "SELECT state FROM transfers_tb WHERE req_id = %s"
-    [(code,)] = rows(database, asked, str(ULID(transfer.id.bytes)))
+    statement = "SELECT state FROM transfers_tb WHERE req_id = %s"
+    [(code,)] = rows(database, statement, str(ULID(transfer.id.bytes)))
     return code
 
 
 def test_each_state_has_the_code_printed(database: str) -> None:
-    found = asyncio.run(_in_every_state(database))
+    found = asyncio.run(_create_in_every_state(database))
     codes = {state: _code(database, transfer) for state, transfer in found.items()}
     assert codes == {
         "SOURCE_PENDING": 10,
@@ -140,8 +140,8 @@ def test_each_state_has_the_code_printed(database: str) -> None:
     assert scanned == {found["SOURCE_PENDING"].id, found["TARGET_PENDING"].id}
     shown = "SELECT transfer_type, source_type, error_message, retry_count > 0 FROM transfers_tb"
     by_id = f"{shown} WHERE transfer_id = %s"
-    told = {s: rows(database, by_id, str(ULID(t.id.bytes)))[0] for s, t in found.items()}
-    assert told == {
+    contents = {s: rows(database, by_id, str(ULID(t.id.bytes)))[0] for s, t in found.items()}
+    assert contents == {
         "COMMITTED": (1, 1, None, False),
         "FAILED": (1, 1, "INSUFFICIENT_BALANCE", False),
         "ROLLED_BACK": (1, 1, "ACCOUNT_FROZEN", False),
@@ -152,9 +152,9 @@ def test_each_state_has_the_code_printed(database: str) -> None:
 
 def test_a_transfer_being_refunded_has_the_code_printed(database: str) -> None:
     async def compensating() -> Transfer:
-        # The refund is asked of the remote source, which says nothing for a while.
-        async with running(Setting(database, Remote(_debiting_only))) as engine:
-            transfer = await started(engine, from_remote(1, 7))
+        # The remote source is asked for the refund, and does not answer.
+        async with running(EngineSetup(database, Remote(_debiting_only))) as engine:
+            transfer = await submitted(engine, from_remote(1, 7))
             await asyncio.sleep(0.3)
             return transfer
 
@@ -172,8 +172,8 @@ def _debiting_only(question: Question) -> Answer:
     return Remote().judge(question) if question.verb is Verb.DEBIT else Unknown("timeout")
 
 
-def test_every_state_of_the_flow_has_the_code_printed(untouched: str) -> None:
-    found = rows(untouched, "SELECT state, code FROM flow_states WHERE flow = 'internal_transfer'")
+def test_every_state_of_the_flow_has_the_code_printed(migrated: str) -> None:
+    found = rows(migrated, "SELECT state, code FROM flow_states WHERE flow = 'internal_transfer'")
     assert dict(found) == {
         "INIT": 0,
         "SOURCE_PENDING": 10,
@@ -186,14 +186,14 @@ def test_every_state_of_the_flow_has_the_code_printed(untouched: str) -> None:
     }
 
 
-async def _stuck(database: str, seconds: float) -> None:
-    """Be asked again and again for a while, and never say anything."""
-    async with running(Setting(database, Remote(silent))):
+async def _retry_for(database: str, seconds: float) -> None:
+    """Run an engine for a while, with a remote system that never answers."""
+    async with running(EngineSetup(database, Remote(silent))):
         await asyncio.sleep(seconds)
 
 
 def test_MON_001_a_stale_transfer_is_found_while_it_is_retried(database: str) -> None:
-    found = asyncio.run(_in_every_state(database))
+    found = asyncio.run(_create_in_every_state(database))
     assert rows(database, STALE) == []
     with superuser(database) as connection:
         connection.execute("UPDATE transfers SET updated_at = updated_at - interval '2 minutes'")
@@ -201,7 +201,7 @@ def test_MON_001_a_stale_transfer_is_found_while_it_is_retried(database: str) ->
     for _ in range(2):
         with superuser(database) as connection:
             connection.execute("UPDATE transfers SET due_at = now() WHERE lane IS NOT NULL")
-        asyncio.run(_stuck(database, 0.3))
+        asyncio.run(_retry_for(database, 0.3))
     after = rows(database, "SELECT id, updated_at, retries FROM transfers ORDER BY id")
     assert [row[:2] for row in after] == [row[:2] for row in before]
     assert sum(row[2] for row in after) >= sum(row[2] for row in before) + 4
@@ -211,7 +211,7 @@ def test_MON_001_a_stale_transfer_is_found_while_it_is_retried(database: str) ->
 
 
 def test_the_account_query_shows_decimals_and_the_status(database: str) -> None:
-    asyncio.run(_in_every_state(database))
+    asyncio.run(_create_in_every_state(database))
     with superuser(database) as connection:
         cursor = connection.execute(ACCOUNT, (1, USDT))
         assert cursor.description is not None
@@ -225,7 +225,7 @@ def test_the_account_query_shows_decimals_and_the_status(database: str) -> None:
 
 
 def test_an_operation_is_found_by_its_transfer_and_kind(database: str) -> None:
-    found = asyncio.run(_in_every_state(database))
+    found = asyncio.run(_create_in_every_state(database))
     text = {state: str(ULID(transfer.id.bytes)) for state, transfer in found.items()}
     assert rows(database, OPERATION, text["COMMITTED"], "WITHDRAW") == [("SUCCESS",)]
     assert rows(database, OPERATION, text["COMMITTED"], "DEPOSIT") == []
@@ -240,26 +240,26 @@ def test_an_operation_is_found_by_its_transfer_and_kind(database: str) -> None:
 @pytest.mark.parametrize(
     "number", [0, 1, 2**128 - 1, 2**127, 0x0191_2345_6789_ABCD_EF01_2345_6789_ABCD]
 )
-def test_an_id_is_written_as_everybody_writes_it(untouched: str, number: int) -> None:
-    [(written,)] = rows(untouched, "SELECT ulid(%s)", UUID(int=number))
+def test_an_id_is_written_as_a_standard_ulid(migrated: str, number: int) -> None:
+    [(written,)] = rows(migrated, "SELECT ulid(%s)", UUID(int=number))
     assert written == str(ULID.from_int(number))
     assert len(written) == 26
 
 
-def test_ids_as_text_sort_as_they_do_in_the_table(untouched: str) -> None:
+def test_ids_sort_as_text_as_they_sort_in_the_table(migrated: str) -> None:
     ids = "SELECT md5(n::text)::uuid AS id FROM generate_series(1, 500) AS n"
-    by_id = rows(untouched, f"SELECT id FROM ({ids}) AS t ORDER BY id")
-    by_text = rows(untouched, f'SELECT id FROM ({ids}) AS t ORDER BY ulid(id) COLLATE "C"')
+    by_id = rows(migrated, f"SELECT id FROM ({ids}) AS t ORDER BY id")
+    by_text = rows(migrated, f'SELECT id FROM ({ids}) AS t ORDER BY ulid(id) COLLATE "C"')
     assert by_id == by_text
-    written = rows(untouched, f"SELECT id, ulid(id) FROM ({ids}) AS t")
+    written = rows(migrated, f"SELECT id, ulid(id) FROM ({ids}) AS t")
     assert all(text == str(ULID(id_.bytes)) for id_, text in written)
 
 
 @pytest.mark.parametrize("amount", [12345678901234567890123456789012345678, MAX_AMOUNT, 1])
-def test_no_digit_is_lost_of_an_asset_with_eighteen_decimals(database: str, amount: int) -> None:
+def test_an_asset_with_eighteen_decimals_keeps_all_digits(database: str, amount: int) -> None:
     async def deposited() -> Transfer:
-        async with running(Setting(database)) as engine:
-            return await moved(engine, deposit(4, amount, asset_id=ETH))
+        async with running(EngineSetup(database)) as engine:
+            return await run_to_end(engine, deposit(4, amount, asset_id=ETH))
 
     transfer = asyncio.run(deposited())
     assert transfer.amount == amount
@@ -278,7 +278,7 @@ def test_no_digit_is_lost_of_an_asset_with_eighteen_decimals(database: str, amou
 
 
 def test_times_are_milliseconds_in_the_older_view(database: str) -> None:
-    asyncio.run(_in_every_state(database))
+    asyncio.run(_create_in_every_state(database))
     [(ms, at)] = rows(
         database,
         "SELECT o.created_at, n.created_at FROM trading.transfers AS o"
@@ -288,11 +288,11 @@ def test_times_are_milliseconds_in_the_older_view(database: str) -> None:
     assert abs(ms - at.timestamp() * 1000) <= 1
 
 
-def test_nobody_writes_through_a_view(untouched: str) -> None:
-    asked = "SELECT has_table_privilege('tidegate_engine', 'trading.transfers', %s)"
+def test_no_role_can_write_through_a_view(migrated: str) -> None:
+    privilege = "SELECT has_table_privilege('tidegate_engine', 'trading.transfers', %s)"
     for kind in ("INSERT", "UPDATE", "DELETE"):
-        assert rows(untouched, asked, kind) == [(False,)]
-    with psycopg.connect(untouched) as connection:
+        assert rows(migrated, privilege, kind) == [(False,)]
+    with psycopg.connect(migrated) as connection:
         connection.execute("SET ROLE tidegate_engine")
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="cannot update view"):
             connection.execute("UPDATE trading.transfers SET amount = 0")

@@ -1,4 +1,4 @@
-"""An upgrade with rows: what an older version wrote reads back equal, verifies, and goes on."""
+"""An upgrade with rows: rows of older versions stay equal, verify, and continue to their ends."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -15,20 +15,20 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.cluster import cluster_url, create_database, leave_database
 from tests.conftest import SCHEMA
 from tests.running import eventually
-from tests.store.chain import broken
+from tests.store.chain import broken_chains
 from tests.store.older import BEFORE_FEES, BEFORE_SPACES, migrate_until, withdrawn
 from tests.store.scenario import (
     USDT,
     WAIT_S,
+    EngineSetup,
     Remote,
-    Setting,
     balances,
     deposit,
     from_remote,
-    moved,
     rows,
+    run_to_end,
     running,
-    started,
+    submitted,
     superuser,
     to_remote,
     to_savings,
@@ -48,8 +48,8 @@ from tidegate.store.postgres import PostgresStore
 
 OWNER = 1
 YEAR_S = 365 * 24 * 3600
-REFUSED, LATE, OPEN = 13, 17, (40, 41, 42)  # Amounts by which the system outside answers.
-KEPT = (
+REFUSED, LATE, OPEN = 13, 17, (40, 41, 42)  # The outside system answers according to the amount.
+TABLES = (
     *("transfers", "history", "cids", "attempts", "ledger_accounts", "ledger_operations"),
     *("daily_totals", "archived_transfers", "archived_history"),
 )
@@ -74,7 +74,7 @@ class Outside:
 
 
 def requests(mark: str) -> dict[str, Request]:
-    """By cid: ended in every way, with refused operations of the ledger and one that is undone."""
+    """Requests by cid that end in all ways, with refused and undone operations of the ledger."""
     wanted = {
         "d": deposit(OWNER, 1_000),
         "s": to_savings(OWNER, 10),
@@ -89,22 +89,22 @@ def requests(mark: str) -> dict[str, Request]:
 
 
 def open_requests() -> dict[str, Request]:
-    """They wait for the system outside: two for its credit, one for its debit."""
-    one, other, third = OPEN
-    wanted = [to_remote(OWNER, one), to_remote(OWNER, other), from_remote(OWNER, third)]
+    """Requests that wait for the outside system: two for its credit, one for its debit."""
+    first, second, third = OPEN
+    wanted = [to_remote(OWNER, first), to_remote(OWNER, second), from_remote(OWNER, third)]
     return {f"open-{r.amount}": replace(r, cid=f"open-{r.amount}") for r in wanted}
 
 
-async def _lived(database: str) -> dict[str, Transfer]:
-    """What became of all requests. The first ones are archived."""
+async def _create_rows(database: str) -> dict[str, Transfer]:
+    """The transfers of all requests. The first ones are archived."""
     made: dict[str, Transfer] = {}
     for mark in ("archived", "kept"):
-        async with running(Setting(database, Remote(Outside()))) as engine:
+        async with running(EngineSetup(database, Remote(Outside()))) as engine:
             for cid, request in requests(mark).items():
-                made[cid] = await moved(engine, request)
+                made[cid] = await run_to_end(engine, request)
             if mark == "kept":
                 for cid, request in open_requests().items():
-                    made[cid] = await started(engine, request)
+                    made[cid] = await submitted(engine, request)
                 await asyncio.to_thread(eventually, lambda: _tried(database), WAIT_S)
             else:
                 await asyncio.to_thread(_archive, database)
@@ -112,7 +112,7 @@ async def _lived(database: str) -> dict[str, Transfer]:
 
 
 def _tried(database: str) -> bool:
-    """Each open transfer has an attempt."""
+    """Whether each open transfer has an attempt."""
     statement = "SELECT count(DISTINCT a.transfer_id) FROM attempts AS a JOIN transfers ON id = "
     [(count,)] = rows(database, statement + "a.transfer_id WHERE lane IS NOT NULL")
     return bool(count == len(OPEN))
@@ -133,7 +133,7 @@ def _columns(database: str, table: str) -> list[str]:
 
 
 def _copy(source: str, target: str, table: str) -> None:
-    """The rows of a table with the columns that the older schema has."""
+    """Copy the rows of a table, with the columns that the older schema has."""
     columns = sql.SQL(", ").join(map(sql.Identifier, _columns(target, table)))
     name = sql.Identifier(table)
     out = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT BINARY)").format(columns, name)
@@ -149,11 +149,11 @@ def _copy(source: str, target: str, table: str) -> None:
 
 
 class Upgraded:
-    """A database at an older schema, with rows, and how to look at them."""
+    """A database with rows in an older schema, and methods to read and migrate it."""
 
     def __init__(self, database: str, made: Mapping[str, Transfer]) -> None:
         self.database, self.made = database, made
-        self._columns = {table: _columns(database, table) for table in KEPT}
+        self._columns = {table: _columns(database, table) for table in TABLES}
 
     def contents(self) -> dict[str, list[Any]]:
         """All rows, in the columns of the older schema."""
@@ -166,39 +166,39 @@ class Upgraded:
                 found[table] = connection.execute(statement).fetchall()
         return found
 
-    def migrate(self, tell: Callable[[str], None] = lambda _: None) -> list[str]:
-        return migrate(self.database, SCHEMA, FLOWS.values(), tell)
+    def migrate(self, on_applied: Callable[[str], None] = lambda _: None) -> list[str]:
+        return migrate(self.database, SCHEMA, FLOWS.values(), on_applied)
 
 
 @pytest.fixture(scope="module")
-def lived(template: str) -> Iterator[tuple[str, Mapping[str, Transfer]]]:
-    name = f"{template}_lived"
+def older_rows(template: str) -> Iterator[tuple[str, Mapping[str, Transfer]]]:
+    name = f"{template}_rows"
     database = create_database(cluster_url(), name, template)
-    yield database, asyncio.run(_lived(database))
+    yield database, asyncio.run(_create_rows(database))
     leave_database(cluster_url(), name)
 
 
 @pytest.fixture(params=[BEFORE_SPACES, BEFORE_FEES], ids=["store 6", "store 8"])
 def old(
-    bare: str, lived: tuple[str, Mapping[str, Transfer]], request: pytest.FixtureRequest
+    unmigrated: str, older_rows: tuple[str, Mapping[str, Transfer]], request: pytest.FixtureRequest
 ) -> Upgraded:
-    """Genuine rows in an older schema, with the fingerprints that the older version computed."""
-    migrate_until(bare, request.param)
-    source, made = lived
-    for table in KEPT:
-        _copy(source, bare, table)
+    """Real rows in an older schema, with the fingerprints that the older version computed."""
+    migrate_until(unmigrated, request.param)
+    source, made = older_rows
+    for table in TABLES:
+        _copy(source, unmigrated, table)
     wanted = {**requests("archived"), **requests("kept"), **open_requests()}
-    with superuser(bare) as connection:
-        for cid, asked in wanted.items():
+    with superuser(unmigrated) as connection:
+        for cid, older in wanted.items():
             set_old = "UPDATE cids SET fingerprint = %s WHERE owner = %s AND cid = %s"
-            changed = connection.execute(set_old, (asked.older_fingerprint(), OWNER, cid))
+            changed = connection.execute(set_old, (older.older_fingerprint(), OWNER, cid))
             assert changed.rowcount == 1
-    return Upgraded(bare, made)
+    return Upgraded(unmigrated, made)
 
 
 def test_rows_read_back_equal_after_an_upgrade(old: Upgraded) -> None:
     before = old.contents()
-    assert all(before[table] for table in KEPT if table != "daily_totals"), "there is something"
+    assert all(before[table] for table in TABLES if table != "daily_totals"), "a table is empty"
     ends = rows(old.database, "SELECT DISTINCT state FROM transfers WHERE lane IS NULL")
     assert {state for (state,) in ends} == set(ENDS.values())
     results = rows(old.database, "SELECT DISTINCT verb, result FROM ledger_operations")
@@ -210,46 +210,46 @@ def test_rows_read_back_equal_after_an_upgrade(old: Upgraded) -> None:
     assert rows(old.database, "SELECT DISTINCT entry FROM ledger_operations") == [(0,)]
 
 
-def test_what_an_older_version_wrote_verifies_and_goes_on(old: Upgraded) -> None:
+def test_rows_of_an_older_version_verify_and_continue(old: Upgraded) -> None:
     old.migrate()
     with superuser(old.database) as connection:
-        assert list(broken(connection)) == []
+        assert list(broken_chains(connection)) == []
 
     def answering(question: Question) -> Answer:
         return Rejected("ACCOUNT_FROZEN") if question.amount == OPEN[1] else Done()
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with PostgresStore(old.database, SCHEMA) as store:
             assert await _audited(store, old) == []
-        async with running(Setting(old.database, Remote(answering))) as engine:
+        async with running(EngineSetup(old.database, Remote(answering))) as engine:
             for cid, request in (requests("archived") | requests("kept") | open_requests()).items():
-                said = await engine.transfer(request, WAIT_S)
-                assert isinstance(said, Receipt), (cid, said)
-                assert (said.transfer.id, said.duplicate) == (old.made[cid].id, True)
+                receipt = await engine.transfer(request, WAIT_S)
+                assert isinstance(receipt, Receipt), (cid, receipt)
+                assert (receipt.transfer.id, receipt.duplicate) == (old.made[cid].id, True)
                 end = ENDS.get(cid.partition("-")[0], "COMMITTED")
-                assert said.transfer.state == ("ROLLED_BACK" if cid == "open-41" else end), cid
-            # A transfer of the new version, beside them.
-            await moved(engine, to_savings(OWNER, 1))
+                assert receipt.transfer.state == ("ROLLED_BACK" if cid == "open-41" else end), cid
+            # A transfer that the new version creates.
+            await run_to_end(engine, to_savings(OWNER, 1))
         async with PostgresStore(old.database, SCHEMA) as store:
             assert await _audited(store, old) == []
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     with superuser(old.database) as connection:
-        assert list(broken(connection)) == []
+        assert list(broken_chains(connection)) == []
     held = balances(old.database, OWNER)
     out = 2 * (10 + 20 - 30 + LATE + 50) + OPEN[0] - OPEN[2] + 1
     assert (held["FUNDING"], held["SAVINGS"], held["OUTSIDE"]) == (2_000 - out, 21, -1_900)
 
 
 async def _audited(store: PostgresStore, old: Upgraded) -> list[str]:
-    """What a full audit finds, and every chain that does not verify, of open transfers too."""
+    """The violations of a full audit, and all broken chains, including those of open transfers."""
     audit = Audit(store, None, FLOWS, lambda _: None)
     report = await audit.run()
     found = [*report.violations, *(["halted"] if report.halted else [])]
     assert audit.read["transfers"] >= len(old.made)
-    async with audit_snapshot(store) as then:
-        ids = [id_ for id_, _ in await then.ids(UUID(int=0), 1_000)]
-        cases = await then.cases(ids)
+    async with audit_snapshot(store) as snapshot:
+        ids = [id_ for id_, _ in await snapshot.ids(UUID(int=0), 1_000)]
+        cases = await snapshot.cases(ids)
         assert len(cases) >= len(old.made)
         return found + [problem for case in cases for problem in broken_chain(case)]
 
@@ -258,11 +258,11 @@ class Interrupted(Exception):
     """The migration stops here."""
 
 
-def test_an_upgrade_that_is_interrupted_after_any_migration_goes_on(old: Upgraded) -> None:
-    before, told = old.contents(), []
+def test_an_upgrade_can_continue_after_an_interruption(old: Upgraded) -> None:
+    before, names = old.contents(), []
 
     def stop(name: str) -> None:
-        told.append(name)
+        names.append(name)
         raise Interrupted
 
     for _ in range(100):
@@ -272,14 +272,14 @@ def test_an_upgrade_that_is_interrupted_after_any_migration_goes_on(old: Upgrade
             assert old.contents() == before
             continue
         break
-    assert len(told) == len(set(told)), "each was applied once"
+    assert len(names) == len(set(names)), "a migration was applied twice"
     applied = rows(old.database, "SELECT name FROM migrations ORDER BY number")
     assert applied == [(migration.name,) for migration in migrations("store")]
     assert old.contents() == before
 
 
-def test_an_upgrade_that_is_killed_inside_a_migration_goes_on(old: Upgraded) -> None:
-    """Fees need the ledger's operations, which somebody holds until the migration is dead."""
+def test_an_upgrade_can_continue_after_a_kill_inside_a_migration(old: Upgraded) -> None:
+    """The migration of fees waits for a lock on the ledger's operations when it is killed."""
     before = old.contents()
     waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
     name = conninfo_to_dict(old.database)["dbname"]
@@ -297,7 +297,7 @@ def test_an_upgrade_that_is_killed_inside_a_migration_goes_on(old: Upgraded) -> 
             run.result(WAIT_S)
     [(last,)] = rows(old.database, "SELECT max(number) FROM migrations")
     assert last == BEFORE_FEES["store"]
-    assert "fee" not in _columns(old.database, "transfers"), "nothing of it has happened"
+    assert "fee" not in _columns(old.database, "transfers"), "the migration was half applied"
     assert old.contents() == before
     assert f"{SCHEMA}: 0009_fees" in old.migrate()
     assert old.migrate() == []

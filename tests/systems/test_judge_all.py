@@ -1,4 +1,4 @@
-"""A batch is judged as each of its questions would be, one after the other."""
+"""A batch gets the same answers as its questions judged one after the other."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.account import Account
-from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.flow import UNDO_VERBS, Verb
 from tidegate.core.kind import Party
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.request import MAX_OWNER
@@ -37,13 +37,13 @@ def questions(draw: st.DrawFn) -> Question:
     fee = draw(st.sampled_from((0, 0, 0, 5))) if verb is Verb.CREDIT else 0
     return Question(
         id_,
-        version + (verb in UNDOES),
+        version + (verb in UNDO_VERBS),
         verb,
         party,
         draw(st.sampled_from((3, 3, 9))),
         draw(AMOUNTS),
-        undoes=version if verb in UNDOES else None,
-        expect_done=draw(st.booleans()) if verb in UNDOES else False,
+        undoes=version if verb in UNDO_VERBS else None,
+        expect_done=draw(st.booleans()) if verb in UNDO_VERBS else False,
         void=draw(st.sampled_from((False, False, False, True))),
         fee=fee,
         fees=Party("ledger", "FEES", owner) if fee else None,
@@ -64,27 +64,27 @@ ALL = [
 ACCOUNTS = st.fixed_dictionaries({}, optional=dict.fromkeys(ALL, BALANCES))
 
 
-def told(judgement: LedgerJudge) -> list[LedgerOperation]:
+def operations_of(judgement: LedgerJudge) -> list[LedgerOperation]:
     return sorted(
         judgement.operations_written(), key=lambda o: (o.transfer_id.int, o.version, o.entry)
     )
 
 
-FEW: st.SearchStrategy[list[Question]] = st.just([]) | st.lists(questions(), max_size=3)
+FEW_QUESTIONS: st.SearchStrategy[list[Question]] = st.just([]) | st.lists(questions(), max_size=3)
 
 
 @pytest.mark.slow
 @settings(max_examples=1_000)
-@given(ACCOUNTS, st.lists(questions(), max_size=12), FEW)
-def test_a_batch_is_judged_as_its_questions_in_turn(
-    accounts: dict[Account, LedgerBalance], asked: Sequence[Question], earlier: Sequence[Question]
+@given(ACCOUNTS, st.lists(questions(), max_size=12), FEW_QUESTIONS)
+def test_a_batch_gets_the_same_answers_as_its_questions_in_turn(
+    accounts: dict[Account, LedgerBalance], batch: Sequence[Question], earlier: Sequence[Question]
 ) -> None:
     before = LedgerJudge(dict(accounts), [])
     for question in earlier:
         before.judge(question, account_of(question))
     known = before.operations_written()
     in_turn, together = (LedgerJudge(dict(before.accounts), known) for _ in range(2))
-    one_by_one = [in_turn.judge(question, account_of(question)) for question in asked]
-    assert together.judge_all(asked, [account_of(q) for q in asked]) == one_by_one
+    one_by_one = [in_turn.judge(question, account_of(question)) for question in batch]
+    assert together.judge_all(batch, [account_of(q) for q in batch]) == one_by_one
     assert together.accounts == in_turn.accounts
-    assert told(together) == told(in_turn)
+    assert operations_of(together) == operations_of(in_turn)

@@ -1,4 +1,4 @@
-"""An account that did not exist when it was to be locked, and does when it is asked about."""
+"""Races of the ledger: accounts opened or changed by another session during a transaction."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,18 +23,18 @@ Meanwhile: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Interrupted(Ledger):
-    """Others do something between what it reads first and what it does next."""
+    """A ledger during which another session acts, right after its first read."""
 
     def __init__(self, meanwhile: Meanwhile) -> None:
         super().__init__()
         self.meanwhile: Meanwhile | None = meanwhile
 
     async def _look(self, tx: Any, questions: Sequence[Question]) -> Any:
-        looked = await super()._look(tx, questions)
+        operations = await super()._look(tx, questions)
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             await meanwhile()
-        return looked
+        return operations
 
 
 def question(number: int, verb: Verb, amount: int = 100) -> Question:
@@ -43,25 +43,25 @@ def question(number: int, verb: Verb, amount: int = 100) -> Question:
     return Question(UUID(int=number), 0, verb, party, ACCOUNT.asset_id, amount, opens=opens)
 
 
-async def asked(store: PostgresStore, asking: Question) -> Answer:
+async def asked(store: PostgresStore, question: Question) -> Answer:
     async with store.transaction() as tx:
         await Ledger().lock(tx, [ACCOUNT])
-        return (await Ledger().ask(tx, [asking]))[0]
+        return (await Ledger().ask(tx, [question]))[0]
 
 
 @asynccontextmanager
-async def absent(store: PostgresStore) -> AsyncIterator[Any]:
-    """A transaction that found nothing to lock; then another session opens the account."""
+async def without_account(store: PostgresStore) -> AsyncIterator[Any]:
+    """A transaction that found no account to lock; then another session opens the account."""
     async with store.transaction() as tx:
         await Ledger().lock(tx, [ACCOUNT])
-        await tx.begun()  # Until here it was only sent.
+        await tx.begun()  # Waits until the lock statement, which was only sent, has run.
         assert isinstance(await asked(store, question(1, Verb.CREDIT)), Done)
         yield tx
 
 
 @pytest.mark.parametrize(("verb", "after"), [(Verb.DEBIT, 0), (Verb.CREDIT, 100)])
-def test_what_others_do_to_a_new_account_is_seen(verb: Verb, after: int, database: str) -> None:
-    """Read and not locked, a balance would be judged that another session has spent since."""
+def test_changes_of_a_new_account_by_others_are_seen(verb: Verb, after: int, database: str) -> None:
+    """Without a lock, the judged balance could have been spent by another session since."""
 
     async def scene() -> None:
         async with PostgresStore(database, SCHEMA) as store:
@@ -69,7 +69,7 @@ def test_what_others_do_to_a_new_account_is_seen(verb: Verb, after: int, databas
             async def spend() -> None:
                 assert isinstance(await asked(store, question(2, Verb.DEBIT)), Done)
 
-            async with absent(store) as tx:
+            async with without_account(store) as tx:
                 [answer] = await Interrupted(spend).ask(tx, [question(3, verb)])
             assert isinstance(answer, Rejected if verb is Verb.DEBIT else Done)
             accounts = await Ledger().balances(store, ACCOUNT.owner)
@@ -83,13 +83,13 @@ def test_what_others_do_to_a_new_account_is_seen(verb: Verb, after: int, databas
 
 async def waits_for_a_lock(store: PostgresStore) -> None:
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    while await store.run(waiting, {}) == [(0,)]:  # noqa: ASYNC110  Of another process.
+    while await store.run(waiting, {}) == [(0,)]:  # noqa: ASYNC110  In another process.
         await asyncio.sleep(0.01)
 
 
-def test_who_waited_for_an_account_judges_by_what_it_has_become(database: str) -> None:
-    """Two batches on one account, one inside the other: the balance is the one of the lock, which
-    is the newest there is, and not that of the moment at which the lock was asked for.
+def test_after_a_wait_for_a_lock_the_newest_balance_is_judged(database: str) -> None:
+    """Two concurrent batches on one account: the second judges the balance that its lock returned,
+    not the balance at the time when it requested the lock.
     """
 
     async def scene() -> None:
@@ -109,7 +109,7 @@ def test_who_waited_for_an_account_judges_by_what_it_has_become(database: str) -
     asyncio.run(scene())
 
 
-def test_later_rounds_of_a_transaction_go_by_what_earlier_ones_left(database: str) -> None:
+def test_later_rounds_of_a_transaction_see_the_balances_of_earlier_rounds(database: str) -> None:
     async def scene() -> None:
         async with PostgresStore(database, SCHEMA) as store:
             async with store.transaction() as tx:

@@ -1,4 +1,4 @@
-"""The client of the trading core, against the real core in the same process."""
+"""The client of the trading core, with the real core in the same process."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ from tests.trading_core.questions import (
     core_at,
     credit,
     debit,
-    recalling,
+    known_core_loader,
     refund,
     served,
 )
-from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, UUID_B
+from tests.trading_core.scenes import ASSETS, TEST_LIMITS, UUID_A, UUID_B
 from tidegate.core import wire
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown, Unreachable
 from tidegate.core.flow import Verb
@@ -39,10 +39,10 @@ from tidegate.systems.trading import (
 )
 from tidegate.systems.trading.client import ALARMS, DOUBTS, EMPTY, REASONS
 from tidegate.trading_core.core import Core
-from tidegate.trading_core.in_process import connect_to
+from tidegate.trading_core.local_connection import connect_to
 
 
-def test_it_is_a_system_that_remembers(tmp_path: Path) -> None:
+def test_it_is_a_system_that_stores_its_mark(tmp_path: Path) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (_, trading):
             system: System = trading
@@ -61,7 +61,9 @@ def test_a_process_on_a_host_with_the_longest_name_is_served(tmp_path: Path) -> 
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             for name in names:
-                trading = TradingCoreClient("core", connect_to(core), CoreCaller(name), recalling())
+                trading = TradingCoreClient(
+                    "core", connect_to(core), CoreCaller(name), known_core_loader()
+                )
                 await trading.totals()
                 await trading.close()
 
@@ -86,7 +88,7 @@ def test_questions_are_answered_in_order(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_what_pages_and_what_does_not(tmp_path: Path) -> None:
+def test_which_answers_page(tmp_path: Path) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (_, trading):
             await trading.ask([credit(5, 100)])
@@ -103,13 +105,13 @@ def test_what_pages_and_what_does_not(tmp_path: Path) -> None:
 
 def test_every_outcome_has_an_answer() -> None:
     for outcome in set(CoreOutcome) - {CoreOutcome.NOTHING}:
-        named = [
+        kinds = [
             outcome == CoreOutcome.DONE,
             outcome in EMPTY,
             outcome in REASONS,
             outcome in DOUBTS,
         ]
-        assert sum(named) == 1, outcome
+        assert sum(kinds) == 1, outcome
         assert (outcome in DOUBTS) == (outcome >= 32)
     assert ALARMS[CoreOutcome.BUSY] is Alarm.NONE
 
@@ -130,7 +132,7 @@ def test_every_outcome_has_an_answer() -> None:
         Question(UUID(int=1), 1, Verb.REFUND, SPOT, 7, 5, undoes=-1),
     ],
 )
-def test_what_the_core_has_no_words_for_is_unknown_and_alone(
+def test_a_question_that_the_wire_cannot_express_is_unknown_and_does_not_affect_others(
     tmp_path: Path, question: Question
 ) -> None:
     async def scene() -> None:
@@ -152,7 +154,7 @@ def test_administration_and_reading(tmp_path: Path) -> None:
             assert await trading.balance(2, "SPOT", 7) == CoreBalance(AccountStatus.ABSENT, 0)
             totals = await trading.totals()
             assert totals.sums == {("SPOT", 7): 100, ("FUTURE", 7): 50}
-            assert totals.position == core.place.position
+            assert totals.position == core.log_position.position
             await trading.set_status(1, "SPOT", 7, AccountStatus.FROZEN)
             assert await trading.ask([debit(4, 1)]) == [
                 Rejected("ACCOUNT_FROZEN", {"position": "6"})
@@ -169,7 +171,7 @@ def test_administration_and_reading(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_more_questions_than_fit_one_request_are_asked_in_pieces(tmp_path: Path) -> None:
+def test_more_questions_than_fit_one_request_are_asked_in_several(tmp_path: Path) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (core, trading):
             questions = [credit(n, 1) for n in range(1, wire.MAX_OPERATIONS + 10)]
@@ -178,14 +180,14 @@ def test_more_questions_than_fit_one_request_are_asked_in_pieces(tmp_path: Path)
                 str(n + 1) for n in range(1, wire.MAX_OPERATIONS + 10)
             ]
             assert (await trading.balance(1, "SPOT", 7)).amount == len(questions)
-            assert core.place.position == len(questions) + 1
+            assert core.log_position.position == len(questions) + 1
 
     asyncio.run(scene())
 
 
 def test_busy_is_unknown_without_a_page_and_the_same_key_executes_later(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with served(tmp_path, SMALL._replace(queue_operations=4)) as (core, trading):
+        async with served(tmp_path, TEST_LIMITS._replace(queue_operations=4)) as (core, trading):
             await trading.totals()  # Connected.
             asks = [trading.ask([credit(n, 1), credit(n + 100, 1)]) for n in range(1, 8)]
             answers = await asyncio.gather(*asks)
@@ -200,7 +202,7 @@ def test_busy_is_unknown_without_a_page_and_the_same_key_executes_later(tmp_path
     asyncio.run(scene())
 
 
-def test_many_asks_are_under_way_at_once_on_one_connection(tmp_path: Path) -> None:
+def test_many_asks_run_at_the_same_time_on_one_connection(tmp_path: Path) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (core, trading):
             asks = [trading.ask([credit(n, n)]) for n in range(1, 201)]
@@ -208,50 +210,50 @@ def test_many_asks_are_under_way_at_once_on_one_connection(tmp_path: Path) -> No
             events = {}
             async for event in trading.events(0):
                 events[event.transfer_id.int] = str(event.position)
-                if event.position == core.place.position:
+                if event.position == core.log_position.position:
                     break
             assert [a.evidence["position"] for [a] in answers if isinstance(a, Done)] == [
                 events[n] for n in range(1, 201)
             ]
-            assert len(core.marks.positions) < 100  # Gathered into a few frames.
+            assert len(core.marks.positions) < 100  # The core combined them into a few frames.
 
     asyncio.run(scene())
 
 
-def test_a_refusal_says_why_and_pages(tmp_path: Path) -> None:
+def test_a_refusal_contains_its_reason_and_pages(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             pages: list[str] = []
-            strange = HistoryMark(UUID(bytes=UUID_B), 3, 0, 1)
-            trading = client(connect_to(core), strange, on_refused=pages.append)
+            other_core = HistoryMark(UUID(bytes=UUID_B), 3, 0, 1)
+            trading = client(connect_to(core), other_core, on_refused=pages.append)
             with pytest.raises(CoreRefusesService, match="OTHER_CORE"):
                 await trading.ask([credit(1, 1)])
             assert trading.refusal is not None
             assert pages == [trading.refusal]
-            assert core.book.position == 0  # Not even registered.
+            assert core.book.position == 0  # The core has not even registered the store.
 
     asyncio.run(scene())
 
 
-def test_what_this_process_has_seen_counts_even_before_it_is_written_down(tmp_path: Path) -> None:
+def test_the_mark_of_this_process_counts_even_before_it_is_stored(tmp_path: Path) -> None:
     async def scene() -> None:
-        switch: list[Core] = []
+        cores: list[Core] = []
 
         async def connect() -> Streams:
-            return await connect_to(switch[-1])()
+            return await connect_to(cores[-1])()
 
         trading = client(connect)
         async with core_at(tmp_path / "a") as core:
-            switch.append(core)
+            cores.append(core)
             await trading.ask([credit(1, 1)])
         async with core_at(tmp_path / "b", uuid=UUID_B) as other:
-            switch.append(other)
+            cores.append(other)
             with pytest.raises(Unreachable, match=r"was lost|OTHER_CORE"):
                 await trading.ask([credit(1, 1)])
             with pytest.raises(CoreRefusesService, match="OTHER_CORE"):
                 await trading.ask([credit(1, 1)])
         async with core_at(tmp_path / "a") as core:
-            switch.append(core)
+            cores.append(core)
             assert await trading.ask([credit(1, 1)]) == [Done({"position": "2"})]
             assert trading.refusal is None
             assert trading.mark is not None
@@ -261,13 +263,13 @@ def test_what_this_process_has_seen_counts_even_before_it_is_written_down(tmp_pa
     asyncio.run(scene())
 
 
-def test_an_answer_from_an_earlier_start_is_none(tmp_path: Path) -> None:
+def test_an_answer_from_an_earlier_start_is_refused(tmp_path: Path) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (core, trading):
             await trading.ask([credit(1, 1)])
             assert trading.mark is not None
             trading.mark = HistoryMark(core.mark.uuid, 3, 0, core.epoch + 1)
-            with pytest.raises(CoreRefusesService, match="long past"):
+            with pytest.raises(CoreRefusesService, match=r"answered from epoch \d+, before"):
                 await trading.ask([credit(2, 1)])
 
     asyncio.run(scene())
@@ -282,12 +284,12 @@ def test_events_too_old_are_refused(tmp_path: Path) -> None:
             with pytest.raises(Unreachable, match="EVENTS_GONE"):
                 async for _ in trading.events(0):
                     pass
-            assert trading.refusal is None  # This is no loss of money: nobody need be called.
+            assert trading.refusal is None  # No money is lost, so this does not page.
 
     asyncio.run(scene())
 
 
-def test_the_newest_mark_wins_and_two_cores_are_refused() -> None:
+def test_the_newest_mark_is_used_and_two_cores_are_refused() -> None:
     one, other = UUID(bytes=UUID_A), UUID(bytes=UUID_B)
     assert newest([]) is None
     marks = [HistoryMark(one, 5, 55, 3), HistoryMark(one, 9, 99, 2), HistoryMark(one, 9, 99, 1)]
@@ -298,36 +300,34 @@ def test_the_newest_mark_wins_and_two_cores_are_refused() -> None:
         newest([*marks, HistoryMark(one, 9, 98, 3)])
 
 
-def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
-    tmp_path: Path, database: str
-) -> None:
+def test_the_stored_mark_is_sent_in_the_next_hello(tmp_path: Path, database: str) -> None:
     async def scene() -> None:
         async with PostgresStore(database, SCHEMA) as store, core_at(tmp_path) as core:
 
-            async def recalled() -> KnownCore:
+            async def load_known() -> KnownCore:
                 async with store.transaction() as tx:
                     return (await load_known_core(tx, "core"))._replace(assets=ASSETS)
 
             async def marks() -> HistoryMark | None:
-                return (await recalled()).mark
+                return (await load_known()).mark
 
             pages: list[str] = []
 
             def worker(name: str) -> TradingCoreClient:
                 caller = CoreCaller(name)
-                return TradingCoreClient("core", connect_to(core), caller, recalled, pages.append)
+                return TradingCoreClient("core", connect_to(core), caller, load_known, pages.append)
 
             first, second = worker("one"), worker("two")
             assert await marks() is None
             async with store.transaction() as tx:
-                await first.remember(tx)  # Nothing is known yet.
+                await first.remember(tx)  # There is no mark yet.
             assert await marks() is None
             for trading, number in ((first, 1), (second, 2), (first, 3)):
                 await trading.ask([credit(number, 1)])
                 async with store.transaction() as tx:
                     await trading.remember(tx)
                 assert await marks() == trading.mark == core.mark
-            # What was rolled back is written by the next transaction, without a new answer.
+            # After a rollback the next transaction stores the mark, without a new answer.
             await second.ask([credit(4, 1)])
             with contextlib.suppress(ZeroDivisionError):
                 async with store.transaction() as tx:
@@ -337,7 +337,7 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
             async with store.transaction() as tx:
                 await second.remember(tx)
             assert await marks() == second.mark
-            await _disagree(store)
+            await _insert_mark_of_another_core(store)
             with pytest.raises(CoreRefusesService, match="several cores"):
                 await worker("three").ask([credit(5, 1)])
             assert "several cores" in pages[0]
@@ -347,13 +347,13 @@ def test_what_is_remembered_in_the_database_is_sent_at_the_next_hello(
     asyncio.run(scene())
 
 
-async def _disagree(store: PostgresStore) -> None:
+async def _insert_mark_of_another_core(store: PostgresStore) -> None:
     async with store.transaction() as tx:
         await _insert(tx)
 
 
 async def _insert(tx: SqlTransaction) -> None:
     await tx.post(
-        "INSERT INTO core_positions VALUES ('core', 'astray', %(uuid)s, 1, 1, 1)",
+        "INSERT INTO core_positions VALUES ('core', 'other process', %(uuid)s, 1, 1, 1)",
         {"uuid": UUID(bytes=UUID_B)},
     )

@@ -1,4 +1,4 @@
-"""Disks that forget, fail and count: what a core must survive."""
+"""Disks that lose unsynced writes, fail, count calls or pause: a core must survive them."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ from tidegate.trading_core.disk import Disk, File, RealDisk
 
 
 class PowerLoss(Exception):
-    """The machine is gone: this call, and every call after it, never happened."""
+    """The power is off: this call and every later call have no effect."""
 
 
 class Inode:
-    """A file's content, of which only a prefix has reached the disk."""
+    """The content of a file. Only a prefix of it is durable."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
@@ -23,7 +23,7 @@ class Inode:
 
 
 class Change(NamedTuple):
-    """What a create, rename or unlink did to the directory."""
+    """The effect of a create, rename or unlink on the directory."""
 
     removed: tuple[str, ...]
     added: tuple[tuple[str, Inode], ...]
@@ -50,18 +50,18 @@ class SimFile:
 
 
 class SimDisk:
-    """A disk in memory that loses power at a given call, and with it what was not synced."""
+    """A disk in memory. At a given call it loses power and all that was not synced."""
 
-    def __init__(self, image: Image | None = None, dies_at: int | None = None) -> None:
+    def __init__(self, image: Image | None = None, fails_at: int | None = None) -> None:
         self.durable = {name: Inode(content) for name, content in (image or {}).items()}
         self.entries = dict(self.durable)
         self.unsynced: list[Change] = []
         self.calls = 0
-        self.dies_at = dies_at
+        self.fails_at = fails_at
 
     def step(self, effect: Callable[[], object]) -> None:
         self.calls += 1
-        if self.dies_at is not None and self.calls >= self.dies_at:
+        if self.fails_at is not None and self.calls >= self.fails_at:
             raise PowerLoss
         effect()
 
@@ -96,7 +96,7 @@ class SimDisk:
         self.step(self._sync_directory)
 
     def _change(self, change: Change) -> None:
-        _carry_out(self.entries, change)
+        _apply(self.entries, change)
         self.unsynced.append(change)
 
     def _sync_directory(self) -> None:
@@ -104,23 +104,23 @@ class SimDisk:
         self.unsynced.clear()
 
     def after_power_loss(self, dice: random.Random | None, everything: bool = False) -> Image:
-        """What the disk holds when power is back: all, only what was synced, or in between.
+        """The content of the disk after a restart: everything, only what was synced, or in between.
 
-        Of unsynced changes of the directory any may have reached the disk; of an unsynced tail
-        any prefix, and what did may be rubbish.
+        Any of the unsynced changes of the directory may have reached the disk. Of an unsynced tail
+        of a file, any prefix may have reached it, and its bytes may be garbage.
         """
-        found = dict(self.durable)
+        entries = dict(self.durable)
         changes = self.unsynced if everything or dice else []
         if dice:
-            # A journal keeps a prefix; a disk without one may keep any of them.
-            some = [change for change in changes if dice.random() < 0.5]
-            changes = some if dice.random() < 0.5 else changes[: dice.randint(0, len(changes))]
+            # A disk with a journal keeps a prefix of the changes; one without may keep any of them.
+            kept = [change for change in changes if dice.random() < 0.5]
+            changes = kept if dice.random() < 0.5 else changes[: dice.randint(0, len(changes))]
         for change in changes:
-            _carry_out(found, change)
-        return {name: _surviving(inode, dice, everything) for name, inode in found.items()}
+            _apply(entries, change)
+        return {name: _surviving(inode, dice, everything) for name, inode in entries.items()}
 
 
-def _carry_out(entries: dict[str, Inode], change: Change) -> None:
+def _apply(entries: dict[str, Inode], change: Change) -> None:
     for name in change.removed:
         entries.pop(name, None)
     entries.update(change.added)
@@ -138,22 +138,22 @@ def _surviving(inode: Inode, dice: random.Random | None, everything: bool) -> by
     return bytes(inode.content[: inode.synced] + tail)
 
 
-class Watched:
-    """A real disk of which the calls are counted, and one may fail."""
+class CountingDisk:
+    """A real disk that counts the calls, and can let one kind of call fail."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.counts: dict[str, int] = {}
-        self.fails: tuple[str, int] | None = None  # Which call, and with which errno.
-        self.spared = 0  # Calls of that kind that still succeed.
+        self.failure: tuple[str, int] | None = None  # The call that fails, and its errno.
+        self.successes_left = 0  # Calls of this kind that succeed before the failure.
 
     def count(self, call: str) -> None:
         self.counts[call] = self.counts.get(call, 0) + 1
-        if self.fails is not None and self.fails[0] == call:
-            self.spared -= 1
-            if self.spared >= 0:
+        if self.failure is not None and self.failure[0] == call:
+            self.successes_left -= 1
+            if self.successes_left >= 0:
                 return
-            raise OSError(self.fails[1], "planted")
+            raise OSError(self.failure[1], "planted")
 
     def lock(self) -> None:
         self._disk.lock()
@@ -169,7 +169,7 @@ class Watched:
 
     def create(self, name: str) -> File:
         self.count("create")
-        return WatchedFile(self, self._disk.create(name))
+        return CountingFile(self, self._disk.create(name))
 
     def rename(self, name: str, new_name: str) -> None:
         self.count("rename")
@@ -184,15 +184,15 @@ class Watched:
         await self._disk.fsync_dir()
 
 
-class WatchedFile:
-    def __init__(self, disk: Watched, file: File) -> None:
+class CountingFile:
+    def __init__(self, disk: CountingDisk, file: File) -> None:
         self._disk, self._file = disk, file
 
     def append(self, chunk: bytes | memoryview) -> None:
         try:
             self._disk.count("append")
         except OSError:
-            self._file.append(chunk[: len(chunk) // 2])  # A full disk takes some of it.
+            self._file.append(chunk[: len(chunk) // 2])  # A full disk writes a part of it.
             raise
         self._file.append(chunk)
 
@@ -208,8 +208,8 @@ class WatchedFile:
         self._file.close()
 
 
-class SlowDisk(Watched):
-    """A disk that syncs only when it is let."""
+class PausableDisk(CountingDisk):
+    """A disk whose syncs a test can pause."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(RealDisk(directory))
@@ -218,8 +218,8 @@ class SlowDisk(Watched):
         self.waiting = 0
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Sync nothing meanwhile; whatever happens, go on afterwards."""
+    def paused(self) -> Iterator[None]:
+        """Sync nothing inside the block; continue afterwards, even after an exception."""
         self.gate.clear()
         try:
             yield
@@ -227,11 +227,11 @@ class SlowDisk(Watched):
             self.gate.set()
 
     def create(self, name: str) -> File:
-        return SlowFile(self, super().create(name))
+        return PausableFile(self, super().create(name))
 
 
-class SlowFile:
-    def __init__(self, disk: SlowDisk, file: File) -> None:
+class PausableFile:
+    def __init__(self, disk: PausableDisk, file: File) -> None:
         self._disk, self._file = disk, file
 
     def append(self, chunk: bytes | memoryview) -> None:

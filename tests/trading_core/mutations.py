@@ -1,8 +1,8 @@
-"""Every truncation and every flipped bit of a log and of a snapshot, and what becomes of each.
+"""Every truncation and every flipped bit of a log and of a snapshot, and how each is detected.
 
 `python -m tests.trading_core.mutations [-o json]` counts them. A damaged log must stop the core, or
-read as a prefix of the truth that ends before what was answered: then every client that was
-answered knows more than the core, and the core refuses to serve it.
+it must be read as a prefix of the real history that ends before the last answer. In that case every
+client that got this answer knows a later position than the core, so it is refused.
 """
 
 import argparse
@@ -14,7 +14,15 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tests.trading_core.disks import Image, SimDisk
-from tests.trading_core.scenes import SMALL, UUID_A, Desk, batches, digest, opened, running
+from tests.trading_core.scenes import (
+    TEST_LIMITS,
+    UUID_A,
+    BookDriver,
+    batches,
+    digest,
+    open_core,
+    running_core,
+)
 from tidegate.core.wire import PROTOCOL, FrameKind, Hello, HistoryMark, pack_operations
 from tidegate.trading_core import snapshot, wal
 from tidegate.trading_core.wal import LogDamaged, LogTail, RecordKind, SegmentHeader
@@ -22,38 +30,38 @@ from tidegate.trading_core.wal import LogDamaged, LogTail, RecordKind, SegmentHe
 GENESIS = wal.genesis(UUID_A)
 FRAMES = 10
 SMALLEST_LOG = 4_096
-EVERY = 211  # So many mutations apart, a whole core is started on one. A prime, to hit every bit.
+EVERY = 211  # A whole core is started for every 211th mutation. A prime, to hit every bit.
 
 
-class Written:
-    """A log of whole frames, and the truth at the end of each."""
+class WrittenLog:
+    """A log of complete frames, and the state of the book after each frame."""
 
-    def __init__(self, count: int = FRAMES, vouched: int = 0) -> None:
-        desk, place = Desk(), GENESIS
+    def __init__(self, count: int = FRAMES, synced: int = 0) -> None:
+        driver, log_position = BookDriver(), GENESIS
         self.payloads: list[bytes] = []
-        self.digests = [digest(desk.book)]
-        self.places = [place]
+        self.digests = [digest(driver.book)]
+        self.log_positions = [log_position]
         body = b""
         for batch in batches(count):
-            before = desk.book.position
-            desk.ask(*batch)
-            records = desk.book.position - before
-            payload = wal.pack_section(RecordKind.OPERATIONS, records, desk.records[-1])
-            frame, place = wal.pack_frame(place, records, payload)
+            before = driver.book.position
+            driver.ask(*batch)
+            records = driver.book.position - before
+            payload = wal.pack_section(RecordKind.OPERATIONS, records, driver.records[-1])
+            frame, log_position = wal.pack_frame(log_position, records, payload)
             body += frame
             self.payloads.append(payload)
-            self.digests.append(digest(desk.book))
-            self.places.append(place)
-        self.header = SegmentHeader(UUID_A, 1, GENESIS, self.places[vouched])
+            self.digests.append(digest(driver.book))
+            self.log_positions.append(log_position)
+        self.header = SegmentHeader(UUID_A, 1, GENESIS, self.log_positions[synced])
         self.content = wal.pack_header(self.header) + body
 
 
 def read(content: bytes) -> tuple[list[bytes], LogTail]:
-    """What a start makes of a segment: its payloads, or Damaged."""
+    """Read a segment as a start does: return its payloads, or raise LogDamaged."""
     header = wal.read_header("log", content)
     payloads = [frame.payload for frame in wal.frames(content, wal.HEADER_SIZE, header.start)]
     tail = wal.read_tail(content, header)
-    wal.judge_tail("log", content, header, tail)
+    wal.check_tail("log", content, header, tail)
     return payloads, tail
 
 
@@ -71,7 +79,7 @@ def flips(content: bytes) -> Iterator[bytes]:
 
 
 class Tally(NamedTuple):
-    """How mutations were found: the core stopped, or it came back behind what it had answered."""
+    """How mutations were detected: the core halted, or started behind its last answer."""
 
     halted: int = 0
     behind: int = 0
@@ -89,82 +97,82 @@ class Tally(NamedTuple):
 HALTED, BEHIND, UNDETECTED = Tally(1), Tally(0, 1), Tally(0, 0, 1)
 
 
-def log_mutations(log: Written) -> Tally:
-    found = Tally()
+def log_mutations(log: WrittenLog) -> Tally:
+    tally = Tally()
     for mutate in (truncations, flips):
         for content in mutate(log.content):
-            found += judged(log, content)
-    return found
+            tally += classify(log, content)
+    return tally
 
 
-def judged(log: Written, content: bytes) -> Tally:
+def classify(log: WrittenLog, content: bytes) -> Tally:
     try:
         payloads, tail = read(content)
     except LogDamaged:
         return HALTED
     count = len(payloads)
-    prefix = payloads == log.payloads[:count] and tail.place == log.places[count]
+    prefix = payloads == log.payloads[:count] and tail.log_position == log.log_positions[count]
     return BEHIND if prefix and count < len(log.payloads) else UNDETECTED
 
 
-def started(log: Written) -> Tally:
-    """The same with a whole core, on some of the mutations: it does not start, or is refused."""
-    found = Tally()
+def start_cores(log: WrittenLog) -> Tally:
+    """Start a whole core on some of the mutations: it must not start, or must refuse the client."""
+    tally = Tally()
     for mutate in (truncations, flips):
         for number, content in enumerate(mutate(log.content)):
             if number % EVERY == 0:
-                found += asyncio.run(start(log, content))
-    return found
+                tally += asyncio.run(start_core(log, content))
+    return tally
 
 
-async def start(log: Written, content: bytes) -> Tally:
-    told = HistoryMark(UUID(bytes=UUID_A), *log.places[-1], 1)
+async def start_core(log: WrittenLog, content: bytes) -> Tally:
+    mark = HistoryMark(UUID(bytes=UUID_A), *log.log_positions[-1], 1)
     disk = SimDisk({log.header.name: content})
     try:
-        core = await opened(disk, UUID_A, SMALL)
+        core = await open_core(disk, UUID_A, TEST_LIMITS)
     except LogDamaged:
         return HALTED
-    refusal = core.refuses(Hello(PROTOCOL, "store", "us", told))
-    truth = digest(core.book) in log.digests
-    return BEHIND if truth and refusal is not None else UNDETECTED
+    refusal = core.refusal_of(Hello(PROTOCOL, "store", "us", mark))
+    is_known_state = digest(core.book) in log.digests
+    return BEHIND if is_known_state and refusal is not None else UNDETECTED
 
 
 def written_snapshot() -> tuple[str, bytes]:
-    """A snapshot of a life of some length, as it is on the disk."""
+    """The name and content of a snapshot, as it is on the disk."""
 
-    async def live() -> Image:
+    async def write() -> Image:
         disk = SimDisk()
-        async with running(disk) as core:
+        async with running_core(disk) as core:
             for batch in batches(FRAMES):
                 await core.submit(FrameKind.ASK, pack_operations(batch))
             await core.submit(FrameKind.SNAPSHOT, b"")
         return disk.after_power_loss(None)
 
-    image = asyncio.run(live())
+    image = asyncio.run(write())
     [name] = [name for name in image if name.startswith(snapshot.PREFIX)]
     return name, image[name]
 
 
 def snapshot_mutations() -> Tally:
-    """None of them may be read: then an older snapshot is used, or the whole log."""
+    """No mutation may be read as a snapshot: then an older one is used, or the whole log."""
     name, content = written_snapshot()
-    found = Tally()
+    tally = Tally()
     for mutate in (truncations, flips):
         for mutant in mutate(content):
-            found += UNDETECTED if snapshot.parse(name, mutant, SMALL.marks) else HALTED
-    return found
+            tally += UNDETECTED if snapshot.parse(name, mutant, TEST_LIMITS.marks) else HALTED
+    return tally
 
 
 def report() -> dict[str, int]:
-    log = Written()
-    read_back, whole, snapshots = log_mutations(log), started(log), snapshot_mutations()
+    log = WrittenLog()
+    read_back, cores, snapshots = log_mutations(log), start_cores(log), snapshot_mutations()
     return {
         "log_bytes": len(log.content),
         "wal_mutations": read_back.total,
         "halted": read_back.halted,
         "behind": read_back.behind,
-        "undetected": read_back.undetected + whole.undetected + snapshots.undetected,
-        "cores_started": whole.total,
+        "undetected": read_back.undetected + cores.undetected + snapshots.undetected,
+        "cores_started": cores.total,
         "snapshot_mutations": snapshots.total,
     }
 
@@ -172,13 +180,14 @@ def report() -> dict[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.trading_core.mutations", description=__doc__)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    chosen = parser.parse_args()
-    said = report()
-    if chosen.output == "json":
-        print(json.dumps(said, indent=2))
+    options = parser.parse_args()
+    counts = report()
+    if options.output == "json":
+        print(json.dumps(counts, indent=2))
     else:
-        print("\n".join(f"{name.replace('_', ' '):<20}{count:>8}" for name, count in said.items()))
-    return 1 if said["undetected"] else 0
+        lines = (f"{name.replace('_', ' '):<20}{count:>8}" for name, count in counts.items())
+        print("\n".join(lines))
+    return 1 if counts["undetected"] else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A short history, and the directory that the version before `AccountState` wrote for it.
 
-That version kept an account in four lists and its keys as numbers. `written_before` holds the
-files that it wrote when it was asked this, and `STATE` is what it knew in the end.
+That version stored an account in four lists and its keys as numbers. `written_before` contains the
+files that it wrote for this history, and `STATE` is the hash of its state at the end.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from tests.trading_core.scenes import (
     BOB,
     FROZEN,
     RETIRED,
-    SMALL,
+    TEST_LIMITS,
     UUID_A,
     ask,
     batches,
@@ -31,8 +31,8 @@ STATE = "027a446fb60f1b1c62d9348b903c0376099e84d4dbc36d9ffa48185c48fc5148"
 WIDE = wire.account(3, 6, 2**63 - 1)
 
 
-async def live(core: Core) -> None:
-    """Plain moves and refusals, undos and tombstones, a void, repeats, and all else there is."""
+async def play(core: Core) -> None:
+    """Plain moves, refusals, undos, tombstones, a void, repeats, and every other request."""
     await core.submit(FrameKind.BIND, wire.pack(Binding("store", "here")))
     await core.submit(FrameKind.ASSETS, wire.pack_assets([5, 6]))
     for batch in batches(5):
@@ -47,20 +47,20 @@ async def live(core: Core) -> None:
     await ask(core, refund(94, 7), refund(96, 1, expect_done=False), debit(93, 2**99, WIDE))
 
 
-def told(book: Book) -> str:
-    """Everything that a book knows, whatever it keeps it in."""
+def state_hash(book: Book) -> str:
+    """A hash of the state of a book, independent of how the book stores it."""
     statuses, balances = book.statuses, book.balances
     accounts = [(a.hex(), i, statuses[i], balances[i]) for a, i in book.accounts.items()]
     memory = [(_number(key), book.find(key)) for key in book.memory]
     totals = sorted((group.hex(), total) for group, total in book.totals.items())
     served = book.binding.store, book.binding.place, sorted(book.assets)
-    known = (book.position, accounts, totals, memory, book.floor, served)
-    return hashlib.sha256(repr(known).encode()).hexdigest()
+    state = (book.position, accounts, totals, memory, book.floor, served)
+    return hashlib.sha256(repr(state).encode()).hexdigest()
 
 
 def _number(key: bytes | int) -> int:
     return key if isinstance(key, int) else int.from_bytes(key)
 
 
-async def begun(disk: Disk) -> Core:
-    return await Core.open(disk, UUID_A, lambda: 2e9, SMALL)
+async def open_older(disk: Disk) -> Core:
+    return await Core.open(disk, UUID_A, lambda: 2e9, TEST_LIMITS)

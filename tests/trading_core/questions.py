@@ -1,4 +1,4 @@
-"""Questions as the engine puts them, and a client to put them to a core in this process."""
+"""Questions as the engine asks them, and clients of a core in the same process."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import UUID
 
-from tests.trading_core.scenes import ASSETS, SMALL, UUID_A, opened
+from tests.trading_core.disks import PausableDisk
+from tests.trading_core.scenes import ASSETS, TEST_LIMITS, UUID_A, open_core, running_core
 from tidegate.core import wire
 from tidegate.core.flow import Verb
 from tidegate.core.kind import Party
@@ -19,7 +20,7 @@ from tidegate.systems.trading import (
 )
 from tidegate.trading_core.core import Core, CoreLimits
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.in_process import connect_to
+from tidegate.trading_core.local_connection import connect_to
 
 Connect = Callable[[], Awaitable[Streams]]
 SPOT = Party("core", "SPOT", 1)
@@ -46,35 +47,35 @@ def client(
     on_refused: Callable[[str], None] | None = None,
 ) -> TradingCoreClient:
     return TradingCoreClient(
-        "core", connect, CoreCaller("worker", timeout_s), recalling(mark), on_refused
+        "core", connect, CoreCaller("worker", timeout_s), known_core_loader(mark), on_refused
     )
 
 
-def recalling(
+def known_core_loader(
     mark: HistoryMark | None = None, store: str = "store", place: str = "here"
 ) -> Callable[[], Awaitable[KnownCore]]:
-    """What a database says of itself and of the core."""
+    """A function that returns what a database has stored about its store and the core."""
 
-    async def recalled() -> KnownCore:
+    async def load() -> KnownCore:
         return KnownCore(store, place, ASSETS, mark)
 
-    return recalled
+    return load
 
 
-def of(
-    core: Core, store: str, place: str, told: Callable[[str], None] | None = None
+def client_of(
+    core: Core, store: str, place: str, on_refused: Callable[[str], None] | None = None
 ) -> TradingCoreClient:
-    """A client of this store in this database; of an administrator if there is no store."""
-    recalled = recalling(store=store, place=place)
-    return TradingCoreClient("core", connect_to(core), CoreCaller("worker"), recalled, told)
+    """A client of this store in this database; without a store, a client of an administrator."""
+    load = known_core_loader(store=store, place=place)
+    return TradingCoreClient("core", connect_to(core), CoreCaller("worker"), load, on_refused)
 
 
 @contextlib.asynccontextmanager
 async def core_at(
-    directory: Path, limits: CoreLimits = SMALL, uuid: bytes = UUID_A
+    directory: Path, limits: CoreLimits = TEST_LIMITS, uuid: bytes = UUID_A
 ) -> AsyncIterator[Core]:
     disk = RealDisk(directory)
-    core = await opened(disk, uuid, limits)
+    core = await open_core(disk, uuid, limits)
     commits = asyncio.ensure_future(core.run())
     try:
         yield core
@@ -86,7 +87,7 @@ async def core_at(
 
 @contextlib.asynccontextmanager
 async def served(
-    directory: Path, limits: CoreLimits = SMALL
+    directory: Path, limits: CoreLimits = TEST_LIMITS
 ) -> AsyncIterator[tuple[Core, TradingCoreClient]]:
     async with core_at(directory, limits) as core:
         trading = client(connect_to(core))
@@ -96,10 +97,22 @@ async def served(
             await trading.close()
 
 
-async def greeted(connect: Connect, binding: Binding) -> Streams:
-    """A bare connection on which the core has said welcome."""
+async def open_session(connect: Connect, binding: Binding) -> Streams:
+    """Open a raw connection, and return it after the core has sent WELCOME."""
     reader, writer = await connect()
     hello = wire.Hello(wire.PROTOCOL, binding.store, "p", None, 0, binding.place, ())
     writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
     assert (await wire.receive(reader)).kind == FrameKind.WELCOME
     return reader, writer
+
+
+@contextlib.asynccontextmanager
+async def slow_core(directory: Path) -> AsyncIterator[tuple[PausableDisk, Core]]:
+    """A core that already serves the store, on a disk that can be paused."""
+    disk = PausableDisk(directory)
+    async with running_core(disk) as core:
+        first = client(connect_to(core))
+        await first.totals()
+        await first.close()
+        disk.waiting = 0
+        yield disk, core

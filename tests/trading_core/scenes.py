@@ -1,4 +1,4 @@
-"""What the tests of the core are played with: short names for operations, and a core to ask."""
+"""Shared by the tests of the core: short names for operations, and cores to send them to."""
 
 import asyncio
 import hashlib
@@ -29,12 +29,12 @@ ASSETS = frozenset(range(1, 100))
 UUID_A, UUID_B = bytes(range(16)), bytes(range(1, 17))
 ANN = account(1, 5, 1001)
 BOB = account(1, 5, 1002)
-SMALL = CoreLimits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
+TEST_LIMITS = CoreLimits(snapshot_records=10**9, snapshot_bytes=2**40, marks=1000)
 RETIRED = FrameKind.RETIRE, bytes(15) + b"\x09"
 FROZEN = FrameKind.SET_STATUS, STATUS.pack(BOB, AccountStatus.FROZEN)
 
 
-class Given(NamedTuple):
+class OperationAnswer(NamedTuple):
     outcome: CoreOutcome
     position: int
 
@@ -57,12 +57,12 @@ def refund(
     return CoreOperation(tid(number), version, CoreVerb.REFUND, ANN, amount, undoes, expect_done)
 
 
-def given(reply: bytes, count: int) -> list[Given]:
-    return [Given(CoreOutcome(o), p) for o, p in unpack_answers(reply, count)]
+def read_answers(reply: bytes, count: int) -> list[OperationAnswer]:
+    return [OperationAnswer(CoreOutcome(o), p) for o, p in unpack_answers(reply, count)]
 
 
-class Desk:
-    """A book with nothing behind it: each call is a batch, durable at once."""
+class BookDriver:
+    """Judges batches on a book without a log or disk. Each call is one batch."""
 
     def __init__(self) -> None:
         self.book = Book()
@@ -70,18 +70,18 @@ class Desk:
         self.records: list[bytes] = []
 
     def ask(self, *operations: CoreOperation) -> list[CoreOutcome]:
-        return [outcome for outcome, _ in self.hear(*operations)]
+        return [outcome for outcome, _ in self.get_answers(*operations)]
 
-    def hear(self, *operations: CoreOperation) -> list[Given]:
+    def get_answers(self, *operations: CoreOperation) -> list[OperationAnswer]:
         draft = BookDraft(self.book)
         answers, records = judge(draft, pack_operations(operations))
         self.book.apply(draft)
         self.records.append(records)
-        return given(bytes(STAMP.size) + answers, len(operations))
+        return read_answers(bytes(STAMP.size) + answers, len(operations))
 
-    def admit(self, account: bytes, status: int) -> None:
+    def set_status(self, account: bytes, status: int) -> None:
         draft = BookDraft(self.book)
-        draft.note_status(account, status)
+        draft.write_status(account, status)
         self.book.apply(draft)
 
 
@@ -89,23 +89,23 @@ def ask(core: Core, *operations: CoreOperation) -> asyncio.Future[bytes]:
     return core.submit(FrameKind.ASK, pack_operations(operations))
 
 
-async def hear(core: Core, *operations: CoreOperation) -> list[Given]:
-    return given(await ask(core, *operations), len(operations))
+async def get_answers(core: Core, *operations: CoreOperation) -> list[OperationAnswer]:
+    return read_answers(await ask(core, *operations), len(operations))
 
 
-async def opened(disk: Disk, uuid: bytes = UUID_A, limits: CoreLimits | None = None) -> Core:
-    """A core that knows some assets, as if a store had told it."""
+async def open_core(disk: Disk, uuid: bytes = UUID_A, limits: CoreLimits | None = None) -> Core:
+    """Open a core that knows some assets, as if a store had sent them."""
     core = await Core.open(disk, uuid, time.time, limits)
     core.book.assets = core.book.assets or ASSETS
     return core
 
 
 @asynccontextmanager
-async def running(
-    disk: Disk, limits: CoreLimits = SMALL, uuid: bytes = UUID_A
+async def running_core(
+    disk: Disk, limits: CoreLimits = TEST_LIMITS, uuid: bytes = UUID_A
 ) -> AsyncIterator[Core]:
-    """A core that is stopped in order at the end."""
-    core = await opened(disk, uuid, limits)
+    """A running core. It is stopped properly at the end."""
+    core = await open_core(disk, uuid, limits)
     commits = asyncio.ensure_future(core.run())
     try:
         yield core
@@ -116,22 +116,22 @@ async def running(
 
 
 def digest(book: Book) -> str:
-    """A hash of everything that a book knows."""
+    """A hash of the whole state of a book."""
     accounts = [
         (a, book.balances[i], book.statuses[i], i) for a, i in sorted(book.accounts.items())
     ]
     totals = sorted((g, t) for g, t in book.totals.items() if t)
-    known = (book.position, accounts, totals, sorted((key, book.find(key)) for key in book.memory))
-    return hashlib.sha256(repr((known, book.floor, book.binding)).encode()).hexdigest()
+    state = (book.position, accounts, totals, sorted((key, book.find(key)) for key in book.memory))
+    return hashlib.sha256(repr((state, book.floor, book.binding)).encode()).hexdigest()
 
 
 def batches(count: int) -> Sequence[tuple[CoreOperation, ...]]:
-    """A varied history: done and refused, undone and buried, small and huge amounts."""
+    """A varied history: done, refused and undone operations, tombstones, small and huge amounts."""
     numbers = itertools.count(1)
-    found: list[tuple[CoreOperation, ...]] = []
+    history: list[tuple[CoreOperation, ...]] = []
     for i in range(count):
         a, b, c, d = (next(numbers) for _ in range(4))
-        found.append(
+        history.append(
             (
                 credit(a, 1000 + i, BOB if i % 3 == 0 else ANN),
                 debit(b, 7 + i),
@@ -141,7 +141,7 @@ def batches(count: int) -> Sequence[tuple[CoreOperation, ...]]:
                 debit(d, 10**30),
             )
         )
-    return found
+    return history
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -149,4 +149,4 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.001)
-    raise AssertionError("it never came true")
+    raise AssertionError("the condition never became true")

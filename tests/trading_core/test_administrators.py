@@ -1,4 +1,4 @@
-"""A session without a store reads and rebinds. It moves no money and opens no account."""
+"""A session without a store may read and rebind. It may not move money or open accounts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,34 +7,36 @@ from uuid import UUID
 
 import pytest
 
-from tests.trading_core.questions import core_at, credit, greeted, of
+from tests.trading_core.questions import client_of, core_at, credit, open_session
 from tests.trading_core.scenes import credit as credit_of
 from tidegate.core import wire
 from tidegate.core.answers import Done, Unreachable
 from tidegate.core.wire import AccountStatus, Binding, FrameKind
 from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient
-from tidegate.trading_core.in_process import connect_to
+from tidegate.trading_core.local_connection import connect_to
 
 HERE, THERE = Binding("store", "here"), Binding("store", "there")
 
 
-@pytest.mark.parametrize("act", ["ask", "retire", "set_status", "tell_assets"])
-def test_a_session_without_a_store_changes_nothing_and_is_told_so(tmp_path: Path, act: str) -> None:
+@pytest.mark.parametrize("request_name", ["ask", "retire", "set_status", "add_assets"])
+def test_a_session_without_a_store_is_refused_and_changes_nothing(
+    tmp_path: Path, request_name: str
+) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            worker, operator = of(core, "store", "here"), of(core, "", "")
+            worker, operator = client_of(core, "store", "here"), client_of(core, "", "")
             await worker.ask([credit(1, 5)])
-            before = core.place
-            acts: dict[str, Callable[[], Awaitable[object]]] = {
+            before = core.log_position
+            requests: dict[str, Callable[[], Awaitable[object]]] = {
                 "ask": lambda: operator.ask([credit(2, 5)]),
                 "retire": lambda: operator.retire(UUID(int=9)),
                 "set_status": lambda: operator.set_status(1, "SPOT", 7, AccountStatus.FROZEN),
-                "tell_assets": lambda: operator._call(FrameKind.ASSETS, wire.pack_assets([777])),
+                "add_assets": lambda: operator._call(FrameKind.ASSETS, wire.pack_assets([777])),
             }
             await operator.totals()
             with pytest.raises(Unreachable, match=r"NOT_ALLOWED: .* without a store"):
-                await acts[act]()
-            assert core.place == before
+                await requests[request_name]()
+            assert core.log_position == before
             assert operator.refusal is None
             await worker.close()
             await operator.close()
@@ -42,12 +44,12 @@ def test_a_session_without_a_store_changes_nothing_and_is_told_so(tmp_path: Path
     asyncio.run(scene())
 
 
-def test_a_request_that_is_declined_ends_neither_the_session_nor_what_waits_beside_it(
+def test_a_declined_request_ends_neither_the_session_nor_other_requests(
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            reader, writer = await greeted(connect_to(core), Binding())
+            reader, writer = await open_session(connect_to(core), Binding())
             body = wire.pack_operations([credit_of(9, 5)])
             writer.write(wire.frame(FrameKind.TOTALS, 1) + wire.frame(FrameKind.ASK, 2, body))
             writer.write(wire.frame(FrameKind.TOTALS, 3))
@@ -64,7 +66,7 @@ def test_a_request_that_is_declined_ends_neither_the_session_nor_what_waits_besi
 def test_an_administrator_reads_follows_and_takes_snapshots(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            worker, operator = of(core, "store", "here"), of(core, "", "")
+            worker, operator = client_of(core, "store", "here"), client_of(core, "", "")
             await worker.ask([credit(1, 5)])
             assert (await operator.balance(1, "SPOT", 7)).amount == 5
             assert (await operator.totals()).sums == {("SPOT", 7): 5}
@@ -78,15 +80,15 @@ def test_an_administrator_reads_follows_and_takes_snapshots(tmp_path: Path) -> N
     asyncio.run(scene())
 
 
-def test_the_assets_of_a_greeting_without_a_store_are_not_taken(tmp_path: Path) -> None:
+def test_assets_in_a_hello_without_a_store_are_ignored(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             before = core.book.assets
 
-            async def nobody() -> KnownCore:
+            async def load() -> KnownCore:
                 return KnownCore(assets=frozenset({777}))
 
-            operator = TradingCoreClient("core", connect_to(core), CoreCaller("us"), nobody)
+            operator = TradingCoreClient("core", connect_to(core), CoreCaller("us"), load)
             await operator.totals()
             assert core.book.assets == before
             await operator.close()
@@ -97,7 +99,7 @@ def test_the_assets_of_a_greeting_without_a_store_are_not_taken(tmp_path: Path) 
 def test_a_session_of_a_store_cannot_rebind_the_core(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            worker = of(core, "store", "here")
+            worker = client_of(core, "store", "here")
             with pytest.raises(Unreachable, match="NOT_ALLOWED"):
                 await worker.rebind("store", THERE)
             assert core.book.binding == HERE
@@ -106,12 +108,12 @@ def test_a_session_of_a_store_cannot_rebind_the_core(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_core_is_not_rebound_to_nobody(tmp_path: Path) -> None:
+def test_a_core_is_not_rebound_to_an_empty_store(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            worker, operator = of(core, "store", "here"), of(core, "", "")
+            worker, operator = client_of(core, "store", "here"), client_of(core, "", "")
             await worker.totals()
-            with pytest.raises(Unreachable, match="names no store"):
+            with pytest.raises(Unreachable, match="REBIND without a store"):
                 await operator.rebind("store", Binding())
             assert core.book.binding == HERE
             await worker.close()

@@ -1,10 +1,20 @@
-"""The rules by which the core moves money, each alone."""
+"""The rules by which the core moves money, one test for each."""
 
 import pytest
-from hypothesis import given as given_that
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trading_core.scenes import ANN, BOB, Desk, batches, credit, debit, digest, refund, tid
+from tests.trading_core.scenes import (
+    ANN,
+    BOB,
+    BookDriver,
+    batches,
+    credit,
+    debit,
+    digest,
+    refund,
+    tid,
+)
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.wire import (
     ANSWER,
@@ -22,69 +32,69 @@ DONE, EMPTY = CoreOutcome.DONE, CoreOutcome.EMPTY
 
 
 def test_a_credit_opens_the_account_and_a_debit_takes_from_it() -> None:
-    desk = Desk()
-    assert desk.ask(credit(1, 100), debit(2, 30)) == [DONE, DONE]
-    assert desk.book.balance(ANN) == 70
-    assert desk.book.status(ANN) == AccountStatus.ACTIVE
+    driver = BookDriver()
+    assert driver.ask(credit(1, 100), debit(2, 30)) == [DONE, DONE]
+    assert driver.book.balance(ANN) == 70
+    assert driver.book.status(ANN) == AccountStatus.ACTIVE
 
 
 @pytest.mark.parametrize("amount", [0, MAX_AMOUNT + 1, 2**128 - 1])
 def test_an_amount_out_of_range_is_refused(amount: int) -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100))
-    assert desk.ask(debit(2, amount), credit(3, amount)) == [CoreOutcome.INVALID_AMOUNT] * 2
-    assert desk.book.balance(ANN) == 100
+    driver = BookDriver()
+    driver.ask(credit(1, 100))
+    assert driver.ask(debit(2, amount), credit(3, amount)) == [CoreOutcome.INVALID_AMOUNT] * 2
+    assert driver.book.balance(ANN) == 100
 
 
 def test_the_greatest_amount_is_accepted() -> None:
-    desk = Desk()
-    assert desk.ask(credit(1, MAX_AMOUNT), debit(2, MAX_AMOUNT)) == [DONE, DONE]
+    driver = BookDriver()
+    assert driver.ask(credit(1, MAX_AMOUNT), debit(2, MAX_AMOUNT)) == [DONE, DONE]
 
 
 def test_a_debit_of_an_unknown_account_is_refused_and_does_not_open_it() -> None:
-    desk = Desk()
-    assert desk.ask(debit(1, 5), debit(2, 5)) == [CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND] * 2
-    assert desk.book.status(ANN) == AccountStatus.ABSENT
+    driver = BookDriver()
+    assert driver.ask(debit(1, 5), debit(2, 5)) == [CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND] * 2
+    assert driver.book.status(ANN) == AccountStatus.ABSENT
 
 
 def test_a_frozen_account_receives_but_does_not_give() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100))
-    desk.admit(ANN, AccountStatus.FROZEN)
-    assert desk.ask(debit(2, 5), credit(3, 5)) == [CoreOutcome.ACCOUNT_FROZEN, DONE]
+    driver = BookDriver()
+    driver.ask(credit(1, 100))
+    driver.set_status(ANN, AccountStatus.FROZEN)
+    assert driver.ask(debit(2, 5), credit(3, 5)) == [CoreOutcome.ACCOUNT_FROZEN, DONE]
 
 
 def test_a_disabled_account_neither_receives_nor_gives() -> None:
-    desk = Desk()
-    desk.admit(ANN, AccountStatus.DISABLED)
-    assert desk.ask(debit(2, 5), credit(3, 5)) == [CoreOutcome.ACCOUNT_DISABLED] * 2
+    driver = BookDriver()
+    driver.set_status(ANN, AccountStatus.DISABLED)
+    assert driver.ask(debit(2, 5), credit(3, 5)) == [CoreOutcome.ACCOUNT_DISABLED] * 2
 
 
 @pytest.mark.parametrize("status", [AccountStatus.FROZEN, AccountStatus.DISABLED])
 def test_a_refund_is_not_refused_for_the_status_of_the_account(status: AccountStatus) -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 40))
-    desk.admit(ANN, status)
-    assert desk.ask(refund(2, 40)) == [DONE]
-    assert desk.book.balance(ANN) == 100
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 40))
+    driver.set_status(ANN, status)
+    assert driver.ask(refund(2, 40)) == [DONE]
+    assert driver.book.balance(ANN) == 100
 
 
-def test_a_balance_never_exceeds_what_fits() -> None:
-    desk = Desk()
-    desk.ask(credit(1, MAX_AMOUNT))
-    assert desk.ask(credit(2, 1)) == [CoreOutcome.BALANCE_OVERFLOW]
-    desk.ask(debit(3, 10), credit(4, 10))
-    assert desk.ask(refund(3, 10)) == [CoreOutcome.BALANCE_OVERFLOW]
-    assert desk.ask(debit(5, 10), refund(3, 10, version=2)) == [DONE, DONE]
+def test_a_balance_never_exceeds_the_maximum() -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, MAX_AMOUNT))
+    assert driver.ask(credit(2, 1)) == [CoreOutcome.BALANCE_OVERFLOW]
+    driver.ask(debit(3, 10), credit(4, 10))
+    assert driver.ask(refund(3, 10)) == [CoreOutcome.BALANCE_OVERFLOW]
+    assert driver.ask(debit(5, 10), refund(3, 10, version=2)) == [DONE, DONE]
 
 
 def test_the_same_key_gets_the_same_answer_for_ever() -> None:
-    desk = Desk()
-    first = desk.hear(credit(1, 100), debit(2, 500))
-    desk.ask(credit(3, 1000))
-    assert desk.hear(credit(1, 100), debit(2, 500)) == first
+    driver = BookDriver()
+    first = driver.get_answers(credit(1, 100), debit(2, 500))
+    driver.ask(credit(3, 1000))
+    assert driver.get_answers(credit(1, 100), debit(2, 500)) == first
     assert first[1].outcome is CoreOutcome.INSUFFICIENT_BALANCE  # Also after the top-up.
-    assert desk.book.balance(ANN) == 1100
+    assert driver.book.balance(ANN) == 1100
 
 
 @pytest.mark.parametrize(
@@ -97,103 +107,105 @@ def test_the_same_key_gets_the_same_answer_for_ever() -> None:
         credit(1, 100, account(2, 5, 1001)),
     ],
 )
-def test_the_same_key_with_another_meaning_is_no_answer(other: CoreOperation) -> None:
-    desk = Desk()
-    first = desk.hear(credit(1, 100), credit(9, 1, BOB))
-    before = digest(desk.book)
-    assert desk.ask(other) == [CoreOutcome.KEY_REUSED]
-    assert digest(desk.book) == before
-    assert desk.hear(credit(1, 100)) == first[:1]
+def test_a_key_reused_for_another_operation_changes_nothing(
+    other: CoreOperation,
+) -> None:
+    driver = BookDriver()
+    first = driver.get_answers(credit(1, 100), credit(9, 1, BOB))
+    before = digest(driver.book)
+    assert driver.ask(other) == [CoreOutcome.KEY_REUSED]
+    assert digest(driver.book) == before
+    assert driver.get_answers(credit(1, 100)) == first[:1]
 
 
 def test_a_refund_key_is_also_bound_to_what_it_undoes() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 10), refund(2, 10, version=5))
-    assert desk.ask(refund(2, 10, undoes=3, version=5)) == [CoreOutcome.KEY_REUSED]
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 10), refund(2, 10, version=5))
+    assert driver.ask(refund(2, 10, undoes=3, version=5)) == [CoreOutcome.KEY_REUSED]
 
 
-def test_whether_it_is_expected_is_no_part_of_the_meaning() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 10))
-    first = desk.hear(refund(2, 10, expect_done=False))
-    assert desk.hear(refund(2, 10, expect_done=True)) == first
+def test_expect_done_may_differ_when_a_refund_is_repeated() -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 10))
+    first = driver.get_answers(refund(2, 10, expect_done=False))
+    assert driver.get_answers(refund(2, 10, expect_done=True)) == first
 
 
 def test_versions_of_one_transfer_are_different_operations() -> None:
-    desk = Desk()
-    assert desk.ask(credit(1, 5), credit(1, 5, version=1)) == [DONE, DONE]
-    assert desk.book.balance(ANN) == 10
+    driver = BookDriver()
+    assert driver.ask(credit(1, 5), credit(1, 5, version=1)) == [DONE, DONE]
+    assert driver.book.balance(ANN) == 10
 
 
 @pytest.mark.parametrize("expect_done", [True, False])
-def test_what_was_done_is_undone_once(expect_done: bool) -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 40))
+def test_a_done_operation_is_undone_once(expect_done: bool) -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 40))
     undo = [refund(2, 40, version=v, expect_done=expect_done) for v in (1, 2, 3)]
-    assert desk.ask(undo[0], undo[1]) == [DONE, EMPTY]
-    assert desk.ask(*undo) == [DONE, EMPTY, EMPTY]
-    assert desk.book.balance(ANN) == 100
+    assert driver.ask(undo[0], undo[1]) == [DONE, EMPTY]
+    assert driver.ask(*undo) == [DONE, EMPTY, EMPTY]
+    assert driver.book.balance(ANN) == 100
 
 
-def test_an_expected_undo_of_what_never_was_stores_nothing() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100))
-    before = digest(desk.book)
-    assert desk.ask(refund(2, 40)) == [CoreOutcome.UNDO_UNFOUNDED]
-    assert digest(desk.book) == before
-    assert desk.ask(debit(2, 40)) == [DONE]
+def test_an_expected_undo_of_an_unknown_operation_stores_nothing() -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 100))
+    before = digest(driver.book)
+    assert driver.ask(refund(2, 40)) == [CoreOutcome.UNDO_UNFOUNDED]
+    assert digest(driver.book) == before
+    assert driver.ask(debit(2, 40)) == [DONE]
 
 
-def test_an_expected_undo_of_what_was_refused_stores_nothing() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 400))
-    before = digest(desk.book)
-    assert desk.ask(refund(2, 400)) == [CoreOutcome.UNDO_UNFOUNDED]
-    assert digest(desk.book) == before
+def test_an_expected_undo_of_a_refused_operation_stores_nothing() -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 400))
+    before = digest(driver.book)
+    assert driver.ask(refund(2, 400)) == [CoreOutcome.UNDO_UNFOUNDED]
+    assert digest(driver.book) == before
 
 
-def test_an_undo_of_what_was_refused_is_done_without_effect() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 400))
-    assert desk.ask(refund(2, 400, expect_done=False)) == [EMPTY]
-    assert desk.book.balance(ANN) == 100
+def test_an_undo_of_a_refused_operation_is_done_without_effect() -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 400))
+    assert driver.ask(refund(2, 400, expect_done=False)) == [EMPTY]
+    assert driver.book.balance(ANN) == 100
 
 
 def test_a_tombstone_refuses_the_late_original() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100))
-    assert desk.ask(refund(2, 40, expect_done=False)) == [CoreOutcome.TOMBSTONE]
-    assert desk.ask(debit(2, 40), debit(2, 40)) == [CoreOutcome.UNDONE] * 2
-    assert desk.ask(debit(2, 41)) == [CoreOutcome.KEY_REUSED]
-    assert desk.ask(refund(2, 40, version=2, expect_done=False)) == [EMPTY]
-    assert desk.ask(refund(2, 40, version=3)) == [CoreOutcome.UNDO_UNFOUNDED]
-    assert desk.book.balance(ANN) == 100
+    driver = BookDriver()
+    driver.ask(credit(1, 100))
+    assert driver.ask(refund(2, 40, expect_done=False)) == [CoreOutcome.TOMBSTONE]
+    assert driver.ask(debit(2, 40), debit(2, 40)) == [CoreOutcome.UNDONE] * 2
+    assert driver.ask(debit(2, 41)) == [CoreOutcome.KEY_REUSED]
+    assert driver.ask(refund(2, 40, version=2, expect_done=False)) == [EMPTY]
+    assert driver.ask(refund(2, 40, version=3)) == [CoreOutcome.UNDO_UNFOUNDED]
+    assert driver.book.balance(ANN) == 100
 
 
 def test_a_tombstone_for_an_account_that_does_not_exist() -> None:
-    desk = Desk()
-    assert desk.ask(refund(2, 40, expect_done=False), debit(2, 40)) == [
+    driver = BookDriver()
+    assert driver.ask(refund(2, 40, expect_done=False), debit(2, 40)) == [
         CoreOutcome.TOMBSTONE,
         CoreOutcome.UNDONE,
     ]
-    assert desk.book.status(ANN) == AccountStatus.ABSENT
+    assert driver.book.status(ANN) == AccountStatus.ABSENT
 
 
 @pytest.mark.parametrize("expect_done", [True, False])
-def test_an_undo_must_name_what_it_undoes(expect_done: bool) -> None:
-    desk = Desk()
-    desk.ask(credit(1, 100), debit(2, 40), credit(7, 1, BOB))
+def test_an_undo_must_match_the_operation_that_it_undoes(expect_done: bool) -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 100), debit(2, 40), credit(7, 1, BOB))
     right = refund(2, 40, expect_done=expect_done)
-    before = digest(desk.book)
+    before = digest(driver.book)
     for wrong in (
         right._replace(amount=39),
         right._replace(account=BOB),
         right._replace(account=account(1, 6, 1001)),
         refund(1, 100, expect_done=expect_done),  # A credit cannot be undone.
     ):
-        assert desk.ask(wrong) == [CoreOutcome.KEY_REUSED]
-    assert digest(desk.book) == before
-    assert desk.ask(right) == [DONE]
+        assert driver.ask(wrong) == [CoreOutcome.KEY_REUSED]
+    assert digest(driver.book) == before
+    assert driver.ask(right) == [DONE]
 
 
 @pytest.mark.parametrize(
@@ -209,16 +221,16 @@ def test_an_undo_must_name_what_it_undoes(expect_done: bool) -> None:
         refund(1, 5)._replace(account=account(7, 1, 1)),
     ],
 )
-def test_what_makes_no_sense_is_not_stored(wrong: CoreOperation) -> None:
-    desk = Desk()
-    before = digest(desk.book)
-    assert desk.ask(wrong) == [CoreOutcome.MALFORMED]
-    assert digest(desk.book) == before
+def test_a_malformed_operation_is_not_stored(wrong: CoreOperation) -> None:
+    driver = BookDriver()
+    before = digest(driver.book)
+    assert driver.ask(wrong) == [CoreOutcome.MALFORMED]
+    assert digest(driver.book) == before
 
 
 def test_each_operation_sees_those_before_it_in_its_batch() -> None:
-    desk = Desk()
-    outcomes = desk.ask(
+    driver = BookDriver()
+    outcomes = driver.ask(
         debit(1, 5),
         credit(2, 10),
         debit(3, 6),
@@ -233,67 +245,67 @@ def test_each_operation_sees_those_before_it_in_its_batch() -> None:
     assert outcomes == [
         CoreOutcome.SOURCE_ACCOUNT_NOT_FOUND, DONE, DONE, short, DONE, DONE, DONE, DONE, DONE,
     ]  # fmt: skip
-    assert desk.book.balance(ANN) == 0
+    assert driver.book.balance(ANN) == 0
 
 
 def test_a_duplicate_in_one_batch_is_the_same_operation() -> None:
-    desk = Desk()
-    first, second = desk.hear(credit(1, 10), credit(1, 10))
+    driver = BookDriver()
+    first, second = driver.get_answers(credit(1, 10), credit(1, 10))
     assert first == second
-    assert desk.book.balance(ANN) == 10
-    assert desk.book.position == 1
+    assert driver.book.balance(ANN) == 10
+    assert driver.book.position == 1
 
 
 def test_nothing_changes_until_the_draft_is_applied() -> None:
     from tidegate.core.wire import pack_operations
     from tidegate.trading_core.judge import judge
 
-    desk = Desk()
-    desk.ask(credit(1, 10))
-    before = digest(desk.book)
-    judge(BookDraft(desk.book), pack_operations([debit(2, 5), credit(3, 9, BOB)]))
-    assert digest(desk.book) == before
+    driver = BookDriver()
+    driver.ask(credit(1, 10))
+    before = digest(driver.book)
+    judge(BookDraft(driver.book), pack_operations([debit(2, 5), credit(3, 9, BOB)]))
+    assert digest(driver.book) == before
 
 
 def test_replay_of_the_records_gives_the_same_state() -> None:
-    desk = Desk()
+    driver = BookDriver()
     for batch in batches(20):
-        desk.ask(*batch)
+        driver.ask(*batch)
     again = Book()
-    for records in desk.records:
+    for records in driver.records:
         again.replay(records)
     again.recount()
-    assert digest(again) == digest(desk.book)
+    assert digest(again) == digest(driver.book)
     assert dict(group_totals(again)) == again.totals
 
 
 def test_replay_refuses_records_that_do_not_fit() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 10))
-    desk.ask(credit(2, 10))
+    driver = BookDriver()
+    driver.ask(credit(1, 10))
+    driver.ask(credit(2, 10))
     with pytest.raises(LogInconsistent):
-        Book().replay(desk.records[1])
+        Book().replay(driver.records[1])
 
 
 @pytest.mark.parametrize("lost", [credit(2, 5), debit(2, 5)])
 @pytest.mark.parametrize("later", [credit(3, 1), debit(3, 1)])
-def test_replay_refuses_a_plain_move_behind_one_that_is_missing(
+def test_replay_refuses_a_plain_move_after_a_missing_one(
     lost: CoreOperation, later: CoreOperation
 ) -> None:
-    desk, again = Desk(), Book()
-    for each in (credit(1, 10), lost, later):
-        desk.ask(each)
-    again.replay(desk.records[0])
+    driver, again = BookDriver(), Book()
+    for operation in (credit(1, 10), lost, later):
+        driver.ask(operation)
+    again.replay(driver.records[0])
     with pytest.raises(LogInconsistent, match="record 2 does not fit"):
-        again.replay(desk.records[2])
+        again.replay(driver.records[2])
 
 
-def test_replay_refuses_an_undo_of_nothing() -> None:
-    desk = Desk()
-    desk.ask(credit(1, 10), debit(2, 10))
-    desk.ask(refund(2, 10))
+def test_replay_refuses_an_undo_of_an_unknown_operation() -> None:
+    driver = BookDriver()
+    driver.ask(credit(1, 10), debit(2, 10))
+    driver.ask(refund(2, 10))
     with pytest.raises(LogInconsistent):
-        Book().replay(desk.records[1])
+        Book().replay(driver.records[1])
 
 
 _plain = st.builds(
@@ -315,28 +327,28 @@ _undo = st.builds(
 operations = _plain | _undo
 
 
-@given_that(st.lists(st.lists(operations, max_size=12), max_size=8))
+@given(st.lists(st.lists(operations, max_size=12), max_size=8))
 def test_batching_makes_no_difference(split: list[list[CoreOperation]]) -> None:
-    """The same operations in any batches, or one by one, are judged the same."""
-    batched, single = Desk(), Desk()
-    heard = [batched.hear(*batch) for batch in split]
-    assert [g for batch in heard for g in batch] == [
-        single.hear(operation)[0] for batch in split for operation in batch
+    """Operations are judged the same in any batches as one by one."""
+    batched, single = BookDriver(), BookDriver()
+    answers = [batched.get_answers(*batch) for batch in split]
+    assert [g for batch in answers for g in batch] == [
+        single.get_answers(operation)[0] for batch in split for operation in batch
     ]
     assert digest(batched.book) == digest(single.book)
     assert all(balance >= 0 for balance in batched.book.balances)
 
 
-@given_that(st.lists(operations, max_size=40))
-def test_money_is_what_the_records_say(asked: list[CoreOperation]) -> None:
+@given(st.lists(operations, max_size=40))
+def test_balances_are_the_sums_of_the_records(batch: list[CoreOperation]) -> None:
     """Each key has an effect at most once, and the sum of the effects is the sum of balances."""
-    desk = Desk()
-    desk.ask(*asked)
-    desk.ask(*asked)
-    events = [r for records in desk.records for r in _deltas(records)]
+    driver = BookDriver()
+    driver.ask(*batch)
+    driver.ask(*batch)
+    events = [r for records in driver.records for r in _deltas(records)]
     assert len({key for key, _ in events}) == len(events)
-    assert sum(delta for _, delta in events) == sum(desk.book.balances)
-    assert sum(desk.book.totals.values()) == sum(desk.book.balances)
+    assert sum(delta for _, delta in events) == sum(driver.book.balances)
+    assert sum(driver.book.totals.values()) == sum(driver.book.balances)
 
 
 def _deltas(records: bytes) -> list[tuple[bytes, int]]:
@@ -346,11 +358,11 @@ def _deltas(records: bytes) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize(("verb", "undoes"), [(0, 0), (4, 0), (255, 0), (1, 3), (2, 3), (3, 1)])
-def test_a_void_of_no_operation_is_malformed_and_leaves_nothing(verb: int, undoes: int) -> None:
-    """Stored, it would be an event with a verb that no reader knows."""
-    desk = Desk()
+def test_a_void_of_an_invalid_operation_is_malformed_and_not_stored(verb: int, undoes: int) -> None:
+    """If it were stored, it would become an event with a verb that no reader knows."""
+    driver = BookDriver()
     packed = OPERATION.pack(tid(1) + (1).to_bytes(4), verb, VOID, undoes, ANN, (5).to_bytes(16))
-    draft = BookDraft(desk.book)
+    draft = BookDraft(driver.book)
     answers, records = judge(draft, packed)
     assert (answers, records) == (ANSWER.pack(CoreOutcome.MALFORMED, 0), b"")
     assert not draft.memory

@@ -1,4 +1,4 @@
-"""What an auditor reads of a core: balances at one position, and everything done up to one."""
+"""Reads for an auditor: balances at one position, and all operations up to one position."""
 
 import asyncio
 from contextlib import aclosing
@@ -13,13 +13,13 @@ ANN, BOB = Account(1, "SPOT", 7), Account(2, "SPOT", 7)
 
 
 async def followed(trading: TradingCoreClient, after: int, upto: int) -> list[CoreEvent]:
-    found: list[CoreEvent] = []
+    received: list[CoreEvent] = []
     async with asyncio.timeout(5), aclosing(trading.follow(after)) as pieces:
         async for reached, piece in pieces:
-            found += piece
+            received += piece
             if reached >= upto:
                 break
-    return found
+    return received
 
 
 def test_balances_are_of_one_position(tmp_path: Path) -> None:
@@ -27,13 +27,13 @@ def test_balances_are_of_one_position(tmp_path: Path) -> None:
         async with served(tmp_path) as (core, trading):
             await trading.ask([credit(1, 100), debit(2, 40)])
             position, amounts = await trading.balances([ANN, BOB, ANN])
-            assert (position, amounts) == (core.place.position, [60, 0, 60])
-            assert await trading.balances([]) == (core.place.position, [])
+            assert (position, amounts) == (core.log_position.position, [60, 0, 60])
+            assert await trading.balances([]) == (core.log_position.position, [])
 
     asyncio.run(scene())
 
 
-def test_a_follower_learns_when_it_has_everything_whatever_the_last_record_is(
+def test_a_follower_learns_that_it_has_everything_even_if_the_last_record_is_no_operation(
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
@@ -41,21 +41,21 @@ def test_a_follower_learns_when_it_has_everything_whatever_the_last_record_is(
             start = (await trading.totals()).position
             assert await followed(trading, start, start) == []
             await trading.ask([credit(1, 100), debit(2, 40)])
-            # Neither of these is an operation, and nobody would hear of them.
+            # This record is not an operation, so it is not sent as an event.
             await trading.set_status(SPOT.owner, "SPOT", 7, AccountStatus.FROZEN)
-            here = core.place.position
-            assert [e.delta for e in await followed(trading, start, here)] == [100, -40]
-            assert await followed(trading, here, here) == []
+            end = core.log_position.position
+            assert [e.delta for e in await followed(trading, start, end)] == [100, -40]
+            assert await followed(trading, end, end) == []
 
     asyncio.run(scene())
 
 
-def test_a_follower_that_waits_hears_what_comes_while_it_is_told_that_nothing_is_there(
+def test_a_waiting_follower_gets_events_that_arrive_while_an_empty_message_is_sent(
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
         async with served(tmp_path) as (core, trading):
-            start = core.place.position
+            start = core.log_position.position
             async with asyncio.timeout(5), aclosing(trading.follow(start)) as pieces:
                 seen: list[int] = []
                 for number in range(1, 20):

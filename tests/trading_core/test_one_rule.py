@@ -1,10 +1,10 @@
-"""The short way through the judge, and through replay, gives what the long way gives."""
+"""The fast path of the judge and of replay gives the same results as the general rules."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.trading_core.scenes import ANN, BOB, Desk, credit, debit, digest, refund
+from tests.trading_core.scenes import ANN, BOB, BookDriver, credit, debit, digest, refund
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.wire import (
     ANSWER,
@@ -17,8 +17,8 @@ from tidegate.core.wire import (
     pack_operations,
     rows,
 )
-from tidegate.trading_core.book import AskedOperation, Book, BookDraft, group_totals
-from tidegate.trading_core.judge import FEW, _judge, judge
+from tidegate.trading_core.book import Book, BookDraft, OperationFields, group_totals
+from tidegate.trading_core.judge import SMALL_BATCH, _judge_operation, judge
 
 ELSEWHERE, NOWHERE = account(2, 6, 1001), account(9, 5, 1001)
 AMOUNTS = (0, 1, 2, 2**63, 2**64 - 1, 2**64, 2**100, MAX_AMOUNT, MAX_AMOUNT + 1)
@@ -50,76 +50,82 @@ requests = st.lists(operations | plain, max_size=12) | statuses | floors
 batches = st.lists(st.lists(requests, min_size=1, max_size=3), max_size=8)
 
 
-def the_long_way(draft: BookDraft, asked: bytes) -> tuple[bytes, bytes]:
-    """Every operation by the judge of any operation."""
+def judge_row_by_row(draft: BookDraft, packed: bytes) -> tuple[bytes, bytes]:
+    """Judge every operation by the general rules."""
     records: list[bytes] = []
-    answers = [ANSWER.pack(*_judge(draft, row, records)) for row in rows(OPERATION, asked)]
+    answers = [
+        ANSWER.pack(*_judge_operation(draft, row, records)) for row in rows(OPERATION, packed)
+    ]
     return b"".join(answers), b"".join(records)
 
 
-def replayed_the_long_way(draft: BookDraft, records: bytes) -> None:
-    """Every record by `note`, with its delta read as the signed bytes that it is."""
-    for raw, verb, _, undoes, party, size, outcome, change, after in rows(RECORD, records):
+def replay_row_by_row(draft: BookDraft, records: bytes) -> None:
+    """Replay every record by `write_operation`, with its delta read as signed bytes."""
+    for key, verb, _, undoes, party, raw_amount, outcome, change, after in rows(RECORD, records):
         delta, balance = int.from_bytes(change, signed=True), int.from_bytes(after)
         assert draft.balance(party) + delta == balance
-        asked = (verb, undoes, party, int.from_bytes(size))
-        draft.note(raw, asked, outcome, delta, balance)
+        operation = (verb, undoes, party, int.from_bytes(raw_amount))
+        draft.write_operation(key, operation, outcome, delta, balance)
 
 
-@pytest.mark.parametrize("listed", [False, True])
-@given(life=batches)
-@example(life=[[[credit(1, 2**100), debit(2, 2**64), debit(3, 1), credit(3, 1)]]])
-@example(life=[[[debit(1, 5)], [credit(2, 9)]], [[credit(3, 9)], (ANN, 2), [debit(4, 1)]]])
-@example(life=[[[debit(1, 5)]], [[credit(2, 9)]], [[debit(3, 4)]]])
-@example(life=[[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
-@example(life=[[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]])
-def test_both_ways_judge_and_replay_the_same(life: list[list[object]], listed: bool) -> None:
-    """Also where accounts stand in the list of their group, and two moves are many."""
+@pytest.mark.parametrize("dense", [False, True])
+@given(history=batches)
+@example(history=[[[credit(1, 2**100), debit(2, 2**64), debit(3, 1), credit(3, 1)]]])
+@example(history=[[[debit(1, 5)], [credit(2, 9)]], [[credit(3, 9)], (ANN, 2), [debit(4, 1)]]])
+@example(history=[[[debit(1, 5)]], [[credit(2, 9)]], [[debit(3, 4)]]])
+@example(history=[[[credit(1, 9), debit(2, 4)]], [[refund(2, 4)]], [[refund(2, 4, version=2)]]])
+@example(
+    history=[[[credit(5, 9)]], [4, [credit(3, 9), credit(5, 9), debit(6, 2)]], [[debit(6, 2)]]]
+)
+def test_fast_path_and_general_rules_give_the_same_results(
+    history: list[list[object]], dense: bool
+) -> None:
+    """Also with accounts in the list of their group, and with two moves as a run."""
     with pytest.MonkeyPatch.context() as patch:
-        if listed:
-            patch.setattr("tidegate.trading_core.accounts.FEWEST", 1)
-            patch.setattr("tidegate.trading_core.accounts.SPARSEST", 10_000)
-            patch.setattr("tidegate.trading_core.judge.FEW", 0)
-            patch.setattr("tidegate.trading_core.operation_memory.FEWEST_TOGETHER", 2)
-            patch.setattr("tidegate.trading_core.operation_memory.MOST_TOGETHER", 3)
-        judge_and_replay_both_ways(life)
+        if dense:
+            patch.setattr("tidegate.trading_core.accounts.MIN_SPARSE", 1)
+            patch.setattr("tidegate.trading_core.accounts.MAX_ENTRIES_PER_ACCOUNT", 10_000)
+            patch.setattr("tidegate.trading_core.judge.SMALL_BATCH", 0)
+            patch.setattr("tidegate.trading_core.operation_memory.MIN_RUN", 2)
+            patch.setattr("tidegate.trading_core.operation_memory.MAX_RUN", 3)
+        compare_fast_path_and_rows(history)
 
 
-def judge_and_replay_both_ways(life: list[list[object]]) -> None:
-    short, long, again, again_long = Book(), Book(), Book(), Book()
-    for batch in life:
-        drafts = [BookDraft(each) for each in (short, long, again_long)]
+def compare_fast_path_and_rows(history: list[list[object]]) -> None:
+    fast, by_rows, fast_replay, row_replay = Book(), Book(), Book(), Book()
+    for batch in history:
+        drafts = [BookDraft(book) for book in (fast, by_rows, row_replay)]
         for request in batch:
             if isinstance(request, list):
-                asked = pack_operations(request)
-                answers, records = judge(drafts[0], asked)
-                assert (answers, records) == the_long_way(drafts[1], asked)
-                again.replay(records)
-                replayed_the_long_way(drafts[2], records)
+                packed = pack_operations(request)
+                answers, records = judge(drafts[0], packed)
+                assert (answers, records) == judge_row_by_row(drafts[1], packed)
+                fast_replay.replay(records)
+                replay_row_by_row(drafts[2], records)
                 continue
-            replayed = BookDraft(again)
+            replayed = BookDraft(fast_replay)
             if isinstance(request, tuple):
                 for draft in (*drafts, replayed):
-                    draft.note_status(*request)
+                    draft.write_status(*request)
             else:
                 assert isinstance(request, int)
                 for draft in (*drafts, replayed):
-                    draft.note_floor(request)
-            again.apply(replayed)
+                    draft.write_floor(request)
+            fast_replay.apply(replayed)
         for draft in drafts:
             draft.book.apply(draft)
-        again.recount()
-        assert digest(short) == digest(long) == digest(again) == digest(again_long)
-        assert dict(group_totals(short)) == short.totals == again.totals
+        fast_replay.recount()
+        assert digest(fast) == digest(by_rows) == digest(fast_replay) == digest(row_replay)
+        assert dict(group_totals(fast)) == fast.totals == fast_replay.totals
 
 
-class Watched(BookDraft):
-    """A draft that sees whether it is asked as only the long way asks."""
+class LookupRecordingDraft(BookDraft):
+    """A draft that records whether a key was looked up, as only the general rules do."""
 
-    asked = False
+    was_looked_up = False
 
     def find(self, key: bytes) -> int | None:
-        self.asked = True
+        self.was_looked_up = True
         return super().find(key)
 
 
@@ -139,15 +145,15 @@ class Watched(BookDraft):
         (credit(1, 10), False),
     ],
 )
-def test_only_a_plain_move_goes_the_short_way(operation: CoreOperation, is_plain: bool) -> None:
-    """Else the comparison above would compare the long way with itself."""
-    desk = Desk()
-    desk.ask(credit(1, 10), credit(2, 10, BOB))
-    desk.admit(BOB, AccountStatus.FROZEN)
-    draft = Watched(desk.book)
-    others = [credit(100 + n, 1) for n in range(FEW)]
+def test_only_a_plain_move_takes_the_fast_path(operation: CoreOperation, is_plain: bool) -> None:
+    """Otherwise the comparison above would compare the general rules with themselves."""
+    driver = BookDriver()
+    driver.ask(credit(1, 10), credit(2, 10, BOB))
+    driver.set_status(BOB, AccountStatus.FROZEN)
+    draft = LookupRecordingDraft(driver.book)
+    others = [credit(100 + n, 1) for n in range(SMALL_BATCH)]
     judge(draft, pack_operations([*others, operation]))
-    assert draft.asked != is_plain
+    assert draft.was_looked_up != is_plain
 
 
 @pytest.mark.parametrize(
@@ -164,27 +170,27 @@ def test_only_a_plain_move_goes_the_short_way(operation: CoreOperation, is_plain
         (refund(2, 1), False),
     ],
 )
-def test_only_a_plain_move_is_replayed_the_short_way(
+def test_only_a_plain_move_is_replayed_by_the_fast_path(
     operation: CoreOperation, is_plain: bool
 ) -> None:
-    desk, again = Desk(), Noted()
-    desk.ask(credit(1, 11), debit(2, 1))
-    desk.ask(operation)
-    again.replay(desk.records[0])
-    again.noted = 0
-    again.replay(desk.records[1])
+    driver, again = BookDriver(), WriteCountingBook()
+    driver.ask(credit(1, 11), debit(2, 1))
+    driver.ask(operation)
+    again.replay(driver.records[0])
+    again.writes = 0
+    again.replay(driver.records[1])
     again.recount()
-    assert again.noted == (0 if is_plain else 1)
-    assert digest(again) == digest(desk.book)
+    assert again.writes == (0 if is_plain else 1)
+    assert digest(again) == digest(driver.book)
 
 
-class Noted(Book):
-    """A book that counts what is written into it the long way."""
+class WriteCountingBook(Book):
+    """A book that counts the operations written by the general rules."""
 
-    noted = 0
+    writes = 0
 
-    def note(
-        self, key: bytes, asked: AskedOperation, outcome: int, delta: int, balance: int
+    def write_operation(
+        self, key: bytes, operation: OperationFields, outcome: int, delta: int, balance: int
     ) -> None:
-        self.noted += 1
-        super().note(key, asked, outcome, delta, balance)
+        self.writes += 1
+        super().write_operation(key, operation, outcome, delta, balance)

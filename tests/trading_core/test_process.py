@@ -1,4 +1,4 @@
-"""The core as a real process: killed, doubled, restored from a copy, starved of disk."""
+"""The core as a real process: killed, started twice, restored from a copy, on a full disk."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.trading_core.questions import recalling
+from tests.trading_core.questions import known_core_loader
 from tidegate.core.answers import Answer, Done, Rejected, Unreachable
 from tidegate.core.flow import Verb
 from tidegate.core.kind import Party
@@ -74,7 +74,9 @@ def started(directory: Path, *options: str, max_file: int | None = None) -> Iter
 
 
 def client(address: str, mark: HistoryMark | None = None) -> TradingCoreClient:
-    return TradingCoreClient("core", dial(address), CoreCaller("worker", 5), recalling(mark))
+    return TradingCoreClient(
+        "core", dial(address), CoreCaller("worker", 5), known_core_loader(mark)
+    )
 
 
 def credit(number: int, amount: int, owner: int = 1) -> Question:
@@ -88,7 +90,7 @@ def debit(number: int, amount: int, owner: int = 1) -> Question:
 async def once(
     address: str, questions: Sequence[Question], mark: HistoryMark | None = None
 ) -> HistoryMark:
-    """Ask, and return what a database would remember."""
+    """Ask, and return the mark that a database would store."""
     trading = client(address, mark)
     try:
         await trading.ask(questions)
@@ -99,30 +101,30 @@ async def once(
 
 
 class Ledger:
-    """What the outside knows: questions put, and the answers that came."""
+    """What clients know: the questions asked, and the answers received."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.number = 0
         self.open: list[Question] = []
-        self.asked: dict[UUID, Question] = {}
+        self.questions: dict[UUID, Question] = {}
         self.answers: dict[UUID, Answer] = {}
         self.mark: HistoryMark | None = None
 
     def batch(self) -> list[Question]:
-        """Unanswered questions again, some answered ones again, and new ones."""
-        fresh = []
+        """Open questions and some answered ones again, and new ones."""
+        new = []
         for _ in range(self.dice.randint(1, 20)):
             self.number += 1
             make = self.dice.choice((credit, credit, debit))
-            fresh.append(make(self.number, self.dice.randint(1, 1000), self.dice.randint(1, 5)))
+            new.append(make(self.number, self.dice.randint(1, 1000), self.dice.randint(1, 5)))
         known = list(self.answers)
-        again = [self.asked[key] for key in self.dice.sample(known, min(3, len(known)))]
-        self.asked.update((question.transfer_id, question) for question in fresh)
-        self.open += fresh
+        again = [self.questions[key] for key in self.dice.sample(known, min(3, len(known)))]
+        self.questions.update((question.transfer_id, question) for question in new)
+        self.open += new
         return self.open[:50] + again
 
-    def hear(self, questions: Sequence[Question], answers: Sequence[Answer]) -> None:
+    def record(self, questions: Sequence[Question], answers: Sequence[Answer]) -> None:
         for question, answer in zip(questions, answers, strict=True):
             assert isinstance(answer, Done | Rejected)
             assert self.answers.setdefault(question.transfer_id, answer) == answer
@@ -130,44 +132,44 @@ class Ledger:
                 self.open.remove(question)
 
 
-async def load(core: CoreProcess, ledger: Ledger, killed_after_s: float) -> None:
+async def run_load(core: CoreProcess, ledger: Ledger, killed_after_s: float) -> None:
     trading = client(core.address, ledger.mark)
     asyncio.get_running_loop().call_later(killed_after_s, core.process.kill)
     with contextlib.suppress(Unreachable):
         while True:
             batches = [ledger.batch() for _ in range(3)]
             asks = [trading.ask(batch) for batch in batches]
-            for batch, found in zip(
+            for batch, result in zip(
                 batches, await asyncio.gather(*asks, return_exceptions=True), strict=True
             ):
-                if isinstance(found, BaseException):
-                    raise found
-                ledger.hear(batch, found)
+                if isinstance(result, BaseException):
+                    raise result
+                ledger.record(batch, result)
                 ledger.mark = trading.mark
     await trading.close()
 
 
-async def settle(address: str, ledger: Ledger) -> None:
-    """Put every open question again; then the core must agree with all that it ever said."""
+async def check_all(address: str, ledger: Ledger) -> None:
+    """Ask every open question again. Then the core must agree with every answer it ever gave."""
     trading = client(address, ledger.mark)
     while ledger.open:
         batch = ledger.open[:1000]
-        ledger.hear(batch, await trading.ask(batch))
-    told = [ledger.asked[key] for key in ledger.answers]
-    for start in range(0, len(told), 1000):
-        keys = [(q.transfer_id, q.version) for q in told[start : start + 1000]]
+        ledger.record(batch, await trading.ask(batch))
+    answered = [ledger.questions[key] for key in ledger.answers]
+    for start in range(0, len(answered), 1000):
+        keys = [(q.transfer_id, q.version) for q in answered[start : start + 1000]]
         assert list(await trading.query(keys)) == [ledger.answers[key] for key, _ in keys]
     for owner in range(1, 6):
         balance = await trading.balance(owner, "SPOT", 7)
-        assert balance.amount == sum(_effect(ledger, q) for q in told if q.party.owner == owner)
+        assert balance.amount == sum(_effect(ledger, q) for q in answered if q.party.owner == owner)
     totals = await trading.totals()
-    assert totals.sums == {("SPOT", 7): sum(_effect(ledger, q) for q in told)}
+    assert totals.sums == {("SPOT", 7): sum(_effect(ledger, q) for q in answered)}
     deltas = {}
     async for event in trading.events(0):
         deltas[event.transfer_id] = event.delta
         if event.position == totals.position:
             break
-    assert deltas == {q.transfer_id: _effect(ledger, q) for q in told}
+    assert deltas == {q.transfer_id: _effect(ledger, q) for q in answered}
     await trading.close()
 
 
@@ -178,30 +180,30 @@ def _effect(ledger: Ledger, question: Question) -> int:
 
 
 @pytest.mark.slow
-def test_thirty_kills_lose_no_answer_and_double_none(tmp_path: Path) -> None:
+def test_thirty_kills_lose_no_answer_and_execute_none_twice(tmp_path: Path) -> None:
     ledger = Ledger(seed=5)
     for cycle in range(30):
         with started(tmp_path) as core:
-            asyncio.run(load(core, ledger, 0.02 + ledger.dice.random() * 0.1))
+            asyncio.run(run_load(core, ledger, 0.02 + ledger.dice.random() * 0.1))
             assert core.process.wait(10) == -signal.SIGKILL
         assert ledger.mark is None or ledger.mark.epoch <= cycle + 1
     assert len(ledger.answers) > 300
     with started(tmp_path) as core:
-        asyncio.run(settle(core.address, ledger))
+        asyncio.run(check_all(core.address, ledger))
 
 
 @pytest.mark.slow
-def test_kills_amid_snapshots_lose_no_answer(tmp_path: Path) -> None:
+def test_kills_during_snapshots_lose_no_answer(tmp_path: Path) -> None:
     ledger = Ledger(seed=6)
     for _ in range(8):
         with started(tmp_path, "--snapshot-records", "25") as core:
-            asyncio.run(load(core, ledger, 0.05 + ledger.dice.random() * 0.1))
+            asyncio.run(run_load(core, ledger, 0.05 + ledger.dice.random() * 0.1))
     with started(tmp_path) as core:
 
         async def compare() -> None:
             trading = client(core.address, ledger.mark)
-            told = [ledger.asked[key] for key in ledger.answers]
-            ledger.hear(told, await trading.ask(told))
+            answered = [ledger.questions[key] for key in ledger.answers]
+            ledger.record(answered, await trading.ask(answered))
             assert (await trading.totals()).sums[("SPOT", 7)] >= 0
             await trading.close()
 
@@ -217,7 +219,7 @@ def test_a_second_process_on_one_directory_is_refused(tmp_path: Path) -> None:
         asyncio.run(once(core.address, [credit(1, 5)]))  # The first still serves.
 
 
-def test_sigterm_ends_in_order(tmp_path: Path) -> None:
+def test_sigterm_stops_the_core_properly(tmp_path: Path) -> None:
     with started(tmp_path) as core:
         mark = asyncio.run(once(core.address, [credit(1, 5)]))
         assert core.terminate() == 0
@@ -241,7 +243,7 @@ def test_a_core_restored_from_an_old_copy_is_refused(tmp_path: Path) -> None:
     with started(tmp_path) as core:
         with pytest.raises(Unreachable, match="BEHIND"):
             asyncio.run(once(core.address, [credit(4, 5)], newer))
-        # Others, who know nothing yet, drive it past the position: now its history is another.
+        # Clients without a mark move it past the position. Then its history is a different one.
         asyncio.run(once(core.address, [credit(n, 5) for n in range(20, 22)]))
         asyncio.run(once(core.address, [credit(n, 5) for n in range(30, 32)]))
         with pytest.raises(Unreachable, match="FORKED"):
@@ -256,7 +258,7 @@ def test_a_core_that_started_earlier_than_one_seen_is_refused(tmp_path: Path) ->
             asyncio.run(once(core.address, [credit(2, 5)], seen))
 
 
-def test_an_empty_directory_is_refused_by_who_knows_better(tmp_path: Path) -> None:
+def test_an_empty_directory_is_refused_by_a_client_with_a_mark(tmp_path: Path) -> None:
     with started(tmp_path) as core:
         mark = asyncio.run(once(core.address, [credit(1, 5)]))
         core.kill()
@@ -293,7 +295,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_write_that_fails_stops_the_process_and_says_so(tmp_path: Path) -> None:
+def test_a_failed_write_stops_the_process_with_a_message(tmp_path: Path) -> None:
     answered: list[Question] = []
 
     async def fill(address: str) -> HistoryMark | None:
@@ -320,7 +322,7 @@ def test_a_write_that_fails_stops_the_process_and_says_so(tmp_path: Path) -> Non
             await trading.close()
             return balance.amount
 
-        # The one that failed was never answered; it may or may not have been written whole.
+        # The failed operation was not answered. It may or may not have been written completely.
         assert asyncio.run(compare()) == len(answered)
 
 
@@ -335,14 +337,14 @@ def test_a_write_that_fails_stops_the_process_and_says_so(tmp_path: Path) -> Non
         ("unix:/nowhere/at/all/s", "cannot listen on"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_said_so(
+def test_an_unusable_address_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], listen: str, message: str
 ) -> None:
     assert server.run(tmp_path, listen) == 1
     assert message in capfd.readouterr().err
 
 
-def test_addresses_are_read() -> None:
+def test_addresses_are_parsed() -> None:
     assert server.parse_listen("unix:/a/b") == Path("/a/b")
     assert server.parse_listen("tcp:10.0.0.1:80") == ("10.0.0.1", 80)
     assert server.parse_listen("tcp::80") == ("127.0.0.1", 80)

@@ -1,19 +1,26 @@
-"""After a rebind no session of the old store or database changes anything, whatever it has sent."""
+"""After a rebind, no session of the old store or database changes anything."""
 
 import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from tests.trading_core.disks import PowerLoss, SimDisk, SlowDisk
-from tests.trading_core.questions import client, core_at, credit, greeted, of, recalling
-from tests.trading_core.scenes import ANN, SMALL, UUID_A, opened, running, until
+from tests.trading_core.disks import PowerLoss, SimDisk
+from tests.trading_core.questions import (
+    client,
+    client_of,
+    core_at,
+    credit,
+    known_core_loader,
+    open_session,
+    slow_core,
+)
+from tests.trading_core.scenes import ANN, TEST_LIMITS, UUID_A, open_core, running_core, until
 from tests.trading_core.scenes import credit as credit_of
 from tidegate.core import wire
 from tidegate.core.answers import Answer, Done, Unreachable
@@ -26,8 +33,8 @@ from tidegate.systems.trading import (
     dial,
 )
 from tidegate.trading_core.book import key_of
-from tidegate.trading_core.core import Core, CoreStopped
-from tidegate.trading_core.in_process import InProcessWriter, connect_to, pipe
+from tidegate.trading_core.core import CoreStopped
+from tidegate.trading_core.local_connection import LocalWriter, connect_to, pipe
 from tidegate.trading_core.operation_memory import VERSION_BITS
 from tidegate.trading_core.requests import BindingChanged
 from tidegate.trading_core.server import OpenSessions
@@ -41,11 +48,8 @@ def test_a_connected_worker_of_the_old_database_moves_nothing_after_a_rebind(
 ) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            old, new, operator = (
-                of(core, "store", "here"),
-                of(core, "store", "there"),
-                of(core, "", ""),
-            )
+            old, new = client_of(core, "store", "here"), client_of(core, "store", "there")
+            operator = client_of(core, "", "")
             assert isinstance((await old.ask([credit(1, 5)]))[0], Done)
             assert await operator.rebind("store", THERE) == THERE
             for _ in range(3):
@@ -55,17 +59,17 @@ def test_a_connected_worker_of_the_old_database_moves_nothing_after_a_rebind(
             assert isinstance((await new.ask([credit(3, 5)]))[0], Done)
             assert await new.query([(UUID(int=2), 0)]) == [None]
             assert (await operator.totals()).sums == {("SPOT", 7): 10}
-            for each in (old, new, operator):
-                await each.close()
+            for trading in (old, new, operator):
+                await trading.close()
 
     asyncio.run(scene())
 
 
-def test_an_idle_session_of_the_old_database_is_told_why_it_ends(tmp_path: Path) -> None:
+def test_an_idle_session_of_the_old_database_ends_with_a_reason(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            reader, writer = await greeted(connect_to(core), HERE)
-            await of(core, "", "").rebind("store", THERE)
+            reader, writer = await open_session(connect_to(core), HERE)
+            await client_of(core, "", "").rebind("store", THERE)
             async with asyncio.timeout(5):
                 refused = await wire.receive(reader)
                 assert (refused.kind, refused.request) == (FrameKind.REFUSED, 0)
@@ -80,31 +84,31 @@ def test_an_idle_session_of_the_old_database_is_told_why_it_ends(tmp_path: Path)
 def test_a_follower_of_the_old_database_is_ended_by_a_rebind(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            old, operator = of(core, "store", "here"), of(core, "", "")
+            old, operator = client_of(core, "store", "here"), client_of(core, "", "")
             await old.ask([credit(1, 5)])
-            follower, heard = old.follow(core.place.position), list[CoreEvent]()
+            follower, events = old.follow(core.log_position.position), list[CoreEvent]()
             await anext(follower)
 
             async def follow_on() -> None:
                 async for _, operations in follower:
-                    heard.extend(operations)
+                    events.extend(operations)
 
             await operator.rebind("store", THERE)
             async with asyncio.timeout(5):
                 with pytest.raises(Unreachable, match="REBOUND"):
                     await follow_on()
-                assert not heard
+                assert not events
                 with pytest.raises(CoreRefusesService, match="MOVED"):
                     await anext(old.follow(0))
 
     asyncio.run(scene())
 
 
-def test_a_rebind_that_changes_nothing_ends_nobody(tmp_path: Path) -> None:
+def test_a_rebind_that_changes_nothing_ends_no_session(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            reader, writer = await greeted(connect_to(core), HERE)
-            operator = of(core, "", "")
+            reader, writer = await open_session(connect_to(core), HERE)
+            operator = client_of(core, "", "")
             assert await operator.rebind("store", HERE) == HERE
             assert await operator.rebind("another", THERE) == HERE
             writer.write(wire.frame(FrameKind.TOTALS, 1))
@@ -120,7 +124,7 @@ def test_a_batch_that_was_queued_before_the_rebind_is_not_appended_after_it(
 ) -> None:
     async def scene() -> None:
         async with slow_core(tmp_path) as (disk, core):
-            old, operator = of(core, "store", "here"), of(core, "", "")
+            old, operator = client_of(core, "store", "here"), client_of(core, "", "")
             await asyncio.gather(old.totals(), operator.totals())
 
             def rebind() -> asyncio.Task[Binding]:
@@ -129,7 +133,7 @@ def test_a_batch_that_was_queued_before_the_rebind_is_not_appended_after_it(
             def move(number: int) -> asyncio.Task[Sequence[Answer]]:
                 return asyncio.create_task(old.ask([credit(number, 5)]))
 
-            with disk.held():
+            with disk.paused():
                 under_way = move(1)
                 await until(lambda: disk.waiting > 0)
                 early = rebind() if rebind_first else None
@@ -154,15 +158,15 @@ def test_a_batch_that_was_queued_before_the_rebind_is_not_appended_after_it(
     asyncio.run(scene())
 
 
-def test_of_all_that_an_old_session_has_queued_nothing_is_recorded_behind_a_rebind(
+def test_nothing_that_an_old_session_has_queued_is_recorded_after_a_rebind(
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
         async with slow_core(tmp_path) as (disk, core):
-            reader, writer = await greeted(connect_to(core), HERE)
-            operator = of(core, "", "")
+            reader, writer = await open_session(connect_to(core), HERE)
+            operator = client_of(core, "", "")
             await operator.totals()
-            before = core.place.position
+            before = core.log_position.position
             requests = {
                 FrameKind.ASK: wire.pack_operations([credit_of(9, 5)]),
                 FrameKind.SET_STATUS: wire.STATUS.pack(ANN, AccountStatus.FROZEN),
@@ -170,7 +174,7 @@ def test_of_all_that_an_old_session_has_queued_nothing_is_recorded_behind_a_rebi
                 FrameKind.ASSETS: wire.pack_assets([777]),
                 FrameKind.SNAPSHOT: b"",
             }
-            with disk.held():
+            with disk.paused():
                 rebinding = asyncio.ensure_future(operator.rebind("store", THERE))
                 await until(lambda: disk.waiting > 0)
                 for number, (kind, body) in enumerate(requests.items(), start=1):
@@ -178,29 +182,29 @@ def test_of_all_that_an_old_session_has_queued_nothing_is_recorded_behind_a_rebi
                 await until(lambda: len(core._queue) == len(requests))
             assert await rebinding == THERE
             assert (await wire.receive(reader)).kind == FrameKind.REFUSED
-            assert core.place.position == before + 1
+            assert core.log_position.position == before + 1
             assert 777 not in core.book.assets
             await operator.close()
 
     asyncio.run(scene())
 
 
-def test_who_greets_while_the_core_is_rebound_is_refused_and_adds_no_assets(
+def test_a_client_that_connects_during_a_rebind_is_refused_and_adds_no_assets(
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
         async with slow_core(tmp_path) as (disk, core):
-            first = of(core, "store", "here")
+            first = client_of(core, "store", "here")
             await first.totals()
             await first.close()
 
-            async def with_a_new_asset() -> KnownCore:
+            async def load() -> KnownCore:
                 return KnownCore("store", "here", frozenset({777}))
 
-            late = TradingCoreClient("core", connect_to(core), CoreCaller("late"), with_a_new_asset)
-            operator = of(core, "", "")
+            late = TradingCoreClient("core", connect_to(core), CoreCaller("late"), load)
+            operator = client_of(core, "", "")
             await operator.totals()
-            with disk.held():
+            with disk.paused():
                 rebinding = asyncio.ensure_future(operator.rebind("store", THERE))
                 await until(lambda: disk.waiting > 0)
                 greeting = asyncio.ensure_future(late.totals())
@@ -214,18 +218,18 @@ def test_who_greets_while_the_core_is_rebound_is_refused_and_adds_no_assets(
     asyncio.run(scene())
 
 
-def test_a_session_that_is_welcomed_while_the_core_is_rebound_is_ended(tmp_path: Path) -> None:
+def test_a_session_that_is_welcomed_during_a_rebind_is_ended(tmp_path: Path) -> None:
     async def scene() -> None:
         async with core_at(tmp_path) as core:
-            (reader, writer), (there_reader, there_writer) = pipe()
-            slow = SlowWriter(there_writer)
-            session = asyncio.create_task(converse(core, there_reader, slow))
+            (reader, writer), (core_reader, core_writer) = pipe()
+            slow = SlowWriter(core_writer)
+            session = asyncio.create_task(converse(core, core_reader, slow))
             hello = wire.Hello(wire.PROTOCOL, "store", "p", None, 0, "here")
             writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
             assert (await wire.receive(reader)).kind == FrameKind.WELCOME
-            operator = of(core, "", "")
+            operator = client_of(core, "", "")
             await operator.rebind("store", THERE)
-            slow.gate.set()  # Only now is the welcome sent, as far as the session knows.
+            slow.gate.set()  # Only now does the session continue after its WELCOME.
             async with asyncio.timeout(5):
                 assert (await wire.receive(reader)).kind == FrameKind.REFUSED
                 await session
@@ -234,12 +238,12 @@ def test_a_session_that_is_welcomed_while_the_core_is_rebound_is_ended(tmp_path:
     asyncio.run(scene())
 
 
-class SlowWriter(InProcessWriter):
+class SlowWriter(LocalWriter):
     """The core's end of a connection that is slow to take what is written."""
 
     def __init__(self, writer: wire.ByteWriter) -> None:
-        assert isinstance(writer, InProcessWriter)
-        super().__init__(writer._other, writer._line)
+        assert isinstance(writer, LocalWriter)
+        super().__init__(writer._peer, writer._connection)
         self.gate = asyncio.Event()
 
     async def drain(self) -> None:
@@ -253,10 +257,10 @@ def test_two_rebinds_at_once_are_ordered_and_only_the_last_database_is_served(
     async def scene() -> None:
         elsewhere = Binding("store", "elsewhere")
         async with slow_core(tmp_path) as (disk, core):
-            old = of(core, "store", "here")
+            old = client_of(core, "store", "here")
             await old.totals()
-            operators = [of(core, "", "") for _ in range(2)]
-            with disk.held():
+            operators = [client_of(core, "", "") for _ in range(2)]
+            with disk.paused():
                 under_way = asyncio.ensure_future(old.ask([credit(1, 5)]))
                 await until(lambda: disk.waiting > 0)
                 rebinds = []
@@ -266,10 +270,10 @@ def test_two_rebinds_at_once_are_ordered_and_only_the_last_database_is_served(
             await under_way
             assert await asyncio.gather(*rebinds) == [THERE, elsewhere]
             with pytest.raises(CoreRefusesService, match="MOVED"):
-                await of(core, "store", "there").totals()
+                await client_of(core, "store", "there").totals()
             with pytest.raises(Unreachable):
                 await old.totals()
-            await of(core, "store", "elsewhere").totals()
+            await client_of(core, "store", "elsewhere").totals()
 
     asyncio.run(scene())
 
@@ -278,9 +282,9 @@ def test_a_rebind_whose_reply_was_lost_is_durable_and_can_be_repeated(tmp_path: 
     async def scene() -> None:
         other = Binding("another", "there")
         async with slow_core(tmp_path) as (disk, core):
-            old, operator = of(core, "store", "here"), of(core, "", "")
+            old, operator = client_of(core, "store", "here"), client_of(core, "", "")
             await asyncio.gather(old.totals(), operator.totals())
-            with disk.held():
+            with disk.paused():
                 rebinding = asyncio.ensure_future(operator.rebind("store", other))
                 await until(lambda: disk.waiting > 0)
                 await operator.close()
@@ -289,7 +293,7 @@ def test_a_rebind_whose_reply_was_lost_is_durable_and_can_be_repeated(tmp_path: 
             await until(lambda: core.book.binding == other)
             with pytest.raises(Unreachable):
                 await old.ask([credit(1, 5)])
-            again = of(core, "", "")
+            again = client_of(core, "", "")
             assert await again.rebind("store", other) == other
             await again.close()
         async with core_at(tmp_path) as core:
@@ -299,51 +303,52 @@ def test_a_rebind_whose_reply_was_lost_is_durable_and_can_be_repeated(tmp_path: 
     asyncio.run(scene())
 
 
-def test_under_load_the_log_has_no_operation_of_an_old_worker_behind_the_rebind(
+def test_under_load_the_log_has_no_operation_of_an_old_worker_after_the_rebind(
     tmp_path: Path,
 ) -> None:
-    """Over real sockets, with many requests of several workers on their way."""
+    """Over real sockets, with many concurrent requests of several workers."""
 
     async def flood(worker: TradingCoreClient, numbers: Iterator[int]) -> int:
-        """How many asks were answered before the worker was cut off."""
+        """The number of asks that were answered before the worker was disconnected."""
         answered = 0
 
-        async def one() -> None:
+        async def ask_repeatedly() -> None:
             nonlocal answered
             while True:
                 [answer] = await worker.ask([credit(next(numbers), 1)])
                 assert isinstance(answer, Done)
                 answered += 1
 
-        found = await asyncio.gather(*(one() for _ in range(50)), return_exceptions=True)
-        assert all(isinstance(each, Unreachable) for each in found), found
+        asks = [ask_repeatedly() for _ in range(50)]
+        errors = await asyncio.gather(*asks, return_exceptions=True)
+        assert all(isinstance(error, Unreachable) for error in errors), errors
         return answered
 
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             sessions, path = OpenSessions(core), tmp_path / "s"
             server = await asyncio.start_unix_server(sessions.begin, path)
-            there = recalling(place="there")
+            there = known_core_loader(place="there")
             connect = dial(f"unix:{path}")
             workers = [client(connect) for _ in range(4)]
             numbers = itertools.count(1)
             floods = [asyncio.create_task(flood(worker, numbers)) for worker in workers]
-            await until(lambda: core.place.position > 500)
-            nobody = recalling(store="", place="")
-            operator = TradingCoreClient("core", connect, CoreCaller("operator"), nobody)
+            await until(lambda: core.log_position.position > 500)
+            no_store = known_core_loader(store="", place="")
+            operator = TradingCoreClient("core", connect, CoreCaller("operator"), no_store)
             assert await operator.rebind("store", THERE) == THERE
             assert operator.mark is not None
             rebound_at = operator.mark.position
-            answered = sum([await each for each in floods])
-            # What one batch holds beside the rebind may be in front of it, and not behind it.
-            assert core.place.position == rebound_at
-            held = core.book.balances[0]
-            assert answered <= held
+            answered = sum([await task for task in floods])
+            # Operations in the batch of the rebind may be recorded before it, but not after it.
+            assert core.log_position.position == rebound_at
+            balance = core.book.balances[0]
+            assert answered <= balance
             new = TradingCoreClient("core", connect, CoreCaller("new"), there)
             assert isinstance((await new.ask([credit(10**9, 1)]))[0], Done)
-            assert core.book.balances == [held + 1]
-            for each in (*workers, operator, new):
-                await each.close()
+            assert core.book.balances == [balance + 1]
+            for trading in (*workers, operator, new):
+                await trading.close()
             server.close()
             await sessions.end()
 
@@ -351,12 +356,12 @@ def test_under_load_the_log_has_no_operation_of_an_old_worker_behind_the_rebind(
 
 
 @pytest.mark.parametrize("survives", ["all", "synced", "some"])
-def test_wherever_power_fails_no_operation_is_behind_the_rebind(survives: str) -> None:
-    """The session's batch is queued right behind the rebind, at every call of the disk."""
+def test_after_a_power_loss_at_any_call_no_operation_follows_the_rebind(survives: str) -> None:
+    """The session's batch is queued directly after the rebind."""
 
-    async def life(disk: SimDisk) -> bool:
+    async def rebind_and_ask(disk: SimDisk) -> bool:
         """Whether the rebind was acknowledged."""
-        core = await opened(disk, UUID_A, SMALL)
+        core = await open_core(disk, UUID_A, TEST_LIMITS)
         commits = asyncio.ensure_future(core.run())
         try:
             await core.submit(FrameKind.BIND, wire.pack(HERE))
@@ -364,10 +369,10 @@ def test_wherever_power_fails_no_operation_is_behind_the_rebind(survives: str) -
             rebinding = core.submit(
                 FrameKind.REBIND, wire.pack(Rebinding("store", THERE)), Binding()
             )
-            behind = core.submit(FrameKind.ASK, wire.pack_operations([credit_of(2, 5)]), HERE)
+            late = core.submit(FrameKind.ASK, wire.pack_operations([credit_of(2, 5)]), HERE)
             await rebinding
             with pytest.raises(BindingChanged):
-                await behind
+                await late
             return True
         finally:
             core.stop()
@@ -376,28 +381,16 @@ def test_wherever_power_fails_no_operation_is_behind_the_rebind(survives: str) -
 
     async def scene() -> None:
         dice = random.Random(1)
-        whole = SimDisk()
-        assert await life(whole)
-        for dies_at in range(1, whole.calls + 2):
-            disk = SimDisk(dies_at=dies_at)
-            told = False
+        reference = SimDisk()
+        assert await rebind_and_ask(reference)
+        for fails_at in range(1, reference.calls + 2):
+            disk = SimDisk(fails_at=fails_at)
+            acknowledged = False
             with contextlib.suppress(PowerLoss, CoreStopped):
-                told = await life(disk)
+                acknowledged = await rebind_and_ask(disk)
             image = disk.after_power_loss(dice if survives == "some" else None, survives == "all")
-            async with running(SimDisk(image)) as core:
+            async with running_core(SimDisk(image)) as core:
                 assert core.book.answer(key_of(2 << VERSION_BITS)) == (CoreOutcome.NOTHING, 0)
-                assert core.book.binding == THERE or not told
+                assert core.book.binding == THERE or not acknowledged
 
     asyncio.run(scene())
-
-
-@asynccontextmanager
-async def slow_core(directory: Path) -> AsyncIterator[tuple[SlowDisk, Core]]:
-    """A core that already serves the store, on a disk that can be held."""
-    disk = SlowDisk(directory)
-    async with running(disk) as core:
-        first = client(connect_to(core))
-        await first.totals()
-        await first.close()
-        disk.waiting = 0
-        yield disk, core

@@ -1,4 +1,4 @@
-"""What a restart finds again, what it sets aside, and what it refuses to come back."""
+"""What a restart recovers, which files it sets aside, and which damage it refuses."""
 
 import asyncio
 import errno
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trading_core.disks import Watched
+from tests.trading_core.disks import CountingDisk
 from tests.trading_core.scenes import (
     ANN,
     BOB,
@@ -15,14 +15,14 @@ from tests.trading_core.scenes import (
     RETIRED,
     UUID_A,
     UUID_B,
-    Desk,
+    BookDriver,
     ask,
     batches,
     credit,
     debit,
     digest,
-    hear,
-    running,
+    get_answers,
+    running_core,
 )
 from tidegate.core.wire import PROTOCOL, AccountStatus, FrameKind, Hello, HistoryMark
 from tidegate.trading_core import wal
@@ -31,10 +31,10 @@ from tidegate.trading_core.wal import LogDamaged, RecordKind, SegmentHeader
 
 
 def _directory(tmp_path: Path, snapshots: int = 2) -> tuple[Path, HistoryMark, str]:
-    """A data directory with so many snapshots and a log behind the last."""
+    """A data directory with this number of snapshots, and a log after the last one."""
 
     async def fill() -> tuple[HistoryMark, str]:
-        async with running(RealDisk(tmp_path / "core")) as core:
+        async with running_core(RealDisk(tmp_path / "core")) as core:
             for number, batch in enumerate(batches(snapshots + 1)):
                 await ask(core, *batch)
                 if number < snapshots:
@@ -47,7 +47,7 @@ def _directory(tmp_path: Path, snapshots: int = 2) -> tuple[Path, HistoryMark, s
 
 def _reopened(directory: Path, uuid: bytes = UUID_B) -> tuple[HistoryMark, str, tuple[str, ...]]:
     async def reopen() -> tuple[HistoryMark, str, tuple[str, ...]]:
-        async with running(RealDisk(directory), uuid=uuid) as core:
+        async with running_core(RealDisk(directory), uuid=uuid) as core:
             return core.mark, digest(core.book), core.notes
 
     return asyncio.run(reopen())
@@ -116,14 +116,14 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_halts_and_says_what_to_do(tmp_path: Path, kind: str) -> None:
+def test_damage_halts_with_advice_what_to_do(tmp_path: Path, kind: str) -> None:
     directory, _, _ = _directory(tmp_path)
     DAMAGE[kind](directory)
     with pytest.raises(LogDamaged, match="Do not delete anything"):
         _reopened(directory)
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_unrelated_files_are_not_changed(tmp_path: Path) -> None:
     directory, mark, _ = _directory(tmp_path)
     for name in ("log-of-the-cook", "snapshot-1.jpg", "notes"):
         (directory / name).write_text("mine")
@@ -131,7 +131,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert (directory / "log-of-the-cook").read_text() == "mine"
 
 
-def test_a_start_that_is_refused_gives_the_directory_back(tmp_path: Path) -> None:
+def test_a_refused_start_unlocks_the_directory(tmp_path: Path) -> None:
     directory, _, _ = _directory(tmp_path)
     log = max(directory.glob("log-*"))
     content = log.read_bytes()
@@ -147,31 +147,31 @@ def test_a_segment_of_another_core_halts(tmp_path: Path) -> None:
     log = max(directory.glob("log-*"))
 
     async def other() -> None:
-        async with running(RealDisk(tmp_path / "b"), uuid=UUID_B) as core:
-            await hear(core, credit(1, 5))
+        async with running_core(RealDisk(tmp_path / "b"), uuid=UUID_B) as core:
+            await get_answers(core, credit(1, 5))
 
     asyncio.run(other())
     position = log.name.split("-")[1]
-    stranger = max((tmp_path / "b").glob("log-*"))
+    other_log = max((tmp_path / "b").glob("log-*"))
     renamed = directory / f"log-{int(position) + 3:020d}-0000000001"
-    renamed.write_bytes(stranger.read_bytes())
-    with pytest.raises(LogDamaged, match="was written as"):
+    renamed.write_bytes(other_log.read_bytes())
+    with pytest.raises(LogDamaged, match="was written under the name"):
         _reopened(directory)
 
 
 def test_damage_in_the_middle_of_the_newest_log_halts(tmp_path: Path) -> None:
     async def fill() -> None:
-        async with running(RealDisk(tmp_path)) as core:
+        async with running_core(RealDisk(tmp_path)) as core:
             for batch in batches(3):
                 await ask(core, *batch)
 
     asyncio.run(fill())
     _flip(max(tmp_path.glob("log-*")), 200)
-    with pytest.raises(LogDamaged, match="goes on behind"):
+    with pytest.raises(LogDamaged, match="continues after that"):
         _reopened(tmp_path)
 
 
-def test_what_a_restart_found_is_vouched_for_from_then_on(tmp_path: Path) -> None:
+def test_what_a_restart_recovered_may_not_be_lost_later(tmp_path: Path) -> None:
     directory, mark, _ = _directory(tmp_path, snapshots=0)
     _reopened(directory)
     log = max(directory.glob("log-*"))
@@ -181,7 +181,7 @@ def test_what_a_restart_found_is_vouched_for_from_then_on(tmp_path: Path) -> Non
 
 
 def _log(directory: Path, record: bytes, count: int = 1) -> str:
-    """A log of one frame with one record, every CRC of which is right."""
+    """Write a log of one frame with one record and valid CRCs."""
     begin = wal.genesis(UUID_A)
     header = SegmentHeader(UUID_A, 1, begin, begin)
     payload = wal.pack_section(RecordKind.OPERATIONS, 1, record)
@@ -191,26 +191,26 @@ def _log(directory: Path, record: bytes, count: int = 1) -> str:
 
 
 def _credited_twice() -> list[bytes]:
-    desk = Desk()
-    desk.ask(credit(1, 5))
-    desk.ask(credit(2, 5))
-    return desk.records
+    driver = BookDriver()
+    driver.ask(credit(1, 5))
+    driver.ask(credit(2, 5))
+    return driver.records
 
 
-def test_records_that_do_not_follow_halt_even_if_every_crc_is_right(tmp_path: Path) -> None:
+def test_records_that_do_not_follow_halt_even_if_every_crc_is_valid(tmp_path: Path) -> None:
     name = _log(tmp_path, _credited_twice()[1])
     with pytest.raises(LogDamaged, match="does not fit the balance before it"):
         _reopened(tmp_path)
     assert [path.name for path in tmp_path.glob("*log-*")] == [name], "no copy is left"
 
 
-def test_damage_is_told_even_if_there_is_no_room_for_the_copy(tmp_path: Path) -> None:
-    """The log is copied while it is replayed: of two bad news, the worse one counts."""
-    name, disk = _log(tmp_path, _credited_twice()[1]), Watched(RealDisk(tmp_path))
-    disk.fails = "append", errno.ENOSPC
+def test_damage_is_reported_even_if_the_disk_is_too_full_for_the_copy(tmp_path: Path) -> None:
+    """The log is copied while it is replayed. If both fail, the damage is reported."""
+    name, disk = _log(tmp_path, _credited_twice()[1]), CountingDisk(RealDisk(tmp_path))
+    disk.failure = "append", errno.ENOSPC
 
     async def reopen() -> None:
-        async with running(disk):
+        async with running_core(disk):
             pass
 
     with pytest.raises(LogDamaged, match="does not fit the balance before it"):
@@ -218,23 +218,23 @@ def test_damage_is_told_even_if_there_is_no_room_for_the_copy(tmp_path: Path) ->
     assert [path.name for path in tmp_path.glob("*log-*")] == [name], "no copy is left"
 
 
-def test_a_frame_that_miscounts_its_records_halts(tmp_path: Path) -> None:
+def test_a_frame_with_a_wrong_record_count_halts(tmp_path: Path) -> None:
     _log(tmp_path, _credited_twice()[0], count=2)
-    with pytest.raises(LogDamaged, match="miscounts"):
+    with pytest.raises(LogDamaged, match="has a wrong record count"):
         _reopened(tmp_path)
 
 
-def test_a_torn_tail_is_cut_and_kept_aside(tmp_path: Path) -> None:
+def test_a_torn_tail_is_cut_and_kept_in_a_file(tmp_path: Path) -> None:
     directory, mark, state = _directory(tmp_path)
     log = max(directory.glob("log-*"))
     log.write_bytes(log.read_bytes() + b"\xf5tg\xfa torn")
     again, found, notes = _reopened(directory)
     assert (again.position, again.crc, found) == (mark.position, mark.crc, state)
-    assert "read like a torn write and were cut" in notes[0]
+    assert "look like a torn write and were cut" in notes[0]
     assert (directory / f"torn-{log.name}").read_bytes() == b"\xf5tg\xfa torn"
 
 
-def test_only_so_many_torn_tails_are_kept(tmp_path: Path) -> None:
+def test_the_number_of_kept_torn_tails_is_limited(tmp_path: Path) -> None:
     directory, _, _ = _directory(tmp_path)
     for _ in range(12):
         log = max(directory.glob("log-*"))
@@ -257,14 +257,14 @@ def test_a_later_snapshot_format_is_refused_and_not_set_aside(tmp_path: Path) ->
     assert newest.exists()
 
 
-def test_an_acknowledged_answer_whose_frame_has_rotted_is_missed_at_hello(tmp_path: Path) -> None:
-    """The last frame may be cut like a torn write. Then a client knows more than the core."""
+def test_a_client_notices_at_hello_that_an_acknowledged_frame_was_damaged(tmp_path: Path) -> None:
+    """The last frame may be cut like a torn write. Then a client knows a later position."""
     directory, mark, _ = _directory(tmp_path, snapshots=0)
     _flip(max(directory.glob("log-*")), -1)
 
     async def reopen() -> str:
-        async with running(RealDisk(directory)) as core:
-            refusal = core.refuses(Hello(PROTOCOL, "s", "p", mark))
+        async with running_core(RealDisk(directory)) as core:
+            refusal = core.refusal_of(Hello(PROTOCOL, "s", "p", mark))
             assert refusal is not None
             return refusal.message
 
@@ -272,7 +272,7 @@ def test_an_acknowledged_answer_whose_frame_has_rotted_is_missed_at_hello(tmp_pa
 
 
 def test_a_failed_sync_is_not_trusted_after_a_restart(tmp_path: Path) -> None:
-    """What can be read may be in the page cache only: a start writes it anew before serving."""
+    """A readable log may exist in the page cache only, so a start copies it before it serves."""
     directory, _, _ = _directory(tmp_path, snapshots=0)
     before = max(directory.glob("log-*"))
     inode = before.stat().st_ino
@@ -283,10 +283,10 @@ def test_a_failed_sync_is_not_trusted_after_a_restart(tmp_path: Path) -> None:
 
 def test_statuses_and_floors_survive(tmp_path: Path) -> None:
     async def fill(snapshot: bool) -> str:
-        async with running(RealDisk(tmp_path)) as core:
+        async with running_core(RealDisk(tmp_path)) as core:
             await core.submit(*FROZEN)
             await core.submit(*RETIRED)
-            await hear(core, credit(11, 10), debit(12, 4))
+            await get_answers(core, credit(11, 10), debit(12, 4))
             if snapshot:
                 await core.submit(FrameKind.SNAPSHOT, b"")
             assert core.book.floor >> 32 == 9

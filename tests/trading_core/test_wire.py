@@ -1,4 +1,4 @@
-"""The bytes between the core and its clients."""
+"""The wire format between the core and its clients."""
 
 import asyncio
 from uuid import UUID
@@ -40,19 +40,19 @@ def test_a_frame_arrives_as_it_was_sent() -> None:
     assert received(wire.frame(FrameKind.ASK, 7, b"body")) == CoreFrame(FrameKind.ASK, 7, b"body")
 
 
-def test_every_flipped_bit_and_every_truncation_of_a_frame_is_noticed() -> None:
-    whole = wire.frame(FrameKind.ASK, 7, b"some body")
-    for bit in range(len(whole) * 8):
-        flipped = bytearray(whole)
+def test_every_flipped_bit_and_every_truncation_of_a_frame_is_detected() -> None:
+    packed = wire.frame(FrameKind.ASK, 7, b"some body")
+    for bit in range(len(packed) * 8):
+        flipped = bytearray(packed)
         flipped[bit >> 3] ^= 1 << (bit & 7)
         with pytest.raises((MalformedFrame, EOFError)):
             received(bytes(flipped))
-    for length in range(len(whole)):
+    for length in range(len(packed)):
         with pytest.raises(EOFError):
-            received(whole[:length])
+            received(packed[:length])
 
 
-def test_a_lying_length_is_refused_before_it_is_read() -> None:
+def test_a_frame_that_is_too_long_is_refused_before_its_body_is_read() -> None:
     with pytest.raises(MalformedFrame, match="claims 4294967295 bytes"):
         received(wire.HEAD.pack(2**32 - 1, 0, FrameKind.ASK, 1))
 
@@ -71,8 +71,8 @@ def test_messages_arrive_as_they_were_sent() -> None:
 
 
 @given(st.binary(max_size=64))
-@example(b"\x92\x01\xa1\x80")  # Text that is no UTF-8.
-def test_rubbish_is_malformed_and_nothing_else(content: bytes) -> None:
+@example(b"\x92\x01\xa1\x80")  # Text that is not valid UTF-8.
+def test_garbage_raises_malformed_frame_and_nothing_else(content: bytes) -> None:
     for unpack in (wire.unpack_hello, wire.unpack_welcome, wire.unpack_refusal):
         try:
             unpack(content)
@@ -80,31 +80,31 @@ def test_rubbish_is_malformed_and_nothing_else(content: bytes) -> None:
             continue
 
 
-def test_a_name_has_a_bound() -> None:
-    with pytest.raises(MalformedFrame, match="a Hello does not parse"):
+def test_the_length_of_a_name_is_limited() -> None:
+    with pytest.raises(MalformedFrame, match="a Hello cannot be parsed"):
         wire.unpack_hello(wire.pack(Hello(wire.PROTOCOL, "s" * 65, "p", None)))
 
 
 @pytest.mark.parametrize("asset", [-1, 2**32])
-def test_an_asset_is_a_number_that_fits(asset: int) -> None:
-    with pytest.raises(MalformedFrame, match="a Hello does not parse"):
+def test_an_asset_is_a_32_bit_number(asset: int) -> None:
+    with pytest.raises(MalformedFrame, match="a Hello cannot be parsed"):
         wire.unpack_hello(wire.pack(Hello(wire.PROTOCOL, "s", "p", None, 0, "", (asset,))))
 
 
-def test_answers_are_as_many_as_were_asked_for() -> None:
+def test_there_are_as_many_answers_as_questions() -> None:
     stamp = wire.STAMP.pack(1, 2, 3)
     body = stamp + wire.ANSWER.pack(1, 2) * 2
     assert wire.unpack_stamp(body) == (1, 2, 3)
     assert wire.unpack_answers(body, 2) == [(1, 2), (1, 2)]
     with pytest.raises(MalformedFrame, match="3 questions got 2 answers"):
         wire.unpack_answers(body, 3)
-    with pytest.raises(MalformedFrame, match="no whole number"):
+    with pytest.raises(MalformedFrame, match="not a whole number"):
         wire.unpack_answers(body + b"x", 2)
-    with pytest.raises(MalformedFrame, match="no stamp"):
+    with pytest.raises(MalformedFrame, match="too short for its stamp"):
         wire.unpack_stamp(stamp[:-1])
 
 
-def test_an_event_says_everything() -> None:
+def test_an_event_contains_every_field() -> None:
     key = wire.pack_keys([(UUID(int=4), 2)])
     amount = (2**127 - 1).to_bytes(16)
     delta = (-(2**127 - 1)).to_bytes(16, signed=True)
@@ -126,7 +126,7 @@ def test_an_event_says_everything() -> None:
     )
 
 
-def test_an_operation_is_what_its_record_begins_with() -> None:
+def test_a_record_begins_with_its_operation() -> None:
     operation = wire.CoreOperation(UUID_A, 3, CoreVerb.REFUND, ANN, 12, undoes=1, expect_done=True)
     packed = wire.pack_operations([operation])
     assert wire.OPERATION.unpack(packed) == wire.RECORD.unpack(packed + bytes(33))[:6]
@@ -135,11 +135,11 @@ def test_an_operation_is_what_its_record_begins_with() -> None:
 @pytest.mark.parametrize(
     ("verb", "book", "outcome"), [(77, 1, 1), (0, 1, 1), (1, 9, 1), (1, 1, 99)]
 )
-def test_an_event_that_means_nothing_here_is_malformed(verb: int, book: int, outcome: int) -> None:
+def test_an_event_with_unknown_codes_is_malformed(verb: int, book: int, outcome: int) -> None:
     key = wire.pack_keys([(UUID(int=4), 2)])
     party = wire.account(book, 5, 1001)
     record = wire.RECORD.pack(key, verb, 2, 0, party, bytes(16), outcome, bytes(16), bytes(16))
-    with pytest.raises(MalformedFrame, match="an event does not parse"):
+    with pytest.raises(MalformedFrame, match="an event cannot be parsed"):
         list(wire.unpack_events(wire.STAMP.pack(1, 9, 0) + wire.EVENT.pack(9, record)))
 
 

@@ -1,12 +1,12 @@
-"""A certificate for any system with money: what it promises, tried on it."""
+"""Certification of any system with money: a test of each promise that it must keep."""
 
 from tidegate.certify.checks import CHECKS, Check
-from tidegate.certify.report import as_json, failure, holds, print_page
-from tidegate.certify.run import CheckOutcome, CheckResult, attempt
+from tidegate.certify.report import as_json, failure, nothing_failed, print_report
+from tidegate.certify.run import CheckOutcome, CheckResult, run_check
 from tidegate.certify.system_under_test import (
     Factory,
     FactoryNotFound,
-    LocalSystemAsked,
+    LocalSystemAdapter,
     SystemUnderTest,
     load,
 )
@@ -18,12 +18,12 @@ __all__ = [
     "CheckResult",
     "Factory",
     "FactoryNotFound",
-    "LocalSystemAsked",
+    "LocalSystemAdapter",
     "SystemUnderTest",
     "as_json",
-    "attempt",
     "failure",
-    "holds",
     "load",
-    "print_page",
+    "nothing_failed",
+    "print_report",
+    "run_check",
 ]

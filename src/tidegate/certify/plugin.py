@@ -1,4 +1,4 @@
-"""One test for each check: `pytest --tidegate-certify module:factory`, or a line in a test."""
+"""The pytest plugin: one test for each check, by an option or by one line in a test module."""
 
 import asyncio
 import sys
@@ -9,37 +9,37 @@ from ulid import ULID
 
 from tidegate.certify.checks import CHECKS, Check
 from tidegate.certify.report import failure
-from tidegate.certify.run import CheckOutcome, attempt
+from tidegate.certify.run import CheckOutcome, run_check
 from tidegate.certify.system_under_test import Factory, FactoryNotFound, load
 
 
 def certificate(factory: Factory) -> Callable[[Check], None]:
-    """`test_my_system = certificate(factory)` in a test module is one test for each check."""
+    """`test_my_system = certificate(factory)` in a test module makes one test for each check."""
 
     @pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
     def test(check: Check) -> None:
-        holds(check, factory)
+        run_as_test(check, factory)
 
     return test
 
 
-def holds(check: Check, factory: Factory) -> None:
-    """Pass, fail with what to do, or skip with what the bench lacks."""
-    finding = asyncio.run(attempt(check, factory, ULID().to_uuid()))
-    if finding.verdict is CheckOutcome.FAILED:
-        pytest.fail(failure(finding), pytrace=False)
-    if finding.verdict is CheckOutcome.NOT_TRIED:
-        pytest.skip(finding.why)
+def run_as_test(check: Check, factory: Factory) -> None:
+    """Run a check: pass, fail with an explanation, or skip if the bench lacks something."""
+    result = asyncio.run(run_check(check, factory, ULID().to_uuid()))
+    if result.verdict is CheckOutcome.FAILED:
+        pytest.fail(failure(result), pytrace=False)
+    if result.verdict is CheckOutcome.NOT_TRIED:
+        pytest.skip(result.reason)
 
 
 class CheckItem(pytest.Item):
-    """A check as a test of its own, which belongs to no file."""
+    """The test of one check. It belongs to no file."""
 
     check: Check
     factory: Factory
 
     def runtest(self) -> None:
-        holds(self.check, self.factory)
+        run_as_test(self.check, self.factory)
 
     def reportinfo(self) -> tuple[str, None, str]:
         return "certificate", None, self.nodeid
@@ -57,7 +57,7 @@ class Certificate(pytest.Collector):
 
 
 class Plugin:
-    """Registered only in runs that ask for it."""
+    """The pytest plugin. It is registered only if the option is used."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -66,7 +66,7 @@ class Plugin:
     def pytest_collection_modifyitems(
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
-        # As `python -m pytest` does: the factory is in the directory we are in.
+        # As `python -m pytest` does: the factory is in the current directory.
         sys.path.insert(0, str(session.config.invocation_params.dir))
         for name in self._names:
             certificate = Certificate.from_parent(session, name=name, nodeid=name)

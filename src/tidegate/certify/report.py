@@ -1,4 +1,4 @@
-"""The certificate as a person reads it, and as a program does."""
+"""The report of a certification, as text and as JSON."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,81 +9,81 @@ from rich.text import Text
 
 from tidegate.certify.run import CheckOutcome, CheckResult
 
-MARKS = {
+LABELS = {
     CheckOutcome.HELD: ("held", "green"),
     CheckOutcome.FAILED: ("FAILED", "bold red"),
     CheckOutcome.NOT_TRIED: ("not tried", "yellow"),
 }
 
 
-def holds(findings: Sequence[CheckResult]) -> bool:
-    """Nothing failed. What was not tried is told, and neither held nor failed."""
-    return all(finding.verdict is not CheckOutcome.FAILED for finding in findings)
+def nothing_failed(results: Sequence[CheckResult]) -> bool:
+    """Whether no check failed. A check that was not tried did not fail; the report lists it."""
+    return all(result.verdict is not CheckOutcome.FAILED for result in results)
 
 
-def page(name: str, findings: Sequence[CheckResult]) -> RenderableType:
-    failed = [finding for finding in findings if finding.verdict is CheckOutcome.FAILED]
+def _report(name: str, results: Sequence[CheckResult]) -> RenderableType:
+    failed = [result for result in results if result.verdict is CheckOutcome.FAILED]
     title = Text(f"Certificate of {name}\n", style="bold")
-    return Group(title, _table(findings), *map(_failure, failed), Text(summary(findings)))
+    return Group(title, _table(results), *map(_failure, failed), Text(summary(results)))
 
 
-def _table(findings: Sequence[CheckResult]) -> Table:
+def _table(results: Sequence[CheckResult]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("check", "verdict", "promise"):
         table.add_column(column, no_wrap=column != "promise")
-    for finding in findings:
-        word, style = MARKS[finding.verdict]
-        promise = finding.check.promise
-        if finding.verdict is CheckOutcome.NOT_TRIED:
-            promise += f"\n({finding.why})"
-        table.add_row(finding.check.name, Text(word, style=style), Text(promise))
+    for result in results:
+        label, style = LABELS[result.verdict]
+        promise = result.check.promise
+        if result.verdict is CheckOutcome.NOT_TRIED:
+            promise += f"\n({result.reason})"
+        table.add_row(result.check.name, Text(label, style=style), Text(promise))
     return table
 
 
-def _failure(finding: CheckResult) -> Text:
-    return Text("\n" + failure(finding))
+def _failure(result: CheckResult) -> Text:
+    return Text("\n" + failure(result))
 
 
-def failure(finding: CheckResult) -> str:
-    """What was asked, what came back, why money would be lost, and how to mend it."""
-    check = finding.check
+def failure(result: CheckResult) -> str:
+    """The questions and answers, the expected result, the risk for money, and the fix."""
+    check = result.check
     lines = [f"{check.name} FAILED: {check.promise}.", "  what happened:"]
-    lines += [f"    {line}" for line in finding.story]
+    lines += [f"    {line}" for line in result.story]
     lines += [
-        f"  expected:  {finding.why}",
-        f"  the loss:  {check.loss}",
-        f"  mend it:   {check.mend}",
+        f"  expected:  {result.reason}",
+        f"  risk:      {check.loss}",
+        f"  fix:       {check.mend}",
     ]
     return "\n".join(lines)
 
 
-def summary(findings: Sequence[CheckResult]) -> str:
-    counts = Counter(finding.verdict for finding in findings)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in CheckOutcome)
-    verdict = "nothing failed" if holds(findings) else "do not let it near money"
-    return f"\n{told}: {verdict}"
+def summary(results: Sequence[CheckResult]) -> str:
+    by_verdict = Counter(result.verdict for result in results)
+    counts = ", ".join(f"{by_verdict[verdict]} {verdict}" for verdict in CheckOutcome)
+    advice = "nothing failed" if nothing_failed(results) else "do not use it with real money"
+    return f"\n{counts}: {advice}"
 
 
-def as_json(name: str, findings: Sequence[CheckResult]) -> dict[str, object]:
+def as_json(name: str, results: Sequence[CheckResult]) -> dict[str, object]:
     return {
         "system": name,
-        "certified": holds(findings),
-        "checks": [dict(_fields(finding)) for finding in findings],
+        "certified": nothing_failed(results),
+        "checks": [dict(_fields(result)) for result in results],
     }
 
 
-def _fields(finding: CheckResult) -> Iterator[tuple[str, object]]:
-    check = finding.check
+def _fields(result: CheckResult) -> Iterator[tuple[str, object]]:
+    check = result.check
     yield "name", check.name
-    yield "verdict", str(finding.verdict)
+    yield "verdict", str(result.verdict)
     yield "promise", check.promise
-    if finding.why:
-        yield "expected" if finding.verdict is CheckOutcome.FAILED else "reason", finding.why
-    if finding.verdict is CheckOutcome.FAILED:
-        yield "story", list(finding.story)
+    if result.reason:
+        yield "expected" if result.verdict is CheckOutcome.FAILED else "reason", result.reason
+    if result.verdict is CheckOutcome.FAILED:
+        yield "story", list(result.story)
         yield "loss", check.loss
         yield "mend", check.mend
 
 
-def print_page(console: Console, name: str, findings: Sequence[CheckResult]) -> None:
-    console.print(page(name, findings))
+def print_report(console: Console, name: str, results: Sequence[CheckResult]) -> None:
+    console.print(_report(name, results))

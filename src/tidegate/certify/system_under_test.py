@@ -1,7 +1,7 @@
-"""What a certificate needs of you: the system, a look at the money, and whatever you can break.
+"""The protocol of a test bench: the system, a way to read balances, and ways to cause faults.
 
-Only the first two are required. Everything else a bench may have or not: what it does not have
-is not tried, and the certificate says so.
+Only the system and the balance are required. If a bench lacks an optional member, the checks that
+need it are not tried, and the report lists them as such.
 """
 
 import importlib
@@ -24,83 +24,83 @@ Trouble: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class SystemUnderTest(Protocol):
-    """What must be there. `book` and `asset_id` may be, if MAIN and 1 are not what you have."""
+    """The required members. Add `book` and `asset_id` if the system has no book MAIN or asset 1."""
 
     @property
     def system(self) -> System:
         """The adapter. It may be another object after a restart."""
 
     async def balance(self, owner: int) -> int:
-        """What an owner has, read where the money is, and not from what the adapter says."""
+        """The balance of an owner, read directly from where it is stored, not from the adapter."""
 
 
 @runtime_checkable
 class CanFund(Protocol):
     async def fund(self, owner: int, amount: int) -> None:
-        """Give an owner money. Without it, the system is asked for a CREDIT that opens."""
+        """Give an owner money. Without this, the check asks for a CREDIT that opens the account."""
 
 
 @runtime_checkable
 class HasSecondClient(Protocol):
     async def another(self) -> System:
-        """The same money through a session of its own. Without it, one adapter is asked at once."""
+        """A second adapter on the same accounts. Without this, races use one adapter only."""
 
 
 @runtime_checkable
 class CanRestart(Protocol):
     async def restart(self) -> None:
-        """End the system, however rudely, and start it again on what it had written."""
+        """Stop the system, by force if you like, and start it again on its stored state."""
 
 
 @runtime_checkable
 class CanQuery(Protocol):
     async def query(self, question: Question) -> Answer | None:
-        """What is stored under the key of a question; None if nothing is."""
+        """The answer stored under the key of a question, or None."""
 
 
 @runtime_checkable
 class CanFreeze(Protocol):
     async def freeze(self, owner: int) -> None:
-        """Let an account no longer be debited."""
+        """Freeze an account: it refuses debits."""
 
 
 @runtime_checkable
 class CanDisable(Protocol):
     async def disable(self, owner: int) -> None:
-        """Close an account to everything but refunds."""
+        """Disable an account: it refuses everything except refunds."""
 
 
 @runtime_checkable
 class AnswersInOrder(Protocol):
     @property
     def in_order(self) -> bool:
-        """Whether each question of a batch sees what the ones before it have done."""
+        """Whether each question of a batch sees the effects of those before it."""
 
 
 def trouble(bench: SystemUnderTest, name: str) -> Trouble | None:
-    """A block in which each ask meets a fault; when it ends, all is well again.
+    """A context manager: each ask inside it meets a fault. Afterwards the system works again.
 
-    `killed_before`  the system dies when it has heard the question and done nothing
-    `killed_after`   the system dies when it has done it and said nothing
-    `reply_lost`     it is done, and the reply never arrives
-    `unreachable`    there is nobody to hear the question
+    `killed_before`  the system crashes after it received the question, before the effect
+    `killed_after`   the system crashes after the effect, before the reply
+    `reply_lost`     the system carries the question out, and its reply is lost
+    `unreachable`    no question reaches the system
     """
-    found: Trouble | None = getattr(bench, name, None)
-    return found
+    block: Trouble | None = getattr(bench, name, None)
+    return block
 
 
-Opened: TypeAlias = (
+FactoryResult: TypeAlias = (
     AbstractAsyncContextManager[SystemUnderTest] | Awaitable[SystemUnderTest] | SystemUnderTest
 )
-Factory: TypeAlias = Callable[[], Opened]
+Factory: TypeAlias = Callable[[], FactoryResult]
 
 
 class FactoryNotFound(Exception):
-    """There is no factory under this name; one line says what was looked for."""
+    """The factory does not exist. The message is one line for the user."""
 
 
 def load(name: str) -> Factory:
-    """The factory at `module:factory`."""
+    """Import the factory named `module:function`."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise FactoryNotFound(f"{name!r} is not of the form module:factory")
@@ -115,24 +115,24 @@ def load(name: str) -> Factory:
 
 
 @asynccontextmanager
-async def opened(factory: Factory) -> AsyncIterator[SystemUnderTest]:
-    """A bench from a factory that returns one, awaits one, or yields one and cleans up."""
-    made = factory()
-    if isinstance(made, AbstractAsyncContextManager):
-        async with made as bench:
+async def open_bench(factory: Factory) -> AsyncIterator[SystemUnderTest]:
+    """Make a bench. The factory is a function, a coroutine or an asynchronous context manager."""
+    result = factory()
+    if isinstance(result, AbstractAsyncContextManager):
+        async with result as bench:
             yield bench
-    elif inspect.isawaitable(made):
-        yield await made
+    elif inspect.isawaitable(result):
+        yield await result
     else:
-        yield made
+        yield result
 
 
 class TransactingStore(Protocol[Tx_co]):
     def transaction(self) -> AbstractAsyncContextManager[Tx_co]: ...
 
 
-class LocalSystemAsked(Generic[Tx]):
-    """A local system as one outside: each ask is a transaction of its own."""
+class LocalSystemAdapter(Generic[Tx]):
+    """Makes a local system look like an outside one: each ask runs in its own transaction."""
 
     def __init__(self, store: TransactingStore[Tx], system: LocalSystem[Tx]) -> None:
         self._store, self._system = store, system

@@ -1,1 +1,1 @@
-"""What can be typed: each command takes values, and its options are the fields of those."""
+"""The commands: each takes frozen values, whose fields are its options and arguments."""

@@ -1,4 +1,4 @@
-"""Keep the tables small: move what ended long ago to the archive, beside everything that runs."""
+"""The command that moves old transfers to the archive while everything runs."""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tidegate.store.archive import BATCH, ArchiveAges, ArchivedBatch, ArchiveRef
 from tidegate.store.archive import archive as archived
 
 DAY_S = 24 * 3600
-# Twice as long as systems remember operations, at the least: nobody asks about it any more.
+# At least twice as long as systems remember operations: no system asks about older transfers.
 LEAST_DAYS = 2 * HORIZON_S // DAY_S
 KEEP_CIDS_DAYS = 400
 
@@ -26,15 +26,21 @@ KEEP_CIDS_DAYS = 400
 class ArchiveOptions:
     older_than: Annotated[
         int,
-        typer.Option(min=LEAST_DAYS, metavar="DAYS", help="Since its end: then it is moved."),
+        typer.Option(
+            min=LEAST_DAYS, metavar="DAYS", help="Move transfers that ended this long ago."
+        ),
     ]
     keep_cids: Annotated[
         int,
-        typer.Option(min=LEAST_DAYS, metavar="DAYS", help="Since its end: then it may be reused."),
+        typer.Option(
+            min=LEAST_DAYS,
+            metavar="DAYS",
+            help="Forget cids of transfers that ended this long ago.",
+        ),
     ] = KEEP_CIDS_DAYS
-    batch: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Transfers moved in one transaction.")
-    ] = BATCH
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Transfers per transaction.")] = (
+        BATCH
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +53,24 @@ class StoreOptions:
     config: ConfigFile = None
 
 
-def archive(old: ArchiveOptions, where: StoreOptions, printing: OutputOptions) -> None:
-    """Move transfers that ended long ago, with their history, to the archive."""
-    if old.keep_cids < old.older_than:
-        said = f"--keep-cids ({KEEP_CIDS_DAYS} if not given) must not be less than --older-than"
-        raise CommandError(said, 2)
+def archive(chosen: ArchiveOptions, where: StoreOptions, printing: OutputOptions) -> None:
+    """Move old transfers with their history to the archive."""
+    if chosen.keep_cids < chosen.older_than:
+        message = f"--keep-cids (default {KEEP_CIDS_DAYS}) must not be less than --older-than"
+        raise CommandError(message, 2)
     database, schema = store_of(where)
     moved = ArchivedBatch()
     try:
-        with bar() as shown:
-            task = shown.add_task("archiving", total=None)
-            ages = ArchiveAges(old.older_than * DAY_S, old.keep_cids * DAY_S)
-            for batch in archived(database, schema, ages, old.batch):
+        with bar() as progress:
+            task = progress.add_task("archiving", total=None)
+            ages = ArchiveAges(chosen.older_than * DAY_S, chosen.keep_cids * DAY_S)
+            for batch in archived(database, schema, ages, chosen.batch):
                 moved = ArchivedBatch(*(sum(pair) for pair in zip(moved, batch, strict=True)))
-                shown.update(task, completed=moved.transfers + moved.cids)
+                progress.update(task, completed=moved.transfers + moved.cids)
     except (ArchiveRefused, psycopg.Error) as fault:
-        kept = f"{moved.transfers} were moved before, and stay so"
-        raise CommandError(f"cannot archive: {fault} ({kept})") from fault
-    printing.tell(
+        earlier = f"{moved.transfers} transfers were moved before this error"
+        raise CommandError(f"cannot archive: {fault} ({earlier})") from fault
+    printing.show(
         moved._asdict(),
         f"moved {moved.transfers} transfers with {moved.answers} answers;"
         f" dropped {moved.attempts} attempts; forgot {moved.cids} cids",
@@ -72,8 +78,8 @@ def archive(old: ArchiveOptions, where: StoreOptions, printing: OutputOptions) -
 
 
 def store_of(where: StoreOptions) -> tuple[str, str]:
-    """The database that was named, or that of a running `up`, and the schema in it."""
+    """Return the database and the schema: those given, or those of a running `tidegate up`."""
     flags = {"database": where.database, "schema": where.schema}
     settings = read_settings(flags, os.environ, where.config, where.directory)
-    named = where.database if where.directory else settings.database
-    return named or endpoints(where.directory or DEFAULT_DIRECTORY)["postgres"], settings.schema
+    database = where.database if where.directory else settings.database
+    return database or endpoints(where.directory or DEFAULT_DIRECTORY)["postgres"], settings.schema

@@ -1,4 +1,4 @@
-"""Put the certificate to any system: what held, what failed and why, what could not be tried."""
+"""The command that certifies a system: which checks passed, failed, or could not run."""
 
 import asyncio
 import sys
@@ -17,10 +17,10 @@ from tidegate.certify import (
     Factory,
     FactoryNotFound,
     as_json,
-    attempt,
-    holds,
     load,
-    print_page,
+    nothing_failed,
+    print_report,
+    run_check,
 )
 from tidegate.commands.console import CommandError, OutputOptions, console, print_json
 
@@ -28,41 +28,44 @@ from tidegate.commands.console import CommandError, OutputOptions, console, prin
 @dataclass(frozen=True, slots=True)
 class CertifyOptions:
     factory: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY", help="Makes the bench; see docs/adapters.md")
+        str,
+        typer.Argument(
+            metavar="MODULE:FACTORY", help="Creates the system under test; see docs/adapters.md"
+        ),
     ]
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="A check by its name; may be repeated.")
+        list[str] | None, typer.Option("--only", help="Run only this check; may be repeated.")
     ] = None
 
 
 def certify(candidate: CertifyOptions, printing: OutputOptions) -> None:
-    """Try a system on duplicates, crashes, lost replies, races: may it be trusted with money?"""
-    sys.path.insert(0, "")  # As `python -m` does: the candidate is in the directory we are in.
+    """Check that a system handles duplicates, crashes, lost replies and races correctly."""
+    sys.path.insert(0, "")  # Find modules in the current directory, as `python -m` does.
     try:
         factory = load(candidate.factory)
     except FactoryNotFound as fault:
         raise CommandError(str(fault), 2) from fault
-    findings = _findings(factory, _wanted(candidate.only))
+    results = _results(factory, _selected(candidate.only))
     if printing.as_json:
-        print_json(as_json(candidate.factory, findings))
+        print_json(as_json(candidate.factory, results))
     else:
-        print_page(console(), candidate.factory, findings)
-    if not holds(findings):
+        print_report(console(), candidate.factory, results)
+    if not nothing_failed(results):
         raise typer.Exit(1)
 
 
-def _findings(factory: Factory, checks: list[Check]) -> list[CheckResult]:
+def _results(factory: Factory, checks: list[Check]) -> list[CheckResult]:
     errors = Console(stderr=True)
     return [
-        asyncio.run(attempt(check, factory, ULID().to_uuid()))
+        asyncio.run(run_check(check, factory, ULID().to_uuid()))
         for check in track(
             checks, "certifying", console=errors, transient=True, disable=not errors.is_terminal
         )
     ]
 
 
-def _wanted(only: list[str] | None) -> list[Check]:
+def _selected(only: list[str] | None) -> list[Check]:
     by_name = {check.name: check for check in CHECKS}
     if unknown := sorted(set(only or ()) - by_name.keys()):
-        raise CommandError(f"no check is named {unknown[0]}; there are: {', '.join(by_name)}", 2)
+        raise CommandError(f"no check is named {unknown[0]}; choose from: {', '.join(by_name)}", 2)
     return [by_name[name] for name in only] if only else list(CHECKS)

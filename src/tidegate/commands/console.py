@@ -1,4 +1,4 @@
-"""How a command reaches a Tidegate, how it prints, and how it complains."""
+"""What all commands share: connecting to the API, printing results, and errors."""
 
 import getpass
 import json
@@ -22,11 +22,11 @@ DEFAULT_DIRECTORY = Path("data")
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked; one line says why, and what to do."""
+    """The command failed; the message says why and what to do in one line."""
 
-    def __init__(self, words: str, code: int = 1) -> None:
-        super().__init__(words)
-        self.code = code
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code  # The exit code.
 
 
 class OutputFormat(StrEnum):
@@ -36,31 +36,31 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """Which Tidegate is meant: one that `up` runs below a directory, or any by its address."""
+    """The Tidegate to use: one that `tidegate up` runs in a directory, or any by its URL."""
 
     directory: Annotated[
         Path, typer.Option("--data", help="The directory of a running `tidegate up`.")
     ] = DEFAULT_DIRECTORY
     url: Annotated[
-        str | None, typer.Option(envvar="TIDEGATE_URL", help="Another's; needs TIDEGATE_TOKEN.")
+        str | None, typer.Option(envvar="TIDEGATE_URL", help="Use this API; set TIDEGATE_TOKEN.")
     ] = None
 
     def client(self, role: str, subject: int | str | None = None) -> Client:
-        """As a user, or as somebody of the house: whoever is logged in, if not told otherwise."""
+        """Connect with a role. Without a subject, the subject is the login name."""
         if self.url is not None:
-            given = os.environ.get("TIDEGATE_TOKEN")
-            if not given:
-                raise CommandError("with --url, set TIDEGATE_TOKEN to a token for it", 2)
+            bearer = os.environ.get("TIDEGATE_TOKEN")
+            if not bearer:
+                raise CommandError("with --url, set TIDEGATE_TOKEN to a token for that API", 2)
             if role == "user":
-                refuse_another(given, subject)
-            return Client(self.url, given)
+                refuse_other_user(bearer, subject)
+            return Client(self.url, bearer)
         name = str(subject or getpass.getuser())
         return Client(endpoints(self.directory)["api"], token(self.directory, name, role))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="How it is printed.")] = (
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")] = (
         OutputFormat.TEXT
     )
 
@@ -68,34 +68,34 @@ class OutputOptions:
     def as_json(self) -> bool:
         return self.output is OutputFormat.JSON
 
-    def tell(self, answer: object, sentence: str) -> None:
-        """The whole answer for programs, or the sentence that it comes to for people."""
+    def show(self, result: object, sentence: str) -> None:
+        """Print the whole result as JSON, or the sentence as text."""
         if self.as_json:
-            print_json(answer)
+            print_json(result)
         else:
             print(sentence)
 
 
-def refuse_another(given: str, subject: int | str | None) -> None:
-    """The service acts for the token's user, whoever is named: so they must be the same."""
-    read = parse_token(given)
-    if read is not None and (owner := read.claims.get("sub")) != str(subject):
+def refuse_other_user(bearer: str, subject: int | str | None) -> None:
+    """Refuse a token of another user: the API acts for the token's user, not for --user."""
+    parsed = parse_token(bearer)
+    if parsed is not None and (owner := parsed.claims.get("sub")) != str(subject):
         raise CommandError(f"TIDEGATE_TOKEN is a token of {owner!s:.40}, not of user {subject}", 2)
 
 
 def endpoints(directory: Path) -> dict[str, str]:
     path = directory / "run" / "endpoints.json"
     try:
-        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        addresses: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as fault:
         raise CommandError(
-            f"nothing runs on {directory}: start it with `tidegate up --data {directory}`,"
-            " or name another with --data or --url",
+            f"no Tidegate runs on {directory}: start it with `tidegate up --data {directory}`,"
+            " or choose another with --data or --url",
             2,
         ) from fault
     except (OSError, ValueError) as fault:
         raise CommandError(f"{path} cannot be read: {fault}", 2) from fault
-    return found
+    return addresses
 
 
 def print_json(value: object) -> None:
@@ -103,7 +103,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """A table as wide as it needs: what is piped on is never cut."""
+    """Print a table. It is as wide as needed, so that piped output is never cut."""
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, no_wrap=True)
@@ -114,6 +114,6 @@ def print_table(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> No
 
 @cache
 def console() -> Console:
-    """One for all: only who draws a bar knows how to print above it."""
+    """One console for all output: rich prints above a progress bar only on the same console."""
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=200)

@@ -1,4 +1,4 @@
-"""The command that runs the trading core, by itself because it loads so little."""
+"""The command that runs the trading core, in its own module because it imports very little."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from tidegate.trading_core import server
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    directory: Annotated[Path, typer.Option("--data", help="The core's own directory.")]
+    directory: Annotated[Path, typer.Option("--data", help="The core's directory.")]
     listen: Annotated[str, typer.Option(help="unix:PATH or tcp:HOST:PORT")]
 
 
 def core(chosen: CoreOptions) -> None:
-    """Run the trading core: balances in memory, every answer durable first."""
+    """Run the trading core: balances in memory, every answer on disk before it is sent."""
     chosen.directory.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(server.run(chosen.directory, chosen.listen))

@@ -1,4 +1,4 @@
-"""What is wrong with my set-up, in words."""
+"""The command that checks the settings, programs, keys, ports and processes."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from tidegate.commands.console import (
 from tidegate.commands.programs import ConfigFile
 from tidegate.postgres import PostgresError, find_binaries
 from tidegate.settings import InvalidSetting, Settings, read_settings
-from tidegate.store.pool_schema import ailments
+from tidegate.store.pool_schema import pool_problems
 from tidegate.supervisor.children import CannotRun
 from tidegate.supervisor.supervisor import free_port
 
@@ -47,9 +47,9 @@ class DoctorOptions:
     config: ConfigFile = None
 
 
-def doctor(patient: DoctorOptions, printing: OutputOptions) -> None:
-    """Say what is wrong with this set-up, and what to do about it."""
-    findings = list(examine(patient))
+def doctor(chosen: DoctorOptions, printing: OutputOptions) -> None:
+    """Check this installation and print each problem with its remedy."""
+    findings = list(examine(chosen))
     if printing.as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -59,20 +59,20 @@ def doctor(patient: DoctorOptions, printing: OutputOptions) -> None:
         raise typer.Exit(1)
 
 
-def examine(patient: DoctorOptions) -> Iterator[DoctorFinding]:
+def examine(chosen: DoctorOptions) -> Iterator[DoctorFinding]:
     try:
-        settings = read_settings({}, os.environ, patient.config, patient.directory)
+        settings = read_settings({}, os.environ, chosen.config, chosen.directory)
     except InvalidSetting as fault:
         yield wrong(f"settings: {fault}")
         return
-    yield well("settings: all are known and allowed")
+    yield well("settings: valid")
     yield from _programs(settings)
-    yield _room(patient.directory)
-    if not patient.directory.exists():
+    yield _disk(chosen.directory)
+    if not chosen.directory.exists():
         yield _port(settings)
         return
-    yield _keys(patient.directory)
-    yield from _running(patient.directory, settings)
+    yield _keys(chosen.directory)
+    yield from _running(chosen.directory, settings)
 
 
 def _programs(settings: Settings) -> Iterator[DoctorFinding]:
@@ -80,12 +80,12 @@ def _programs(settings: Settings) -> Iterator[DoctorFinding]:
         yield from _database(settings.database)
         return
     try:
-        found = find_binaries()
+        binaries = find_binaries()
     except PostgresError as fault:
         yield wrong(str(fault))
         return
-    version = ".".join(map(str, found.version))
-    yield well(f"PostgreSQL: {version} in {found.directory}")
+    version = ".".join(map(str, binaries.version))
+    yield well(f"PostgreSQL: {version} in {binaries.directory}")
 
 
 def _database(database: str) -> Iterator[DoctorFinding]:
@@ -93,19 +93,19 @@ def _database(database: str) -> Iterator[DoctorFinding]:
         with psycopg.connect(database, connect_timeout=5) as connection:
             version = connection.info.server_version // 10_000
             yield well(f"database: PostgreSQL {version} answers")
-            yield from map(wrong, ailments(connection))
+            yield from map(wrong, pool_problems(connection))
     except psycopg.Error as fault:
-        words = " ".join(str(fault).split())
-        yield wrong(f"database: {words}; check DATABASE_URL, or unset it")
+        message = " ".join(str(fault).split())
+        yield wrong(f"database: {message}; check DATABASE_URL, or unset it")
 
 
-def _room(directory: Path) -> DoctorFinding:
-    there = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
-    free = shutil.disk_usage(there).free
-    if not os.access(there, os.W_OK | os.X_OK):
-        return wrong(f"directory: {there} may not be written by this user")
+def _disk(directory: Path) -> DoctorFinding:
+    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return wrong(f"directory: this user cannot write {existing}: change its permissions")
     if free < LEAST_BYTES:
-        return wrong(f"disk: {free >> 20} MiB are free below {there}: make room")
+        return wrong(f"disk: only {free >> 20} MiB are free in {existing}: free some space")
     return well(f"directory: {directory}, {free >> 30} GiB free")
 
 
@@ -116,8 +116,8 @@ def _keys(directory: Path) -> DoctorFinding:
         return wrong(f"keys: {fault}")
     mode = (directory / "keys" / "private.pem").stat().st_mode & 0o077
     if mode:
-        return wrong(f"keys: others may read them; chmod 600 {directory}/keys/private.pem")
-    return well("keys: there, and nobody else's to read")
+        return wrong(f"keys: other users can read them; run chmod 600 {directory}/keys/private.pem")
+    return well("keys: present, readable by their owner only")
 
 
 def _port(settings: Settings) -> DoctorFinding:
@@ -130,34 +130,35 @@ def _port(settings: Settings) -> DoctorFinding:
 
 def _running(directory: Path, settings: Settings) -> Iterator[DoctorFinding]:
     try:
-        found = endpoints(directory)
+        addresses = endpoints(directory)
     except CommandError:
-        yield well(f"nothing runs: start it with `tidegate up --data {directory}`")
+        yield well(f"not running: start it with `tidegate up --data {directory}`")
         yield _port(settings)
         return
     for path in sorted((directory / "run").glob("*.pid")):
         yield _alive(path)
-    if settings.database is None and found.get("postgres"):
-        yield from _database(found["postgres"])
-    with Client(found["api"], timeout_s=5.0) as client:
-        said = client.readiness()
-    if said is None:
-        yield wrong(f"api: {found['api']} does not answer; see {directory}/log/api.log")
+    if settings.database is None and addresses.get("postgres"):
+        yield from _database(addresses["postgres"])
+    with Client(addresses["api"], timeout_s=5.0) as client:
+        readiness = client.readiness()
+    if readiness is None:
+        yield wrong(f"api: {addresses['api']} does not answer; see {directory}/log/api.log")
         return
-    for halt in said.get("halts", ()):
-        who = f"by {halt['by']} at {halt['at']}: {halt['reason']}"
-        yield wrong(f"halted {who}; once put right, `tidegate resume REASON --halt {halt['id']}`")
-    for lane, standing in said.get("lanes", {}).items():
-        if standing != "open":
+    for halt in readiness.get("halts", ()):
+        reason = f"by {halt['by']} at {halt['at']}: {halt['reason']}"
+        remedy = f"`tidegate resume REASON --halt {halt['id']}`"
+        yield wrong(f"halted {reason}; fix the problem, then run {remedy}")
+    for lane, status in readiness.get("lanes", {}).items():
+        if status != "open":
             yield wrong(f"{lane}: does not answer; see {directory}/log/{lane}.log")
-    if said.get("database"):
-        yield wrong(f"database: {said['database']}; see {directory}/postgres")
-    if said.get("status") == "ok":
-        yield well(f"api: {found['api']} serves")
+    if readiness.get("database"):
+        yield wrong(f"database: {readiness['database']}; see {directory}/postgres")
+    if readiness.get("status") == "ok":
+        yield well(f"api: {addresses['api']} serves")
 
 
 def _alive(path: Path) -> DoctorFinding:
     pid = path.read_text().strip()
     if Path("/proc", pid).exists():
-        return well(f"{path.stem}: runs as {pid}")
-    return wrong(f"{path.stem}: {pid} is gone; `tidegate up` starts it again")
+        return well(f"{path.stem}: running, pid {pid}")
+    return wrong(f"{path.stem}: pid {pid} has died; `tidegate up` restarts it")

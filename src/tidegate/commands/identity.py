@@ -1,4 +1,4 @@
-"""Who a store is, and which database the trading core takes it from."""
+"""The commands for a copied or restored database: a store's identity and the core's binding."""
 
 import asyncio
 import os
@@ -25,27 +25,27 @@ class RebindOptions:
     core: Annotated[str | None, typer.Option(help="unix:PATH or tcp:HOST:PORT")] = None
     instead_of: Annotated[
         UUID | None,
-        typer.Option(help="For a copy of the core's directory: the store that it served."),
+        typer.Option(help="The store that the core served, if its directory is a copy."),
     ] = None
 
 
 def new_identity(where: StoreOptions, printing: OutputOptions) -> None:
-    """Make a copied database a store of its own, which the original's core will refuse."""
+    """Give a copied database a new store id, so that the original's core refuses it."""
     database, schema = store_of(where)
     try:
         before, after = store_identity.renew(database, schema, fresh_identity())
     except psycopg.Error as fault:
         raise CommandError(f"cannot give the store a new identity: {fault}") from fault
-    printing.tell(
+    printing.show(
         {"before": str(before), "store": str(after)},
-        f"this store was {before} and is {after} from now on; restart what runs on it",
+        f"the store id was {before} and is now {after}; restart all processes that use it",
     )
 
 
 def confirm_store(where: StoreOptions, served: RebindOptions, printing: OutputOptions) -> None:
-    """Tell the trading core that this database is the restored one, and the old one is gone.
+    """Make the trading core serve this restored database instead of the old one.
 
-    Workers of the old database that are still connected are cut off, and can do nothing more.
+    The core disconnects workers of the old database and refuses them from then on.
     """
     database, schema = store_of(where)
     try:
@@ -53,10 +53,13 @@ def confirm_store(where: StoreOptions, served: RebindOptions, printing: OutputOp
     except (Unreachable, StoreFault) as fault:
         raise CommandError(f"cannot confirm: {fault}") from fault
     if bound != wanted:
-        raise CommandError(f"the core serves store {bound.store or 'nobody yet'}, and goes on so")
-    printing.tell(
+        raise CommandError(
+            f"the core serves store {bound.store or '(none yet)'} and did not change:"
+            " if its directory is a copy, use --instead-of"
+        )
+    printing.show(
         {"store": bound.store, "place": bound.place},
-        f"the core serves store {bound.store} in database {bound.place} from now on",
+        f"the core now serves store {bound.store} in database {bound.place}",
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands of those who answer for the money: look, retry, halt, resume, audit."""
+"""The commands of operators, approvers and auditors: show, retry, resolve, halt, resume, audit."""
 
 import time
 from dataclasses import dataclass
@@ -32,56 +32,56 @@ class TransferChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReasonOptions:
-    reason: Annotated[str, typer.Argument(metavar="REASON", help="For the record.")]
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Why; it is recorded.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptions:
-    reason: Annotated[str, typer.Argument(metavar="REASON", help="For the record.")]
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Why; it is recorded.")]
     halt: Annotated[
         list[int] | None,
-        typer.Option("--halt", help="The number of a halt; may be given several times."),
+        typer.Option("--halt", help="End only this halt; may be repeated."),
     ] = None
 
 
 class ProposedAnswer(StrEnum):
-    """What people may say: it happened, it did not, or it goes to the owner's suspense book."""
+    """The answers that people can give: done, not done, or into the owner's suspense book."""
 
     DONE = "done"
     REJECTED = "rejected"
     SUSPENSE = "suspense"
 
 
-Name = Annotated[str | None, typer.Option("--as", help="Who says so; you, if not given.")]
+Name = Annotated[str | None, typer.Option("--as", help="Your name; default: the login name.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveOptions:
-    answer: Annotated[ProposedAnswer, typer.Option(help="What became of the open question.")]
-    reason: Annotated[str, typer.Option(help="For the record.")]
-    evidence: Annotated[list[str], typer.Option(help="NAME=VALUE; may be given several times.")]
+    answer: Annotated[ProposedAnswer, typer.Option(help="The result of the open operation.")]
+    reason: Annotated[str, typer.Option(help="Why; it is recorded.")]
+    evidence: Annotated[list[str], typer.Option(help="NAME=VALUE; may be repeated.")]
     name: Name = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmOptions:
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="As resolve said.")]
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Printed by `resolve`.")]
     name: Name = None
 
 
 @dataclass(frozen=True, slots=True)
 class StuckOptions:
-    seconds: Annotated[int, typer.Option(min=0, help="Not ended after so long.")] = 60
+    seconds: Annotated[int, typer.Option(min=0, help="Least age of the transfers.")] = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    user: Annotated[int | None, typer.Option(min=1, help="Only this owner's.")] = None
-    flow: Annotated[str | None, typer.Option(help="Only of this flow.")] = None
+    user: Annotated[int | None, typer.Option(min=1, help="Only transfers of this user.")] = None
+    flow: Annotated[str | None, typer.Option(help="Only transfers of this flow.")] = None
 
 
 def show(which: TransferChoice, access: ApiOptions, printing: OutputOptions) -> None:
-    """Tell the life of one transfer: every question, every answer, every attempt."""
+    """Show one transfer with every answer and every attempt."""
     with access.client("auditor") as client:
         life = client.history(which.id)
     if printing.as_json:
@@ -90,110 +90,112 @@ def show(which: TransferChoice, access: ApiOptions, printing: OutputOptions) -> 
         print_timeline(life)
 
 
-def tail(seen: SearchOptions, access: ApiOptions, printing: OutputOptions) -> None:
+def tail(chosen: SearchOptions, access: ApiOptions, printing: OutputOptions) -> None:
     """Show transfers as they move, until Ctrl-C."""
-    known: dict[str, tuple[str, int]] | None = None
+    before: dict[str, tuple[str, int]] | None = None
     with access.client("auditor") as client:
         while True:
-            page = client.search(owner=seen.user, flow=seen.flow, limit=PAGE)["transfers"]
-            standing = {each["req_id"]: (each["state"], each["attempts"]) for each in page}
-            if known is not None:
-                for each in reversed(page):
-                    if known.get(each["req_id"]) != standing[each["req_id"]]:
-                        _print_line(each, printing)
-            known = standing
+            page = client.search(owner=chosen.user, flow=chosen.flow, limit=PAGE)["transfers"]
+            now = {row["req_id"]: (row["state"], row["attempts"]) for row in page}
+            if before is not None:
+                for row in reversed(page):
+                    if before.get(row["req_id"]) != now[row["req_id"]]:
+                        _print_line(row, printing)
+            before = now
             time.sleep(TAIL_S)
 
 
-def _print_line(each: Answer, printing: OutputOptions) -> None:
+def _print_line(row: Answer, printing: OutputOptions) -> None:
     if printing.as_json:
-        print_json(each)
+        print_json(row)
         return
-    waits = f" waits for {each['lane']}" if each["lane"] else ""
-    why = f" ({each['error']})" if each["error"] else ""
+    lane = f" waits for {row['lane']}" if row["lane"] else ""
+    error = f" ({row['error']})" if row["error"] else ""
     print(
-        f"{each['updated_at']}  {each['req_id']}  user {each['user_id']}  {each['flow']}"
-        f"  {each['amount']} {each['asset']}  {each['state']}{waits}{why}",
+        f"{row['updated_at']}  {row['req_id']}  user {row['user_id']}  {row['flow']}"
+        f"  {row['amount']} {row['asset']}  {row['state']}{lane}{error}",
         flush=True,
     )
 
 
-def stuck(late: StuckOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """List transfers that have not ended in time."""
+def stuck(chosen: StuckOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """List transfers that have not ended after some time."""
     with access.client("auditor") as client:
-        found = client.search(stuck_s=late.seconds, limit=PAGE)
+        page = client.search(stuck_s=chosen.seconds, limit=PAGE)
     if printing.as_json:
-        print_json(found)
-    elif found["transfers"]:
-        print_table(COLUMNS, found["transfers"])
+        print_json(page)
+    elif page["transfers"]:
+        print_table(COLUMNS, page["transfers"])
     else:
-        print(f"nothing is older than {late.seconds} s and not at its end")
+        print(f"no transfer has been open for more than {chosen.seconds} s")
 
 
 def retry(which: TransferChoice, access: ApiOptions, printing: OutputOptions) -> None:
-    """Ask a waiting transfer's question again now."""
+    """Retry a waiting transfer now."""
     with access.client("operator") as client:
-        made = client.retry(which.id)
-    id_ = made["req_id"]
-    printing.tell(made, f"{id_} is asked again; see `tidegate show {id_}`")
+        transfer = client.retry(which.id)
+    id_ = transfer["req_id"]
+    printing.show(transfer, f"{id_} is retried; see `tidegate show {id_}`")
 
 
 def resolve(
-    which: TransferChoice, verdict: ResolveOptions, access: ApiOptions, printing: OutputOptions
+    which: TransferChoice, proposal: ResolveOptions, access: ApiOptions, printing: OutputOptions
 ) -> None:
-    """Say what became of a question that stays open; a second person confirms it."""
-    pairs = [pair.partition("=") for pair in verdict.evidence]
+    """Propose the answer of a stuck operation; a second person must confirm it."""
+    pairs = [pair.partition("=") for pair in proposal.evidence]
     if not all(name and equals and value for name, equals, value in pairs):
-        raise CommandError("evidence is given as NAME=VALUE, such as --evidence ticket=4711", 2)
-    with access.client("operator", verdict.name) as client:
+        raise CommandError("give evidence as NAME=VALUE, such as --evidence ticket=4711", 2)
+    with access.client("operator", proposal.name) as client:
         version = client.history(which.id)["transfer"]["version"]
         resolution = {
             "version": version,
-            "answer": verdict.answer.value,
-            "reason": verdict.reason,
+            "answer": proposal.answer.value,
+            "reason": proposal.reason,
             "evidence": {name: value for name, _, value in pairs},
         }
-        made = client.resolve(which.id, resolution)
-    number = made["resolution"]
-    printing.tell(made, f"proposed as {number}: a second person runs `tidegate confirm {number}`")
+        reply = client.resolve(which.id, resolution)
+    number = reply["resolution"]
+    printing.show(
+        reply, f"proposal {number} recorded: a second person runs `tidegate confirm {number}`"
+    )
 
 
-def confirm(second: ConfirmOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """Confirm, as the second person, what another has proposed by `tidegate resolve`."""
-    with access.client("approver", second.name) as client:
-        made = client.confirm(str(second.number))
-    transfer = made["transfer"]
-    printing.tell(made, f"{transfer['req_id']}: {made['outcome']}, now {transfer['state']}")
+def confirm(chosen: ConfirmOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """Confirm the proposal of another person, made with `tidegate resolve`."""
+    with access.client("approver", chosen.name) as client:
+        reply = client.confirm(str(chosen.number))
+    transfer = reply["transfer"]
+    printing.show(reply, f"{transfer['req_id']}: {reply['outcome']}, now {transfer['state']}")
 
 
-def halt(why: ReasonOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """Stop all money: new transfers are refused, running ones stay where they are."""
+def halt(chosen: ReasonOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """Stop all transfers: refuse new ones, and leave open ones in their state."""
     with access.client("operator") as client:
-        made = client.halt(why.reason)
-    number = made["halt"]
-    printing.tell(made, f"halt {number}; end it with `tidegate resume REASON --halt {number}`")
+        reply = client.halt(chosen.reason)
+    number = reply["halt"]
+    printing.show(reply, f"halt {number}; end it with `tidegate resume REASON --halt {number}`")
 
 
-def resume(why: ResumeOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """End the halts named by --halt, or all: money moves again when none is left."""
+def resume(chosen: ResumeOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """End the halts given by --halt, or all; transfers resume when no halt is left."""
     with access.client("operator") as client:
-        made = client.resume(why.reason, why.halt or None)
+        reply = client.resume(chosen.reason, chosen.halt or None)
     if printing.as_json:
-        print_json(made)
+        print_json(reply)
         return
-    for ended in made["ended"]:
-        print(f"ended {_told(ended)}")
-    for left in made["halts"]:
-        print(f"still halted: {_told(left)}")
-    print("halted" if made["halted"] else "resumed")
+    for ended in reply["ended"]:
+        print(f"ended {_halt_line(ended)}")
+    for left in reply["halts"]:
+        print(f"still halted: {_halt_line(left)}")
+    print("halted" if reply["halted"] else "resumed")
 
 
-def _told(halt: Answer) -> str:
+def _halt_line(halt: Answer) -> str:
     return f"halt {halt['id']} by {halt['by']} at {halt['at']}: {halt['reason']}"
 
 
 def audit(access: ApiOptions, printing: OutputOptions) -> None:
-    """Add up all books in full: exits 0 if they agree and 1 if they do not."""
+    """Audit all books in full; exit with 0 if they agree and 1 if they do not."""
     with access.client("auditor") as client:
         report = watched_audit(client)
     if printing.as_json:
@@ -203,7 +205,7 @@ def audit(access: ApiOptions, printing: OutputOptions) -> None:
     if not report["ok"]:
         if printing.as_json:
             raise typer.Exit(1)
-        raise CommandError("the books do not agree: see docs/operations.md before you resume")
+        raise CommandError("the books do not agree: read docs/operations.md before you resume")
 
 
 def print_books(report: Answer) -> None:

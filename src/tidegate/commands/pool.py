@@ -1,4 +1,4 @@
-"""The commands of a guild's member: pay through the pool, look, list."""
+"""The commands of a guild's member: pay through the transfer pool, show a payment, list all."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,10 +14,10 @@ COLUMNS = ("transfer_id", "status", "target_id", "amount", "retry_count", "round
 @dataclass(frozen=True, slots=True)
 class PayOptions:
     guild: Annotated[int, typer.Argument(metavar="GUILD", min=1)]
-    target: Annotated[int, typer.Argument(metavar="TO", min=1, help="Who is paid.")]
+    target: Annotated[int, typer.Argument(metavar="TO", min=1, help="The member to pay.")]
     amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="Whole points, such as 100")]
     user: User
-    reason: Annotated[str | None, typer.Option(help="What it is for.")] = None
+    reason: Annotated[str | None, typer.Option(help="What the payment is for.")] = None
     cid: Cid = None
 
 
@@ -30,14 +30,14 @@ class ShowOptions:
 @dataclass(frozen=True, slots=True)
 class ListOptions:
     user: User
-    guild: Annotated[int | None, typer.Option(min=1, help="Only those in this guild.")] = None
-    status: Annotated[str | None, typer.Option(help="Such as checking.")] = None
+    guild: Annotated[int | None, typer.Option(min=1, help="Only payments in this guild.")] = None
+    status: Annotated[str | None, typer.Option(help="Only this status, such as checking.")] = None
     limit: Annotated[int, typer.Option(min=1, max=100)] = 20
 
 
 def pay(payment: PayOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """Pay a member of a guild as soon as the guild's rules allow it."""
-    wish: dict[str, object] = {
+    """Pay a member of a guild when the guild's rules allow it."""
+    request: dict[str, object] = {
         "guild_id": payment.guild,
         "target_id": payment.target,
         "amount": payment.amount,
@@ -45,24 +45,24 @@ def pay(payment: PayOptions, access: ApiOptions, printing: OutputOptions) -> Non
         "cid": payment.cid,
     }
     with access.client("user", payment.user) as client:
-        said = client.pool_transfer({k: v for k, v in wish.items() if v is not None})
-    printing.tell(said, f"{said['transfer_id']}  {said['status']}")
+        reply = client.pool_transfer({k: v for k, v in request.items() if v is not None})
+    printing.show(reply, f"{reply['transfer_id']}  {reply['status']}")
 
 
-def show(looked: ShowOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """Show a transfer of the pool and the checks of its round."""
-    with access.client("user", looked.user) as client:
-        said = client.pool_show(looked.id)
-    checks = " ".join(f"{name}={result}" for name, result in sorted(said["checks"].items()))
-    printing.tell(said, f"{said['transfer_id']}  {said['status']}  {checks}".rstrip())
+def show(chosen: ShowOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """Show a transfer of the pool and the results of its checks."""
+    with access.client("user", chosen.user) as client:
+        reply = client.pool_show(chosen.id)
+    checks = " ".join(f"{name}={result}" for name, result in sorted(reply["checks"].items()))
+    printing.show(reply, f"{reply['transfer_id']}  {reply['status']}  {checks}".rstrip())
 
 
-def list_(listed: ListOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """List the transfers that a member has made through the pool, the newest first."""
-    query = {"guild_id": listed.guild, "status": listed.status, "limit": listed.limit}
-    with access.client("user", listed.user) as client:
-        said = client.pool_list(**query)
+def list_(chosen: ListOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """List a member's transfers in the pool, the newest first."""
+    query = {"guild_id": chosen.guild, "status": chosen.status, "limit": chosen.limit}
+    with access.client("user", chosen.user) as client:
+        reply = client.pool_list(**query)
     if printing.as_json:
-        print_json(said)
+        print_json(reply)
     else:
-        print_table(COLUMNS, said["transfers"])
+        print_table(COLUMNS, reply["transfers"])

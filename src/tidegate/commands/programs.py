@@ -1,4 +1,4 @@
-"""The commands that run something: everything at once, or one part of it in production."""
+"""The commands that run services: everything on one machine, or one part in production."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tidegate.commands.console import CommandError, OutputOptions
 from tidegate.commands.progress import bar
 from tidegate.core.ports import StoreFault
 from tidegate.service.shared_memory import SharedMemory
-from tidegate.serving import SharedPortProcess, serve_api, serve_worker, start_log
+from tidegate.serving import SharedPortMember, serve_api, serve_worker, start_log
 from tidegate.settings import Settings, read_settings
 from tidegate.store.migrate import migrate as migrated
 from tidegate.store.migrate import migrations
@@ -28,19 +28,21 @@ from tidegate.supervisor.api_processes import serve_shared_port
 from tidegate.supervisor.supervisor import run
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
-Database = Annotated[str | None, typer.Option(help="DATABASE_URL, if not given.")]
+Database = Annotated[str | None, typer.Option(help="Default: DATABASE_URL.")]
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     directory: Annotated[
-        Path | None, typer.Option("--data", help="Where everything is kept: ./data if not given.")
+        Path | None, typer.Option("--data", help="The directory for all files. Default: ./data.")
     ] = None
-    port: Annotated[int | None, typer.Option(help="Of the API: 8080; 0 is any free one.")] = None
-    bare: Annotated[bool, typer.Option("--bare", help="Without demo money.")] = False
-    workers: Annotated[int | None, typer.Option(help="How many, besides the API's own.")] = None
+    port: Annotated[
+        int | None, typer.Option(help="Port of the API. Default: 8080; 0: any free port.")
+    ] = None
+    bare: Annotated[bool, typer.Option("--bare", help="Deposit no demo money.")] = False
+    workers: Annotated[int | None, typer.Option(help="Number of separate workers.")] = None
     processes: Annotated[
-        int | None, typer.Option(help="Of the API: one per two cores, at most 2, if not given.")
+        int | None, typer.Option(help="API processes. Default: one per two cores, at most 2.")
     ] = None
     config: ConfigFile = None
 
@@ -55,16 +57,16 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
-    port: Annotated[int | None, typer.Option(help="8080, if not given.")] = None
+    host: Annotated[str | None, typer.Option(help="Default: 127.0.0.1.")] = None
+    port: Annotated[int | None, typer.Option(help="Default: 8080.")] = None
     processes: Annotated[
-        int | None, typer.Option(help="How many serve the port: 1, if not given.")
+        int | None, typer.Option(help="Processes that serve the port. Default: 1.")
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPortOptions:
-    """What a parent tells each of its processes; nobody else gives these."""
+    """Hidden options that the parent of several API processes passes to each of them."""
 
     sibling: Annotated[int | None, typer.Option(hidden=True)] = None
     memory: Annotated[int | None, typer.Option(hidden=True)] = None
@@ -72,10 +74,10 @@ class SharedPortOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerListenOptions:
-    """Where a worker serves its health and its metrics."""
+    """The address of a worker's health and metrics."""
 
-    host: Annotated[str | None, typer.Option(help="127.0.0.1, if not given.")] = None
-    port: Annotated[int | None, typer.Option(help="Any free one, if not given.")] = None
+    host: Annotated[str | None, typer.Option(help="Default: 127.0.0.1.")] = None
+    port: Annotated[int | None, typer.Option(help="Default: any free port.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class MigrateOptions:
 
 
 def up(chosen: UpOptions) -> None:
-    """Run everything on this machine, until Ctrl-C."""
+    """Run everything on this machine until Ctrl-C."""
     flags = {
         "directory": None if chosen.directory is None else str(chosen.directory),
         "port": chosen.port,
@@ -97,14 +99,14 @@ def up(chosen: UpOptions) -> None:
     raise typer.Exit(run(settings, bare=chosen.bare))
 
 
-def api(chosen: ServerOptions, listening: ListenOptions, together: SharedPortOptions) -> None:
-    """Run the HTTP service, and an engine with it: in one process, or in several on one port."""
-    asked = {"host": listening.host, "port": listening.port, "processes": listening.processes}
-    settings, number, memory = _served(chosen, asked), together.sibling, together.memory
+def api(chosen: ServerOptions, listening: ListenOptions, shared: SharedPortOptions) -> None:
+    """Run the HTTP API with an engine, in one process or in several on one port."""
+    flags = {"host": listening.host, "port": listening.port, "processes": listening.processes}
+    settings, number, memory = _start(chosen, flags), shared.sibling, shared.memory
     if number is not None and memory is not None:
         start_log(settings.log_format, sibling=number)
         port = settings.health_ports[number - 1]
-        _serve(serve_api(settings, SharedPortProcess(number, port, SharedMemory(memory))))
+        _serve(serve_api(settings, SharedPortMember(number, port, SharedMemory(memory))))
     elif (settings.processes or 1) > 1:
         raise typer.Exit(serve_shared_port(settings))
     else:
@@ -112,25 +114,26 @@ def api(chosen: ServerOptions, listening: ListenOptions, together: SharedPortOpt
 
 
 def worker(chosen: ServerOptions, listening: WorkerListenOptions) -> None:
-    """Run an engine without the API: it finishes what others have begun."""
-    _serve(serve_worker(_served(chosen, {"host": listening.host, "worker_port": listening.port})))
+    """Run an engine without the API: it completes open transfers."""
+    _serve(serve_worker(_start(chosen, {"host": listening.host, "worker_port": listening.port})))
 
 
 def migrate(chosen: MigrateOptions, printing: OutputOptions) -> None:
-    """Make or update the tables of a store and install its flows."""
+    """Create or update the tables of a store and install its flows."""
     settings = read_settings({"database": chosen.database}, os.environ, chosen.config)
     database, flows = _database(settings), list(all_flows())
-    known = len(flows) + sum(len(migrations(folder)) for folder in ("shared", "store"))
+    total = len(flows) + sum(len(migrations(folder)) for folder in ("shared", "store"))
     try:
-        with bar() as shown:
-            task = shown.add_task("migrating", total=known)
-            applied = migrated(database, chosen.schema, flows, lambda _: shown.advance(task))
+        with bar() as progress:
+            task = progress.add_task("migrating", total=total)
+            applied = migrated(database, chosen.schema, flows, lambda _: progress.advance(task))
     except (MigrationRefused, psycopg.Error) as fault:
         raise CommandError(f"cannot migrate: {fault}") from fault
-    printing.tell({"applied": applied}, "\n".join(applied) or "up to date")
+    printing.show({"applied": applied}, "\n".join(applied) or "up to date")
 
 
-def _served(chosen: ServerOptions, more: Mapping[str, object]) -> Settings:
+def _start(chosen: ServerOptions, more: Mapping[str, object]) -> Settings:
+    """Read the settings and start the log."""
     flags = {"database": chosen.database, "core": chosen.core, "schema": chosen.schema, **more}
     settings = read_settings(flags, os.environ, chosen.config)
     start_log(settings.log_format)
@@ -139,12 +142,13 @@ def _served(chosen: ServerOptions, more: Mapping[str, object]) -> Settings:
 
 def _database(settings: Settings) -> str:
     if settings.database is None:
-        raise CommandError("there is no database: set DATABASE_URL, or use `tidegate up`")
+        raise CommandError("no database is set: set DATABASE_URL, or use `tidegate up`")
     return settings.database
 
 
 def _serve(service: Coroutine[None, None, None]) -> None:
-    # Uvicorn sends itself the signal again when it has shut down; what is open is closed first.
+    # Uvicorn raises the signal again after its shutdown. Exit then by SystemExit, so that open
+    # resources are still closed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     try:

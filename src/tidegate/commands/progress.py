@@ -1,4 +1,4 @@
-"""Bars for work that takes a while: on the terminal of who waits, and nowhere else."""
+"""Progress bars for long work, drawn only on a terminal."""
 
 import threading
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ from rich.progress import (
 
 from tidegate.client import Answer, ApiProblem, Client, OutcomeUnknown
 
-LOOK_S = 0.3
+POLL_S = 0.3
 
 
 def bar(out: Console | None = None) -> Progress:
-    """On the standard error, so that what is piped on is only what was asked for."""
-    place = out or Console(stderr=True)
+    """Make a bar on stderr, so that piped stdout contains only the result."""
+    screen = out or Console(stderr=True)
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=place,
-        disable=not place.is_terminal,
+        console=screen,
+        disable=not screen.is_terminal,
         transient=True,
         redirect_stdout=out is not None,
         redirect_stderr=out is not None,
@@ -37,34 +37,34 @@ def bar(out: Console | None = None) -> Progress:
 
 
 def watched_audit(client: Client) -> Answer:
-    """A full audit, with a bar of the transfers that it has read."""
-    over = threading.Event()
-    with bar() as shown, _beside(shown, client, over):
+    """Run a full audit and show how many transfers it has read."""
+    stopped = threading.Event()
+    with bar() as progress, _polling(progress, client, stopped):
         return client.audit(full=True)
 
 
 @contextmanager
-def _beside(shown: Progress, client: Client, over: threading.Event) -> Iterator[None]:
-    """Look how far it is, from a thread of our own: the audit's request is one long wait."""
-    task = shown.add_task("adding up every operation", total=None)
+def _polling(progress: Progress, client: Client, stopped: threading.Event) -> Iterator[None]:
+    """Poll the progress in a thread, because the audit's own request blocks until its end."""
+    task = progress.add_task("adding up every operation", total=None)
 
-    def follow() -> None:
-        while not over.wait(LOOK_S):
+    def poll() -> None:
+        while not stopped.wait(POLL_S):
             try:
-                said = client.audit_progress()
+                reply = client.audit_progress()
             except (ApiProblem, OutcomeUnknown, RuntimeError):
-                return  # Another API was asked, or the client is closed: then without a bar.
-            read, about = said["read"], said["of_about"]
-            # Of an estimate there may be more than all.
-            shown.update(task, completed=read, total=max(read, about) or None)
+                return  # The route failed or the client is closed: show no progress.
+            read, estimate = reply["read"], reply["of_about"]
+            # The total is an estimate and can be lower than what was read.
+            progress.update(task, completed=read, total=max(read, estimate) or None)
 
-    if not shown.console.is_terminal:
+    if not progress.console.is_terminal:
         yield
         return
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        over.set()
-        follower.join(LOOK_S)
+        stopped.set()
+        thread.join(POLL_S)

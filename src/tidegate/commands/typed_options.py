@@ -1,4 +1,4 @@
-"""Turn a function of a few values into a command: what is typed are the fields of the values."""
+"""Turn a function of frozen values into a command whose options are the fields of the values."""
 
 import inspect
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from typing import get_type_hints
 
 
 def typed(function: Callable[..., None]) -> Callable[..., None]:
-    """Typer wants one parameter for each option; ours stand together in frozen values."""
+    """Typer needs one parameter per option; our functions take several options in one value."""
     kinds = {n: t for n, t in get_type_hints(function).items() if n != "return"}
     fields = {name: inspect.signature(kind).parameters for name, kind in kinds.items()}
     hints = {n: h for kind in kinds.values() for n, h in _hints(kind).items()}
 
-    def command(**given: object) -> None:
+    def command(**options: object) -> None:
         values = {
-            name: kind(**{field: given[field] for field in fields[name]})
+            name: kind(**{field: options[field] for field in fields[name]})
             for name, kind in kinds.items()
         }
         function(**values)
 
     parameters = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in fields.values()
-        for name, parameter in each.items()
+        for group in fields.values()
+        for name, parameter in group.items()
     ]
     setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

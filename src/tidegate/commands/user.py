@@ -1,4 +1,4 @@
-"""The commands of an owner: a token, money from outside, transfers, balances."""
+"""The commands for users: a token, a deposit, transfers and balances."""
 
 import time
 from dataclasses import dataclass
@@ -33,15 +33,17 @@ class Role(StrEnum):
     AUDITOR = "auditor"
 
 
-User = Annotated[int, typer.Option(min=1, help="Whose money it is.")]
-Cid = Annotated[str | None, typer.Option(help="A name for it: given twice, it happens once.")]
+User = Annotated[int, typer.Option(min=1, help="The user's number.")]
+Cid = Annotated[str | None, typer.Option(help="Idempotency key: the same cid acts only once.")]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
     user: User
-    role: Annotated[Role, typer.Option(help="What the token allows.")] = Role.USER
-    directory: Annotated[Path, typer.Option("--data", help="Of `tidegate up`.")] = DEFAULT_DIRECTORY
+    role: Annotated[Role, typer.Option(help="Role in the token.")] = Role.USER
+    directory: Annotated[Path, typer.Option("--data", help="The directory of `tidegate up`.")] = (
+        DEFAULT_DIRECTORY
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class TransferOptions:
     amount: Annotated[str, typer.Argument(metavar="AMOUNT", help="such as 12.50")]
     user: User
     cid: Cid = None
-    watch: Annotated[bool, typer.Option("--watch", help="Wait for its end, show its life.")] = False
+    watch: Annotated[bool, typer.Option("--watch", help="Wait for the end, show history.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,13 @@ class UserOptions:
 
 
 def token(bearer: TokenOptions) -> None:
-    """Print a token that a local Tidegate believes, and nothing else."""
+    """Print a bearer token for a local Tidegate."""
     print(signed_token(bearer.directory, str(bearer.user), bearer.role.value))
 
 
 def fund(funding: FundOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """Deposit money from outside."""
-    crossing = {
+    """Deposit money into a user's account."""
+    request = {
         "user_id": funding.user,
         "account": funding.account.upper(),
         "asset": funding.asset.upper(),
@@ -84,72 +86,71 @@ def fund(funding: FundOptions, access: ApiOptions, printing: OutputOptions) -> N
         "cid": funding.cid or fresh_cid("fund"),
     }
     with access.client("operator") as client:
-        made = client.deposit(crossing)
-        made = _settled(client, made)
-    told = "was already there" if made.get("duplicate") else made["state"]
-    what = f"{funding.amount} {funding.asset} to {funding.account}"
-    printing.tell(made, f"{told} {made['req_id']}: {what}")
+        deposit = _wait_until_ended(client, client.deposit(request))
+    state = "already deposited:" if deposit.get("duplicate") else deposit["state"]
+    money = f"{funding.amount} {funding.asset} to {funding.account}"
+    printing.show(deposit, f"{state} {deposit['req_id']}: {money}")
 
 
-def _settled(client: Client, made: Answer) -> Answer:
-    """A deposit is done when it is done, not when it is begun."""
-    while made.get("lane") is not None:
+def _wait_until_ended(client: Client, deposit: Answer) -> Answer:
+    duplicate = deposit.get("duplicate")
+    while deposit.get("lane") is not None:
         time.sleep(WATCH_S)
-        made = client.history(made["req_id"])["transfer"] | {"duplicate": made.get("duplicate")}
-    return made
+        deposit = client.history(deposit["req_id"])["transfer"] | {"duplicate": duplicate}
+    return deposit
 
 
-def transfer(wish: TransferOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """Move money between two accounts of one owner."""
-    asked = {
-        "from": wish.source.upper(),
-        "to": wish.target.upper(),
-        "asset": wish.asset.upper(),
-        "amount": wish.amount,
-        "cid": wish.cid or fresh_cid("cli"),
-        "user_id": wish.user,
+def transfer(chosen: TransferOptions, access: ApiOptions, printing: OutputOptions) -> None:
+    """Move money between two accounts of one user."""
+    request = {
+        "from": chosen.source.upper(),
+        "to": chosen.target.upper(),
+        "asset": chosen.asset.upper(),
+        "amount": chosen.amount,
+        "cid": chosen.cid or fresh_cid("cli"),
+        "user_id": chosen.user,
     }
-    with access.client("user", wish.user) as client:
+    with access.client("user", chosen.user) as client:
         try:
-            made = client.transfer(asked)
-            if wish.watch:
-                made = _watched(client, made)
+            reply = client.transfer(request)
+            if chosen.watch:
+                reply = _watched(client, reply)
         except ApiProblem as problem:
             if "req_id" not in problem.body:
                 raise
-            made = problem.body
+            reply = problem.body
     if printing.as_json:
-        print_json(made)
-    elif wish.watch and access.url is None:
-        with access.client("auditor") as desk:
-            print_timeline(desk.history(made["req_id"]))
-    elif made["state"] == "COMMITTED" or made["state"] not in ENDS:
-        route = f"{wish.source} → {wish.target}"
-        print(f"{made['state']} {made['req_id']}: {wish.amount} {wish.asset} {route}")
-    if made["state"] in ("FAILED", "ROLLED_BACK"):
+        print_json(reply)
+    elif chosen.watch and access.url is None:
+        with access.client("auditor") as auditor:
+            print_timeline(auditor.history(reply["req_id"]))
+    elif reply["state"] == "COMMITTED" or reply["state"] not in ENDS:
+        route = f"{chosen.source} → {chosen.target}"
+        print(f"{reply['state']} {reply['req_id']}: {chosen.amount} {chosen.asset} {route}")
+    if reply["state"] in ("FAILED", "ROLLED_BACK"):
         raise CommandError(
-            f"{made.get('code', 'refused')}: {made['req_id']} ended as {made['state']} and the"
-            f" money is where it was; see `tidegate show {made['req_id']}`"
+            f"{reply.get('code', 'refused')}: {reply['req_id']} is {reply['state']}, balances are"
+            f" unchanged; see `tidegate show {reply['req_id']}`"
         )
 
 
-def _watched(client: Client, made: Answer) -> Answer:
-    with Console(stderr=True).status("waiting for its end"):
-        while made["state"] not in ENDS:
+def _watched(client: Client, reply: Answer) -> Answer:
+    with Console(stderr=True).status("waiting for the transfer to end"):
+        while reply["state"] not in ENDS:
             time.sleep(WATCH_S)
-            made = client.get(made["req_id"])
-    return made
+            reply = client.get(reply["req_id"])
+    return reply
 
 
 def balances(owner: UserOptions, access: ApiOptions, printing: OutputOptions) -> None:
-    """What an owner has, account by account."""
+    """Print a user's accounts with their balances."""
     with access.client("user", owner.user) as client:
-        found = client.balances()
+        reply = client.balances()
     if printing.as_json:
-        print_json(found)
-    elif not found["balances"]:
+        print_json(reply)
+    elif not reply["balances"]:
         fund = f"tidegate fund {owner.user} FUNDING USDT 100"
-        print(f"user {owner.user} has no account yet: `{fund}` makes one")
+        print(f"user {owner.user} has no account: `{fund}` creates one")
     else:
         columns = ("account", "asset", "available", "frozen", "status")
-        print_table(columns, found["balances"])
+        print_table(columns, reply["balances"])

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Account(NamedTuple):
-    """One balance: the order of these is the order in which they are locked."""
+    """One balance of one owner. Accounts are locked in the order of these tuples."""
 
     owner: int
     book: str
     asset_id: int
 
 
-# An account of its three fields. To call the class runs a function of Python, which takes three
-# times as long; a batch names thousands of accounts.
+# Builds an account from a tuple of its three fields, three times faster than calling the class.
+# A batch names thousands of accounts.
 account_at: Callable[[tuple[int, str, int]], Account] = partial(tuple.__new__, Account)

@@ -1,4 +1,4 @@
-"""The three answers that a system can give to a question. There is no fourth."""
+"""The three answers that a system can give to a question: Done, Rejected and Unknown."""
 
 import re
 from collections.abc import Mapping
@@ -11,22 +11,21 @@ Evidence: TypeAlias = Mapping[str, str]
 
 NO_EVIDENCE: Evidence = {}
 
-
-MAX_TEXT = 500  # Of a reason, or of one piece of evidence: what we keep of a stranger's words.
+MAX_TEXT = 500  # Characters stored of a reason, and of one name or value of the evidence.
 MAX_EVIDENCE = 16
-_UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")  # What a database cannot hold as text.
+_NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")  # Characters that PostgreSQL rejects in text.
 
 
 def bounded(text: str) -> str:
-    """A stranger's words as they can be kept, hashed and read back the same."""
+    """Cut and clean a system's text, so that it can be stored, hashed and read back unchanged."""
     if len(text) <= MAX_TEXT and text.isprintable() and text.isascii():
-        return text  # As nearly all of them are: nothing to look for.
-    return _UNKEEPABLE.sub("\ufffd", text[:MAX_TEXT])
+        return text  # The usual case: there is nothing to replace.
+    return _NOT_STORABLE.sub("\ufffd", text[:MAX_TEXT])
 
 
-def keepable(text: str) -> bool:
-    """Whether a database can hold it as text, and give it back the same."""
-    return (text.isascii() and text.isprintable()) or _UNKEEPABLE.search(text) is None
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can store the text and return it unchanged."""
+    return (text.isascii() and text.isprintable()) or _NOT_STORABLE.search(text) is None
 
 
 def bounded_evidence(evidence: Evidence) -> Evidence:
@@ -34,11 +33,11 @@ def bounded_evidence(evidence: Evidence) -> Evidence:
         return NO_EVIDENCE
     if len(evidence) == 1:
         [(name, value)] = evidence.items()
-        words = name + value
-        if len(words) <= MAX_TEXT and words.isascii() and words.isprintable():
+        text = name + value
+        if len(text) <= MAX_TEXT and text.isascii() and text.isprintable():
             return {name: value}
-    kept = evidence.items() if len(evidence) <= MAX_EVIDENCE else _first(evidence)
-    return {bounded(name): bounded(value) for name, value in kept}
+    pairs = evidence.items() if len(evidence) <= MAX_EVIDENCE else _first(evidence)
+    return {bounded(name): bounded(value) for name, value in pairs}
 
 
 def _first(evidence: Evidence) -> list[tuple[str, str]]:
@@ -46,35 +45,36 @@ def _first(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 class Alarm(IntEnum):
-    """How loudly a human is called, in rising order."""
+    """How urgently an operator is called, in rising order."""
 
     NONE = 0
-    PAGE = 1  # Somebody must look at this transfer.
-    CRITICAL = 2  # Somebody must look now.
-    HALT = 3  # The books may be wrong: nothing moves until an operator resumes.
+    PAGE = 1  # An operator must look at this transfer.
+    CRITICAL = 2  # An operator must look now.
+    HALT = 3  # The books may be wrong: no money moves until an operator resumes.
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """It happened, once, and the system will always say so under this key."""
+    """The operation happened exactly once. The system always gives this answer for this key."""
 
     evidence: Evidence = NO_EVIDENCE
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """It did not happen and never will under this key: the refusal itself is stored there."""
+    """The operation did not and will not happen: the refusal is stored under its key."""
 
     reason: str
     evidence: Evidence = NO_EVIDENCE
-    # Two people may re-point a refused refund: the (system, book, owner) that gets the money.
+    # The (system, book, owner) that gets the money of a refused refund. Two operators together may
+    # decide this.
     repoint: tuple[str, str, int] | None = None
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Anything else: a timeout, a 500, a busy system, an answer that makes no sense."""
+    """Anything else: a timeout, a status 500, a busy system, an answer that cannot be parsed."""
 
     reason: str
     alarm: Alarm = Alarm.NONE
-    # What the system knows of when to ask again: a cooldown ends, a day begins. None: back off.
+    # When to ask again, if the system knows: a cooldown ends, a day begins. None: back off.
     retry_s: float | None = None
 
 
@@ -82,4 +82,4 @@ Answer: TypeAlias = Done | Rejected | Unknown
 
 
 class Unreachable(Exception):
-    """No word from a system at all. Its lane closes until it answers a probe."""
+    """A system did not reply at all. Its lane closes until it answers a probe."""

@@ -1,7 +1,7 @@
-"""A flow is a table: each state says where the money is and whom to ask next.
+"""A flow is a table of states: each state names where the money is and which party to ask next.
 
-The table has a column for Done and one for Rejected, and none for Unknown. So a flow cannot
-say «on timeout, refund»: there is nowhere to write it.
+The table has a column for Done and a column for Rejected, but none for Unknown. So a flow cannot
+contain a rule such as "on timeout, refund".
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +26,9 @@ class Place(StrEnum):
 
 
 class Verb(StrEnum):
-    """What a system can be asked. Each verb moves money from one place to one other."""
+    """The operations of a system. Each verb but CHECK moves money from one place to another."""
 
-    CHECK = "check"  # Moves nothing: a limit, a policy, a person's approval.
+    CHECK = "check"  # Moves no money: a limit, a policy, the approval of a person.
     HOLD = "hold"
     CAPTURE = "capture"
     RELEASE = "release"
@@ -38,14 +38,14 @@ class Verb(StrEnum):
 
 
 class Action(NamedTuple):
-    """What a verb does: from which place it takes money, and by whom it is asked, to which."""
+    """The effect of a verb: the place that it takes money from, and the place it moves it to."""
 
     before: Place
-    after: Mapping[str, Place]  # By the role that is asked; no other role may be.
+    after: Mapping[str, Place]  # By the role that is asked. Other roles may not be asked.
 
 
-# A refund must ask the party that was debited, and a capture or a release the one that holds.
-# Only a CREDIT brings money to a target: a capture takes it off the hold, and no further.
+# A refund must ask the party that was debited; a capture or a release must ask the party that
+# holds. Only a CREDIT moves money to a target: a capture only puts held money in flight.
 ACTIONS: Mapping[Verb, Action] = {
     Verb.HOLD: Action(Place.SOURCE, {"source": Place.HELD}),
     Verb.CAPTURE: Action(Place.HELD, {"source": Place.IN_FLIGHT}),
@@ -54,51 +54,54 @@ ACTIONS: Mapping[Verb, Action] = {
     Verb.CREDIT: Action(Place.IN_FLIGHT, {"target": Place.TARGET, "suspense": Place.SUSPENSE}),
     Verb.REFUND: Action(Place.IN_FLIGHT, {"source": Place.SOURCE}),
 }
-# Their key is what an undo names. The refund of captured money names the capture.
-TAKES = frozenset({Verb.DEBIT, Verb.HOLD, Verb.CAPTURE})
-UNDOES = frozenset({Verb.REFUND, Verb.CAPTURE, Verb.RELEASE})  # CAPTURE closes a hold, too.
+# An undo names the key of one of these. The refund of captured money names the capture.
+TAKING_VERBS = frozenset({Verb.DEBIT, Verb.HOLD, Verb.CAPTURE})
+UNDO_VERBS = frozenset({Verb.REFUND, Verb.CAPTURE, Verb.RELEASE})  # A CAPTURE ends a hold, too.
 
 FEES = "fees"  # The role of the account that gets the fee of a transfer.
-ROLES = frozenset({"source", "target", "suspense"})  # Known in every flow.
+ROLES = frozenset({"source", "target", "suspense"})  # Every flow may use these.
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """How long to wait between two attempts, and when a human is called."""
+    """How long to wait between two attempts, and when to page an operator."""
 
     first_s: float = 1.0
     cap_s: float = 15.0
     page_attempts: int | None = 10
     page_after_s: float | None = 300.0
     alarm: Alarm = Alarm.PAGE
-    chance: float = 0.25  # The part of a pause that is left to chance.
-    # Pauses by backoff in the life of a transfer, after which Unknown becomes Rejected(EXHAUSTED).
-    most: int | None = None
+    jitter: float = 0.25  # The part of a pause that is random.
+    # Retries of one transfer, counted over all its states. After them, Unknown becomes
+    # Rejected(EXHAUSTED). None: no limit.
+    max_retries: int | None = None
 
 
-ACCOUNTS = RetryPolicy()
+DEFAULT_RETRY = RetryPolicy()
 URGENT = RetryPolicy(page_after_s=60.0, alarm=Alarm.CRITICAL)
-NEVER_PAGES = RetryPolicy(
-    page_attempts=None, page_after_s=None
-)  # A person is expected to take time.
+# For an answer that a person gives: it is expected to take long.
+NEVER_PAGES = RetryPolicy(page_attempts=None, page_after_s=None)
 
 
 class Ask(msgspec.Struct, frozen=True):
     """Put one question to one system, until it answers Done or Rejected."""
 
     place: Place
-    role: str  # Who is asked: the transfer names the party that plays this role.
+    role: str  # The party of the transfer with this role is asked.
     verb: Verb
     done: StrEnum
-    rejected: StrEnum | None = None  # None: a «no» is not acceptable; stay, and page a human.
-    patience: RetryPolicy = ACCOUNTS
-    deadline_s: float | None = None  # Past it, Unknown becomes Rejected(EXPIRED).
-    opens: bool = False  # The account asked for is opened if it does not exist.
-    backs_off: bool = False  # A «no» leads back: it counts as a retry, and waits like one.
-    rests: bool = False  # Never asked in the transaction that arrives here: breaks a cycle.
+    # None: the flow cannot accept a Rejected. The transfer stays in this state and pages.
+    rejected: StrEnum | None = None
+    retry: RetryPolicy = DEFAULT_RETRY
+    deadline_s: float | None = None  # After it, Unknown becomes Rejected(EXPIRED).
+    opens: bool = False  # Open the account if it does not exist.
+    # A Rejected leads back to an earlier state. It counts as a retry and waits like one.
+    backs_off: bool = False
+    # Do not ask in the transaction that enters this state. This breaks a cycle.
+    rests: bool = False
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """A waypoint: written to the history, never rested in."""
+    """A waypoint: it is written to the history, and the transfer passes on at once."""
 
     place: Place
     to: StrEnum
@@ -112,9 +115,9 @@ Row: TypeAlias = Ask | Pass | End
 
 
 class Edge(NamedTuple):
-    """One answer that a flow allows: the form in which the history may hold it."""
+    """One answer that a flow allows, in the form in which the history stores it."""
 
-    first: bool  # The first answer's path begins at birth, with the waypoints before it.
+    first: bool  # The path of the first answer begins at creation, with its waypoints.
     path: tuple[str, ...]
     verb: str
     answer: str
@@ -125,9 +128,10 @@ class Flow:
     name: str
     first: StrEnum
     rows: Mapping[StrEnum, Row]
-    codes: Mapping[StrEnum, int] = field(default_factory=dict)  # External; they have no order.
+    # Numbers for the states, as other programs know them. Their order has no meaning.
+    codes: Mapping[StrEnum, int] = field(default_factory=dict)
     # Roles besides source, target and suspense: those of its checks, and `fees` if its transfers
-    # may carry a fee. Declared here, so that a misspelt role is found when the flow is imported.
+    # may carry a fee. They are declared, so that the import of a flow finds a misspelt role.
     roles: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -136,7 +140,7 @@ class Flow:
 
     @cached_property
     def _walks(self) -> Mapping[str, tuple[str, ...]]:
-        """Looked up for every answer, so that it is worked out once."""
+        """Computed once, because `arrive` runs for every answer."""
         return {state: tuple(self._walk(state)) for state in self.rows}
 
     def _walk(self, state: StrEnum) -> Iterator[str]:
@@ -146,7 +150,7 @@ class Flow:
             yield from self._walk(row.to)
 
     def arrive(self, state: str) -> tuple[str, ...]:
-        """The states walked on entering `state`: its waypoints, then where it rests."""
+        """The states entered by arriving at `state`: its waypoints, then the one it stops in."""
         return self._walks[state]
 
     def row(self, state: str) -> Row:
@@ -160,24 +164,24 @@ class Flow:
     def ask(self, state: str) -> Ask | None:
         return self._asks[state]
 
-    def asked(self, path: Iterable[str]) -> Ask | None:
-        """The question of an answer: the first state on its path that asks one."""
+    def first_ask(self, path: Iterable[str]) -> Ask | None:
+        """The question of the first state on a path that asks: the one its answer is about."""
         return next((ask for state in path if (ask := self._asks.get(state))), None)
 
     @cached_property
-    def cast(self) -> frozenset[str]:
-        """The roles that a request must fill, all of them and no others."""
-        asked = {ask.role for ask in self._asks.values() if ask is not None}
-        return frozenset({"source", *asked, *self.roles})
+    def required_roles(self) -> frozenset[str]:
+        """The roles that a request must name: all of them, and no others."""
+        asked_roles = {ask.role for ask in self._asks.values() if ask is not None}
+        return frozenset({"source", *asked_roles, *self.roles})
 
     @cached_property
     def waiting_states(self) -> frozenset[str]:
-        """Where a transfer waits by design: for a person, or for a time to come."""
+        """States in which a transfer waits by design: for a person, or until a given time."""
         asks = [(str(state), ask) for state, ask in self._asks.items() if ask is not None]
         return frozenset(
             state
             for state, ask in asks
-            if ask.deadline_s is not None or ask.patience.page_attempts is None
+            if ask.deadline_s is not None or ask.retry.page_attempts is None
         )
 
     @property
@@ -188,14 +192,14 @@ class Flow:
         return isinstance(self.row(state), End)
 
     def path(self, version: int, asked: str, to: str) -> tuple[str, ...]:
-        """The states that one answer walks: from where it was asked to where it rests."""
+        """The states of one answer: from the state that asked to the state that it leads to."""
         return self._paths[version == 0, asked, to]
 
     @cached_property
     def _paths(self) -> Mapping[tuple[bool, str, str], tuple[str, ...]]:
-        born = self._walks[self.first][:-1]
+        waypoints = self._walks[self.first][:-1]
         return {
-            (first, asked, to): (*(born if first else ()), str(asked), *self._walks[to])
+            (first, asked, to): (*(waypoints if first else ()), str(asked), *self._walks[to])
             for first in (False, True)
             for asked in self.rows
             for to in self.rows
@@ -212,15 +216,19 @@ class Flow:
                     yield state, "", row.to
 
     def answers(self) -> Iterator[Edge]:
-        """Every answer that the history of this flow may hold."""
+        """Every answer that the history of this flow may contain."""
         opening = self.arrive(self.first)[-1]
         for state, row in self.rows.items():
             if not isinstance(row, Ask):
                 continue
-            # A Rejected may always stay where it is: a «no» without a column, or one whose undo
-            # the source cannot make.
-            ends = [("done", row.done), ("rejected", row.rejected or state), ("rejected", state)]
-            for answer, to in dict.fromkeys(ends):
+            # Every state may stay after a Rejected: when it has no state for it, or when the undo
+            # that would follow is one that the system cannot do.
+            outcomes = [
+                ("done", row.done),
+                ("rejected", row.rejected or state),
+                ("rejected", state),
+            ]
+            for answer, to in dict.fromkeys(outcomes):
                 if state == opening:
                     yield Edge(
                         first=True, path=self.path(0, state, to), verb=row.verb, answer=answer
@@ -229,13 +237,13 @@ class Flow:
 
     def mermaid(self) -> str:
         lines = ["stateDiagram-v2", f"    [*] --> {self.first}"]
-        lines += [f"    {a} --> {b}" + f" : {why}" * bool(why) for a, why, b in self.edges()]
+        lines += [f"    {a} --> {b}" + f" : {label}" * bool(label) for a, label, b in self.edges()]
         lines += [f"    {s} --> [*]" for s, row in self.rows.items() if isinstance(row, End)]
         return "\n".join(lines) + "\n"
 
 
 def _faults(flow: Flow) -> Iterator[str]:
-    """Yield every way in which the table is not a sound movement of money."""
+    """Yield every fault by which the table could lose or create money, or get stuck."""
     named: set[Enum] = set(type(flow.first))
     declared: set[Enum] = set(flow.rows)
     edges = [(a, b) for a, _, b in flow.edges()]
@@ -247,12 +255,12 @@ def _faults(flow: Flow) -> Iterator[str]:
         yield f"{flow.first}: a flow begins with the money at its source"
 
     ends = {state for state, row in flow.rows.items() if isinstance(row, End)}
-    onward = _closure({flow.first}, edges)
-    homeward = _closure(ends, [(b, a) for a, b in edges])
+    reachable = _closure({flow.first}, edges)
+    can_end = _closure(ends, [(b, a) for a, b in edges])
     for state, row in flow.rows.items():
-        if state not in onward:
+        if state not in reachable:
             yield f"{state} cannot be reached"
-        if state not in homeward:
+        if state not in can_end:
             yield f"{state} cannot reach an end"
         yield from _row_faults(flow, state, row)
     yield from _cycle_faults(flow, edges)
@@ -260,17 +268,17 @@ def _faults(flow: Flow) -> Iterator[str]:
 
 
 def _role_faults(flow: Flow) -> Iterator[str]:
-    """A role that no request fills would leave a transfer stuck, after its debit at the worst."""
+    """A transfer would be stuck, maybe after its debit, if no request named a role it asks."""
     asks = {state: row for state, row in flow.rows.items() if isinstance(row, Ask)}
     known = ROLES | flow.roles
     for state, ask in asks.items():
         if ask.role not in known:
-            yield f"{state}: the role {ask.role} is not declared; known are {sorted(known)}"
+            yield f"{state}: the role {ask.role} is not declared; declared are {sorted(known)}"
     for role in sorted(flow.roles - {FEES} - {ask.role for ask in asks.values()}):
-        yield f"the role {role} is declared, and no state asks it"
-    pays = any(ask.role == "target" and ask.verb is Verb.CREDIT for ask in asks.values())
-    if FEES in flow.roles and not pays:
-        yield "a fee is taken from the credit of a target, and there is none"
+        yield f"the role {role} is declared, but no state asks it"
+    credits_target = any(ask.role == "target" and ask.verb is Verb.CREDIT for ask in asks.values())
+    if FEES in flow.roles and not credits_target:
+        yield "a fee is taken from the credit of a target, and no state credits a target"
 
 
 def _row_faults(flow: Flow, state: StrEnum, row: Row) -> Iterator[str]:
@@ -300,23 +308,23 @@ def _ask_faults(state: StrEnum, row: Ask, place: Mapping[StrEnum, Place]) -> Ite
     if row.rejected is not None and place.get(row.rejected) is not row.place:
         yield f"{state}: a rejection moves no money; {row.rejected} disagrees"
     if row.deadline_s is not None and (action is not None or row.rejected is None):
-        # After a deadline nobody listens any more: a late effect would be nobody's money.
-        yield f"{state}: a deadline needs a verb that moves nothing and a state for its «no»"
-    if row.patience.most is not None and (action is not None or row.rejected is None):
-        yield f"{state}: to give up needs a verb that moves nothing and a state for its «no»"
+        # An answer after the deadline is ignored. If the verb moved money, it would be lost.
+        yield f"{state}: a deadline needs a verb that moves no money and a state for Rejected"
+    if row.retry.max_retries is not None and (action is not None or row.rejected is None):
+        yield f"{state}: max_retries needs a verb that moves no money and a state for Rejected"
 
 
 def _cycle_faults(flow: Flow, edges: list[tuple[StrEnum, StrEnum]]) -> Iterator[str]:
-    """A cycle in which no state rests could turn for ever inside one transaction."""
+    """A cycle without a state that rests could repeat for ever inside one transaction."""
     rests = {s for s, row in flow.rows.items() if isinstance(row, Ask) and row.rests}
-    moving = [(a, b) for a, b in edges if a not in rests]
+    same_transaction = [(a, b) for a, b in edges if a not in rests]
     for state in flow.rows:
-        if state in _closure({b for a, b in moving if a == state}, moving):
+        if state in _closure({b for a, b in same_transaction if a == state}, same_transaction):
             yield f"{state} lies on a cycle in which no state rests"
 
 
 def _closure(seeds: set[StrEnum], edges: list[tuple[StrEnum, StrEnum]]) -> set[StrEnum]:
     seen = set(seeds)
-    while fresh := {b for a, b in edges if a in seen} - seen:
-        seen |= fresh
+    while new := {b for a, b in edges if a in seen} - seen:
+        seen |= new
     return seen

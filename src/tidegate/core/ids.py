@@ -1,28 +1,28 @@
-"""Ids begin with a time. What that time is good for, and for how long it is remembered."""
+"""Ids begin with a time; systems may forget operations whose ids are below the floor."""
 
 from typing import NamedTuple
 from uuid import UUID, SafeUUID
 
-HORIZON_S = 24 * 3600  # For how long systems remember operations, at the least.
-SKEW_S = 3600  # By how much the clocks of two machines may differ.
+HORIZON_S = 24 * 3600  # Systems remember operations for at least this long.
+SKEW_S = 3600  # The clocks of two machines may differ by this much.
 TIME_SHIFT = 80  # The bits of an id below its time in milliseconds.
 NO_FLOOR = UUID(int=0)
 _UNKNOWN, _new, _set = SafeUUID.unknown, UUID.__new__, object.__setattr__
 
 
 class Horizon(NamedTuple):
-    """How old an id is before it is forgotten, and how far clocks are trusted."""
+    """The age from which an id may be forgotten, and the largest error of a clock."""
 
     horizon_s: float = HORIZON_S
     skew_s: float = SKEW_S
 
     def latest(self, now_s: float) -> UUID:
-        """The highest floor that a clock allows."""
+        """The highest floor that may be set when a clock shows this time."""
         return first_id(int((now_s - self.horizon_s + self.skew_s) * 1000))
 
 
 def uuid_of(number: int) -> UUID:
-    """UUID(int=number), for numbers that are known to fit: its own door takes twice as long."""
+    """UUID(int=number) in half the time, without its checks: the number must fit."""
     id_ = _new(UUID)
     _set(id_, "int", number)
     _set(id_, "is_safe", _UNKNOWN)
@@ -39,5 +39,5 @@ def first_id(at_ms: int) -> UUID:
 
 
 def id_time_us(now_us: int, floor: UUID) -> int:
-    """The time for new ids. All of them are above the floor, whatever the clock says."""
+    """The time for new ids, which puts all of them above the floor even if the clock is behind."""
     return max(now_us, (time_ms(floor) + 1) * 1000)

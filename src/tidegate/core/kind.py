@@ -1,4 +1,4 @@
-"""One row that says where its money is, and what it has in common with others of its kind."""
+"""A transfer and its kind: the fields that decide what happens to it next."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -8,17 +8,17 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import astuple, replace
 
-GENESIS = bytes(32)  # What the first answer of a transfer is chained to.
+GENESIS = bytes(32)  # The first hash of a transfer's history is chained to this.
 
 Detail: TypeAlias = Mapping[str, str]
 NO_DETAIL: Detail = {}
 
-# Values with `gc=False` hold numbers, texts and other values only. They cannot be in a cycle, so
-# that the collector need not look at them.
+# Values with `gc=False` contain only numbers, texts and other values. They cannot be part of a
+# reference cycle, so the garbage collector need not visit them.
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who plays a role: one owner's book in one system. The system's name is its lane."""
+    """One book of one owner in one system. The name of the system is also its lane."""
 
     system: str
     book: str
@@ -29,50 +29,50 @@ Parties: TypeAlias = Mapping[str, Party]
 
 
 class PartyTemplate(NamedTuple):
-    """A party, as transfers of one kind have it in common."""
+    """A role and its party, as all transfers of one kind share them."""
 
     role: str
     system: str
     book: str
-    owner: int | None  # None: the transfer's own.
+    owner: int | None  # None: the owner of the transfer.
 
 
 class TransferKind(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """All that a decision, a question, a written row and its hash depend on, but for the fields
-    that a transfer has for itself. What is decided about one transfer of a kind holds for all.
+    """The fields that many transfers share. What is decided for one of them holds for all.
 
-    Equal kinds are one object, so that they are compared and looked up by identity: `kind_of`.
+    A decision, a question, a stored row and its hash depend on these fields and on the few that
+    `Transfer` adds. Equal kinds are one object (see `kind_of`), so they are compared by identity.
     """
 
     flow: str
     state: str
-    lane: str | None  # The system to be asked next; None at an end.
+    lane: str | None  # The system to ask next. None at an end.
     party_templates: tuple[PartyTemplate, ...]
     asset_id: int
-    fee: int = 0  # The part of the amount that goes to the role `fees`; fixed at creation.
-    version: int = 0  # Counts answers. (id, version) names one question, for ever.
-    attempts: int = 0  # Times that this question was put.
-    retries: int = 0  # Times that any question had to be put again; never reset.
+    fee: int = 0  # The part of the amount for the role `fees`. It is fixed at creation.
+    version: int = 0  # Counts answers. (id, version) names one question for ever.
+    attempts: int = 0  # How often this question was asked.
+    retries: int = 0  # How often any question had to be asked again. Never reset.
     paged: bool = False
-    undoes: int | None = None  # The version whose DEBIT or HOLD is Done: what an undo names.
+    undoes: int | None = None  # The version of the latest Done that took money: undos name it.
     details: tuple[tuple[str, str], ...] = ()
-    space: str = ""  # Of the caller's key: which kind of caller gave it.
-    error: str | None = None  # Why the last Rejected was given.
-    expired: bool = False  # Past its state's deadline, when the database gave out this row.
+    space: str = ""  # The key space of `cid`: one for each sort of caller.
+    error: str | None = None  # The reason of the last Rejected.
+    expired: bool = False  # The deadline of its state had passed when this row was read.
 
-    def but(self, **changes: Any) -> "TransferKind":
+    def replace(self, **changes: Any) -> "TransferKind":
         fields = list(astuple(self))
         for name, value in changes.items():
-            fields[_PLACES[name]] = value
+            fields[_INDEX_OF[name]] = value
         return kind_of(*fields)
 
 
-_PLACES = {name: place for place, name in enumerate(TransferKind.__struct_fields__)}
+_INDEX_OF = {name: index for index, name in enumerate(TransferKind.__struct_fields__)}
 _KINDS: WeakValueDictionary[tuple[object, ...], TransferKind] = WeakValueDictionary()
 
 
 def kind_of(*fields: Any) -> TransferKind:
-    """The one kind with these fields: all of them, in their order."""
+    """The one object for these fields: all fields, in the order of their declaration."""
     kind = _KINDS.get(fields)
     if kind is None:
         kind = _KINDS[fields] = TransferKind(*fields)
@@ -80,13 +80,13 @@ def kind_of(*fields: Any) -> TransferKind:
 
 
 def party_templates_of(parties: Parties, owner: int) -> tuple[PartyTemplate, ...]:
-    """In the order of the roles, so that the same parties are the same seats."""
-    party_templates = [
-        PartyTemplate(role, who.system, who.book, None if who.owner == owner else who.owner)
-        for role, who in parties.items()
+    """The templates in the order of their roles, so that equal parties give equal templates."""
+    templates = [
+        PartyTemplate(role, party.system, party.book, None if party.owner == owner else party.owner)
+        for role, party in parties.items()
     ]
-    party_templates.sort()
-    return tuple(party_templates)
+    templates.sort()
+    return tuple(templates)
 
 
 def details_of(detail: Detail) -> tuple[tuple[str, str], ...]:
@@ -95,25 +95,25 @@ def details_of(detail: Detail) -> tuple[tuple[str, str], ...]:
 
 def parties_of(party_templates: tuple[PartyTemplate, ...], owner: int) -> dict[str, Party]:
     return {
-        role: Party(system, book, owner if other is None else other)
-        for role, system, book, other in party_templates
+        role: Party(system, book, owner if other_owner is None else other_owner)
+        for role, system, book, other_owner in party_templates
     }
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """One row that says where its money is and whom to ask next."""
+    """One row of `transfers`: where its money is, and which system to ask next."""
 
     kind: TransferKind
     id: UUID
     owner: int
     amount: int  # In the asset's smallest unit.
     parent: UUID | None = None
-    cid: str | None = None  # The caller's key, if the caller gave one.
+    cid: str | None = None  # The idempotency key of the caller, if any.
     head_hash: bytes = GENESIS
     trace: str | None = None
     created_us: int = 0
-    updated_us: int = 0  # When the last answer was recorded, or the birth.
-    waited_s: float = 0.0  # Since then, as the database saw it when it gave out this row.
+    updated_us: int = 0  # When it was created, or when its last answer was recorded.
+    waited_s: float = 0.0  # Seconds from then until the database returned this row.
 
     @property
     def flow(self) -> str:
@@ -175,15 +175,16 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     def detail(self) -> Detail:
         return dict(self.kind.details)
 
-    def but(self, **changes: Any) -> "Transfer":
-        """The same transfer with some fields changed, its own or those of its kind."""
+    def replace(self, **changes: Any) -> "Transfer":
+        """The same transfer with some fields changed: its own, or those of its kind."""
         if "parties" in changes or "owner" in changes:
             parties = changes.pop("parties", self.parties)
-            changes["seats"] = party_templates_of(parties, changes.get("owner", self.owner))
+            owner = changes.get("owner", self.owner)
+            changes["party_templates"] = party_templates_of(parties, owner)
         if "detail" in changes:
             changes["details"] = details_of(changes.pop("detail"))
         own = {name: changes.pop(name) for name in _OWN.intersection(changes)}
-        kind = self.kind.but(**changes) if changes else self.kind
+        kind = self.kind.replace(**changes) if changes else self.kind
         return replace(self, kind=kind, **own)
 
 
@@ -191,10 +192,11 @@ _OWN = frozenset(Transfer.__struct_fields__) - {"kind"}
 
 
 def transfer_with(parties: Parties, detail: Detail = NO_DETAIL, **fields: Any) -> Transfer:
-    """A transfer out of all its fields, its own and those of its kind, by their names."""
+    """Build a transfer from all its fields by name: its own, and those of its kind."""
     own = {name: fields.pop(name) for name in tuple(fields) if name in _OWN}
-    party_templates, details = party_templates_of(parties, own["owner"]), details_of(detail)
-    return Transfer(_NO_KIND.but(party_templates=party_templates, details=details, **fields), **own)
+    templates, details = party_templates_of(parties, own["owner"]), details_of(detail)
+    kind = _EMPTY_KIND.replace(party_templates=templates, details=details, **fields)
+    return Transfer(kind, **own)
 
 
-_NO_KIND = TransferKind("", "", None, (), 0)
+_EMPTY_KIND = TransferKind("", "", None, (), 0)

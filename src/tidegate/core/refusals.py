@@ -1,4 +1,4 @@
-"""Why a request is not accepted: one name per cause. Nothing has moved when one is given."""
+"""Why a request is refused: one name per reason. A refused request has moved no money."""
 
 from enum import StrEnum
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 class Refusal(StrEnum):
     UNAUTHORIZED = "UNAUTHORIZED"
     FORBIDDEN = "FORBIDDEN"
-    IDEMPOTENCY_MISMATCH = "IDEMPOTENCY_MISMATCH"  # The same cid with another body.
+    IDEMPOTENCY_MISMATCH = "IDEMPOTENCY_MISMATCH"  # The cid was used for another request.
     INVALID_REQUEST = "INVALID_REQUEST"
-    INVALID_PARTIES = "INVALID_PARTIES"  # The parties are not exactly the roles of the flow.
+    INVALID_PARTIES = "INVALID_PARTIES"  # The parties do not match the roles of the flow.
     SAME_ACCOUNT = "SAME_ACCOUNT"
     INVALID_ACCOUNT_TYPE = "INVALID_ACCOUNT_TYPE"
     UNSUPPORTED_ACCOUNT_TYPE = "UNSUPPORTED_ACCOUNT_TYPE"
@@ -16,7 +16,7 @@ class Refusal(StrEnum):
     ASSET_SUSPENDED = "ASSET_SUSPENDED"
     TRANSFER_NOT_ALLOWED = "TRANSFER_NOT_ALLOWED"
     INVALID_AMOUNT = "INVALID_AMOUNT"
-    INVALID_FEE = "INVALID_FEE"  # Not from 0 to below the amount, or of a flow without a fee.
+    INVALID_FEE = "INVALID_FEE"  # Negative, not below the amount, or the flow has no fee.
     PRECISION_OVERFLOW = "PRECISION_OVERFLOW"
     AMOUNT_TOO_SMALL = "AMOUNT_TOO_SMALL"
     AMOUNT_TOO_LARGE = "AMOUNT_TOO_LARGE"
@@ -25,14 +25,14 @@ class Refusal(StrEnum):
     DAILY_LIMIT_EXCEEDED = "DAILY_LIMIT_EXCEEDED"
     DAILY_AMOUNT_EXCEEDED = "DAILY_AMOUNT_EXCEEDED"
     HALTED = "HALTED"
-    TOO_LATE = "TOO_LATE"  # It waited for the database so long that it may no longer be born.
-    EXPIRED = "EXPIRED"  # It waited in the inbox for longer than it may live.
-    OVERLOADED = "OVERLOADED"  # The queue of requests is full: nothing was accepted.
-    KEY_REFUSED = "KEY_REFUSED"  # The key's request was refused, for a cause that may have passed.
+    TOO_LATE = "TOO_LATE"  # It could not be written in time, so it was dropped.
+    EXPIRED = "EXPIRED"  # Its expiry passed while it waited in the inbox.
+    OVERLOADED = "OVERLOADED"  # The request queue is full: nothing was accepted.
+    KEY_REFUSED = "KEY_REFUSED"  # Refused before under this key, for a temporary reason.
 
 
-# Causes that pass: whoever hears of one may ask again, but not under a key that keeps it.
-PASSING = frozenset(
+# The caller may ask again, but needs a new key if the refusal was stored under the old one.
+TEMPORARY = frozenset(
     {
         Refusal.RATE_LIMIT_EXCEEDED,
         Refusal.DAILY_LIMIT_EXCEEDED,
@@ -44,13 +44,13 @@ PASSING = frozenset(
 )
 
 
-def kept_refusal(name: str) -> Refusal:
-    """What a key answers whose request was refused. The same request again changes nothing.
+def stored_refusal(name: str) -> Refusal:
+    """The reply for a key whose request was refused before. The request is not tried again.
 
-    One that a newer version gave is a refusal all the same.
+    A name that this version does not know was stored by a newer one, and is a refusal, too.
     """
     refusal = Refusal(name) if name in Refusal.__members__ else Refusal.INVALID_REQUEST
-    return Refusal.KEY_REFUSED if refusal in PASSING else refusal
+    return Refusal.KEY_REFUSED if refusal in TEMPORARY else refusal
 
 
 class Reason(StrEnum):
@@ -65,14 +65,14 @@ class Reason(StrEnum):
     ACCOUNT_DISABLED = "ACCOUNT_DISABLED"
     INSUFFICIENT_BALANCE = "INSUFFICIENT_BALANCE"
     BALANCE_OVERFLOW = "BALANCE_OVERFLOW"
-    UNDONE = "UNDONE"  # Its undo came first and left a tombstone.
+    UNDONE = "UNDONE"  # Its undo came first and stored a tombstone.
 
 
 class Doubt(StrEnum):
-    """Why a system would not say yes or no. Nothing is stored under the key."""
+    """Why a system answered neither Done nor Rejected. Nothing is stored under the key."""
 
-    BUSY = "BUSY"  # Definitely not executed: the queue was full.
-    KEY_REUSED = "KEY_REUSED"  # The same key with another verb, account or amount.
-    RETIRED = "RETIRED"  # The key is below the floor of what the system still remembers.
-    UNDO_UNFOUNDED = "UNDO_UNFOUNDED"  # What we hold as Done was never done there.
-    ALREADY_CLOSED = "ALREADY_CLOSED"  # The hold was captured and is now to be released, or so.
+    BUSY = "BUSY"  # Not executed: the queue was full.
+    KEY_REUSED = "KEY_REUSED"  # The key was used with another verb, account or amount.
+    RETIRED = "RETIRED"  # The key is below the floor: the system may have forgotten it.
+    UNDO_UNFOUNDED = "UNDO_UNFOUNDED"  # The undo names an operation that was never done there.
+    ALREADY_CLOSED = "ALREADY_CLOSED"  # The hold was ended before: captured, or released.

@@ -1,4 +1,4 @@
-"""From what a caller says to what the engine accepts: checks in a fixed order, all pure."""
+"""Checks that turn a caller's request into one that the engine accepts, in a fixed order."""
 
 import hashlib
 from collections.abc import Container, Mapping, Sequence
@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from tidegate.core.answers import keepable
+from tidegate.core.answers import is_storable
 from tidegate.core.flow import FEES, Flow
 from tidegate.core.kind import (
     GENESIS,
@@ -27,19 +27,18 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Expiry, lane_of
 
 MAX_CID_CHARS = 64
-MAX_KEY_CHARS = 128  # Of a key that we compose, such as a member's id and a cid.
+MAX_KEY_CHARS = 128  # For keys that Tidegate composes, such as a member's id and a cid.
 MAX_OWNER = 2**63 - 1
 MAX_ASSET_ID = 2**31 - 1
 MAX_LIFE_S = 366 * 24 * 3600
-MAX_WORDS_CHARS = 65_536  # Of all that a request says in words: its details, terms and trace.
+MAX_TOTAL_TEXT_CHARS = 65_536  # The details, terms and trace of a request together.
 MAX_BOOK_CHARS = 128
-FEES_BOOK = "FEES"  # An owner's fees stay among the owner's books, so that these sum to zero.
+FEES_BOOK = "FEES"  # Fees stay in a book of the owner, so that the books of an owner sum to zero.
 
-# Key spaces: a key of one kind of caller never meets a key of another. Callers' own keys are plain
-# ASCII, so no caller can write a key that looks like one of another space.
+# Each sort of caller has a key space of its own, so that equal keys of two sorts do not collide.
+# The mark is not ASCII and a cid must be ASCII, so no caller can send a key of another space.
 USER, OPERATOR, GUILD, BATCH = "", "operator", "guild", "batch"
 SPACE_MARK = "\u00a7"
-
 
 RequestTerms: TypeAlias = Mapping[str, str]
 
@@ -55,7 +54,7 @@ class Asset(msgspec.Struct, frozen=True):
 
 
 class AccountType(msgspec.Struct, frozen=True):
-    """An account type that callers may name: which book of which system it is."""
+    """An account type that callers may name, and the system and book behind it."""
 
     system: str
     book: str
@@ -63,7 +62,7 @@ class AccountType(msgspec.Struct, frozen=True):
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
-    """What a caller asks for, as text and not yet believed."""
+    """What a caller asks for, as text. Nothing in it is checked yet."""
 
     source: str
     target: str
@@ -75,23 +74,22 @@ class TransferRequest(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the engine accepts: a transfer to be born."""
+    """A request that the engine accepts: a transfer to be created."""
 
     owner: int
     flow: str
     parties: Parties
     asset_id: int
     amount: int
-    cid: str | None = None  # None: the transfer's own id serves.
+    cid: str | None = None  # None: the request has no idempotency key.
     detail: Detail = NO_DETAIL
     parent: UUID | None = None
     trace: str | None = None
-    lives_s: float | None = None  # From its creation on: takes the place of its states' deadlines.
-    expires_us: int | None = None  # The same as a moment of the database's clock.
-    space: str = USER  # Of its key.
-    terms: RequestTerms | None = (
-        None  # What was asked for in the caller's words; else the parties say it.
-    )
+    lives_s: float | None = None  # Expiry after its creation. It replaces the states' deadlines.
+    expires_us: int | None = None  # The same as a time of the database's clock.
+    space: str = USER  # The key space of its cid.
+    # What the caller asked for, as given: part of the fingerprint. None: the parties are used.
+    terms: RequestTerms | None = None
     fee: int = 0  # Taken from the amount when the target is credited.
 
     @property
@@ -105,15 +103,15 @@ class Request(msgspec.Struct, frozen=True):
         return None if self.cid is None else key_of(self.space, self.cid)
 
     def fingerprint(self) -> bytes:
-        """What must be equal for the same key to mean the same request.
+        """Two requests with the same key and the same fingerprint are the same request.
 
-        Not the fee: the fee schedule may change between a request and its replay. The database
-        computes the same for requests that reach its inbox: `request_fingerprint`.
+        The fee is not part of it: the fee schedule may change between a request and its replay.
+        The SQL function `request_fingerprint` computes the same value for requests in the inbox.
         """
         return fingerprint_form_of(self).fingerprint(self.owner, self.amount)
 
     def older_fingerprint(self) -> bytes:
-        """As versions before the key spaces computed it. Their keys are still known."""
+        """As versions before the key spaces computed it: the store still has keys of theirs."""
         parties = sorted(self.parties.items())
         detail = sorted(self.detail.items())
         body: tuple[object, ...] = (self.flow, parties, self.asset_id, str(self.amount), detail)
@@ -123,23 +121,24 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class FingerprintForm:
-    """The text that a fingerprint is the hash of, without owner and amount: requests that differ in
-    nothing else share it. Each text in it is preceded by its length.
+    """The text whose hash is the fingerprint, with gaps for the owner and the amount.
+
+    Requests that differ in these two only share one form. In the text, each part follows its
+    length.
     """
 
     __slots__ = ("_forms", "_head", "_owned", "_tail")
 
     def __init__(self, head: str, owned: Sequence[tuple[str, int, str]], tail: str) -> None:
         self._head = head  # The flow and the asset. The amount follows.
-        # Terms that end with the owner: what comes before, the length without the owner, the
-        # beginning.
+        # Terms that end with the owner, as (text before, length without the owner, start).
         self._owned, self._tail = owned, tail
         self._forms: dict[int, bytes] = {}  # By the length of the owner's number.
 
     def fingerprint(self, owner: int, amount: int) -> bytes:
-        whose, money = b"%d" % owner, b"%d" % amount
-        form = self._forms.get(len(whose)) or self._form(len(whose))
-        text = form % (len(money), money, *[whose] * len(self._owned))
+        owner_text, amount_text = b"%d" % owner, b"%d" % amount
+        form = self._forms.get(len(owner_text)) or self._form(len(owner_text))
+        text = form % (len(amount_text), amount_text, *[owner_text] * len(self._owned))
         return _sha256(text).digest()[:16]
 
     def _form(self, digits: int) -> bytes:
@@ -159,10 +158,10 @@ def fingerprint_form_of(request: Request) -> FingerprintForm:
     owned: dict[str, str] = {}
     if request.terms is None:
         terms = {f"detail {name}": value for name, value in request.detail.items()}
-        for role, who in request.parties.items():
-            own = who.owner == request.owner
-            start = f"{who.system}/{who.book}/"
-            (owned if own else terms)[role] = start if own else f"{start}{who.owner}"
+        for role, party in request.parties.items():
+            own = party.owner == request.owner
+            start = f"{party.system}/{party.book}/"
+            (owned if own else terms)[role] = start if own else f"{start}{party.owner}"
         if request.lives_s is not None:
             terms["lives_s"] = str(request.lives_s)
     parts, before = [], ""
@@ -185,34 +184,34 @@ def key_of(space: str, cid: str) -> str:
 
 
 class CheckedRequest(msgspec.Struct, frozen=True):
-    """A request as the engine may take it, unless it is new and something speaks against it."""
+    """A request that the engine may accept. The veto applies only if the request is new."""
 
     request: Request
-    veto: Refusal | None = None  # What may change with time: a replay is answered all the same.
+    veto: Refusal | None = None  # For a reason that changes with time. A replay is still answered.
 
 
 def internal_transfer(
-    wish: TransferRequest,
+    requested: TransferRequest,
     caller: int,
     accounts: Mapping[str, AccountType],
     assets: Mapping[str, Asset],
 ) -> CheckedRequest | Refusal:
-    """Check a wish in the order that the callers rely on; the first «no» is the answer."""
-    if wish.user_id is not None and wish.user_id != caller:
+    """Check a request. The order is part of the API: the first refusal is returned."""
+    if requested.user_id is not None and requested.user_id != caller:
         return Refusal.FORBIDDEN
-    if wish.cid is not None and not well_formed_cid(wish.cid):
+    if requested.cid is not None and not well_formed_cid(requested.cid):
         return Refusal.INVALID_REQUEST
-    if wish.source not in accounts or wish.target not in accounts:
+    if requested.source not in accounts or requested.target not in accounts:
         return Refusal.INVALID_ACCOUNT_TYPE
-    if wish.source == wish.target:
+    if requested.source == requested.target:
         return Refusal.SAME_ACCOUNT
-    source, target = accounts[wish.source], accounts[wish.target]
+    source, target = accounts[requested.source], accounts[requested.target]
     veto = None if source.supported and target.supported else Refusal.UNSUPPORTED_ACCOUNT_TYPE
-    asset = assets.get(wish.asset)
+    asset = assets.get(requested.asset)
     if asset is None:
         return veto or Refusal.INVALID_ASSET
     veto = veto or asset_refusal(asset)
-    amount = parse_amount(wish.amount, asset.decimals)
+    amount = parse_amount(requested.amount, asset.decimals)
     if isinstance(amount, Refusal):
         return veto or amount
     parties = {
@@ -225,15 +224,15 @@ def internal_transfer(
         parties,
         asset.id,
         amount,
-        wish.cid,
-        space=wish.space,
-        terms={"from": wish.source, "to": wish.target},
+        requested.cid,
+        space=requested.space,
+        terms={"from": requested.source, "to": requested.target},
     )
     return CheckedRequest(request, veto or _range_refusal(amount, asset))
 
 
-def well_formed_cid(cid: str, most: int = MAX_CID_CHARS) -> bool:
-    return 0 < len(cid) <= most and cid.isascii() and cid.isprintable()
+def well_formed_cid(cid: str, max_chars: int = MAX_CID_CHARS) -> bool:
+    return 0 < len(cid) <= max_chars and cid.isascii() and cid.isprintable()
 
 
 def asset_refusal(asset: Asset) -> Refusal | None:
@@ -253,55 +252,55 @@ def _range_refusal(amount: int, asset: Asset) -> Refusal | None:
 
 
 def recheck(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
-    """What must hold of any request, whoever made it: the engine does not trust its callers.
+    """The checks that every request must pass, because the engine does not trust its callers.
 
-    `local` are the systems of our own database.
+    `local` names the systems in our own database.
     """
-    return own_refusal(request) or cast_refusal(request, flow, local)
+    return fields_refusal(request) or parties_refusal(request, flow, local)
 
 
-def own_refusal(request: Request) -> Refusal | None:
-    """The part that differs from one request of a kind to the next."""
+def fields_refusal(request: Request) -> Refusal | None:
+    """Check the fields that differ between requests of one kind."""
     if not 0 < request.owner <= MAX_OWNER:
         return Refusal.INVALID_REQUEST
     if not 0 < request.amount <= MAX_AMOUNT:
         return Refusal.INVALID_AMOUNT
     if not 0 < request.asset_id <= MAX_ASSET_ID:
         return Refusal.INVALID_ASSET
-    most = MAX_CID_CHARS if request.space in (USER, OPERATOR) else MAX_KEY_CHARS
-    if request.cid is not None and not well_formed_cid(request.cid, most):
+    max_chars = MAX_CID_CHARS if request.space in (USER, OPERATOR) else MAX_KEY_CHARS
+    if request.cid is not None and not well_formed_cid(request.cid, max_chars):
         return Refusal.INVALID_REQUEST
     if request.lives_s is not None and not 0 < request.lives_s <= MAX_LIFE_S:
         return Refusal.INVALID_REQUEST
     if request.trace is None and request.terms is None and not request.detail:
         return None
-    words = _words(request)
-    if words and not (len(words) <= MAX_WORDS_CHARS and keepable(words)):
+    # One text that the database cannot store would fail the whole batch.
+    text = _all_text(request)
+    if text and not (len(text) <= MAX_TOTAL_TEXT_CHARS and is_storable(text)):
         return Refusal.INVALID_REQUEST
     return None
 
 
-def _words(request: Request) -> str:
-    """One text that no database can hold would end the batch in which it is written."""
-    words = [request.trace or ""]
+def _all_text(request: Request) -> str:
+    parts = [request.trace or ""]
     for named in (request.detail, request.terms):
         if named:
-            words += [*named, *named.values()]
-    return "".join(words)
+            parts += [*named, *named.values()]
+    return "".join(parts)
 
 
-def cast_refusal(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
-    """The part that holds for all requests between the same seats."""
-    if request.parties.keys() != flow.cast:
+def parties_refusal(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
+    """Check the parties. The result holds for all requests with the same party templates."""
+    if request.parties.keys() != flow.required_roles:
         return Refusal.INVALID_PARTIES
     books = [party.book for party in request.parties.values()]
-    if not all(len(book) <= MAX_BOOK_CHARS and keepable(book) for book in books):
+    if not all(len(book) <= MAX_BOOK_CHARS and is_storable(book) for book in books):
         return Refusal.INVALID_PARTIES
     source, target = request.parties["source"], request.parties.get("target")
     if source == target:
         return Refusal.SAME_ACCOUNT
     if FEES in flow.roles:
-        # One operation pays target and fees, and only a system of our database can do that.
+        # One operation credits both the target and the fees. Only a local system can do that.
         system = request.parties["target"].system
         if system not in local or request.parties[FEES] != Party(system, FEES_BOOK, request.owner):
             return Refusal.UNSUPPORTED_ACCOUNT_TYPE
@@ -309,29 +308,29 @@ def cast_refusal(request: Request, flow: Flow, local: Container[str]) -> Refusal
 
 
 def fee_veto(request: Request, flow: Flow) -> Refusal | None:
-    """Speaks against a new transfer only: the schedule may have changed since a first request."""
-    most = request.amount - 1 if FEES in flow.roles else 0
-    return None if 0 <= request.fee <= most else Refusal.INVALID_FEE
+    """Check the fee of a new transfer. Not of a replay: the fee schedule may have changed since."""
+    max_fee = request.amount - 1 if FEES in flow.roles else 0
+    return None if 0 <= request.fee <= max_fee else Refusal.INVALID_FEE
 
 
 def transfer_of(request: Request, flow: Flow, id_: UUID) -> Transfer:
-    """The transfer that a request becomes, at its first state that asks something."""
+    """The transfer that a request becomes, in its first state that asks."""
     return new_transfer(request, new_kind(request, flow), id_)
 
 
 def new_transfer(request: Request, kind: TransferKind, id_: UUID) -> Transfer:
-    own = (request.owner, request.amount, request.parent, request.cid, GENESIS, request.trace)
-    return Transfer(kind, id_, *own)
+    fields = (request.owner, request.amount, request.parent, request.cid, GENESIS, request.trace)
+    return Transfer(kind, id_, *fields)
 
 
 def new_kind(request: Request, flow: Flow) -> TransferKind:
     party_templates = party_templates_of(request.parties, request.owner)
     money, named = (request.asset_id, request.fee), (details_of(request.detail), request.space)
-    return _born(flow, party_templates, money, named)
+    return _new_kind(flow, party_templates, money, named)
 
 
 @lru_cache(4096)
-def _born(
+def _new_kind(
     flow: Flow,
     party_templates: tuple[PartyTemplate, ...],
     money: tuple[int, int],
@@ -342,4 +341,4 @@ def _born(
     details, space = named
     return TransferKind(
         flow.name, state, lane, party_templates, *money, details=details, space=space
-    ).but()
+    ).replace()

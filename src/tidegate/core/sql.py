@@ -1,9 +1,9 @@
-"""Statements by name, out of the .sql files of the package, and batches as their arrays.
+"""Named statements from the .sql files of the package, and the arrays that carry batches.
 
-A batch goes to the database as one array per column, written here as PostgreSQL reads it. A
-general client library looks at every element to find out what it is; we know. Columns with a value
-per row go in PostgreSQL's binary form, which the server need not parse. What many rows have in
-common is sent once, as short arrays of text, and each row names its place in them.
+A batch is sent as one array per column. The arrays are encoded here, because a general client
+library inspects every element to find its type, and our types are known. Columns with a value per
+row use PostgreSQL's binary format, which the server need not parse. Values that many rows share
+are sent once, as short arrays of text, and each row contains an index into them.
 """
 
 import re
@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 MAX_NAMES = 10_000
-_BETWEEN = "\x1f"  # Hardly in any text; one that has it is quoted by itself.
+_SEPARATOR = "\x1f"  # Rare in texts. Texts with it are quoted one by one.
 
-# A header names a statement and says why it is safe: «-- claim: lease what is due».
+# A header names a statement and explains it: "-- claim: lease what is due".
 _HEADER = re.compile(r"^-- ([a-z_]+): ", re.MULTILINE)
-# Where a statement says {name}, the statement of that name in the same file is a part of it.
+# {name} in a statement is replaced by the statement of that name in the same file.
 _PART = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -28,11 +28,11 @@ def load(package: str, filename: str) -> Mapping[str, str]:
 
 
 def parse(text: str) -> Mapping[str, str]:
-    """Split a file at its headers. Comments stay out of what the server has to parse."""
+    """Split a file at its headers. Comments are removed, so that the server need not parse them."""
     parts = _HEADER.split(text)[1:]
     bare = {name: _bare(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
     empty = [name for name, statement in bare.items() if not statement]
-    assert not empty, f"no statement follows {empty}: is it a line of a comment?"
+    assert not empty, f"no statement follows the header {empty}: is it a line of a comment?"
     return {
         name: _PART.sub(lambda part: bare.get(part[1], part[0]), text)
         for name, text in bare.items()
@@ -52,30 +52,30 @@ def numbers(values: Iterable[int | float | bool | None]) -> str:
 
 
 def sparse(values: Iterable[int | float | bool]) -> str:
-    """Numbers of which most are zero, or false: these are NULL to the statement."""
+    """Numbers of which most are zero or false. These are sent as NULL."""
     return _column([str(v) if v else "NULL" for v in values])
 
 
 class Binary(bytes):
-    """An array as PostgreSQL sends it itself."""
+    """An array in PostgreSQL's binary format."""
 
 
 class EncodedText(bytes):
-    """An array as text, encoded before: what many batches have in common is kept in this form."""
+    """An array as encoded text. Values that many batches share are cached in this form."""
 
 
 def encoded(columns: Mapping[str, str]) -> dict[str, object]:
     return {name: EncodedText(text.encode()) for name, text in columns.items()}
 
 
-# PostgreSQL's numbers of these types.
+# PostgreSQL's object ids of these types.
 _UUID, _BYTEA, _INT4, _INT8, _TEXT = 2950, 17, 23, 20, 25
 _MIN_INT8, _MAX_INT8 = -(2**63), 2**63 - 1
 _NULL = b"\xff\xff\xff\xff"
 
 
 def integers(values: Iterable[int]) -> Binary:
-    """Small numbers, such as places and versions: the same few, again and again."""
+    """Small numbers, such as indexes and versions. There are few, so their encoding is cached."""
     column = list(values)
     return Binary(_head(_INT4, len(column)) + b"".join([_INTEGERS[v] for v in column]))
 
@@ -89,9 +89,7 @@ class _Integers(dict[int, bytes]):
 
 
 _INTEGERS = _Integers()
-
-
-_BLOCK = 64  # Numbers that are packed by one call, each behind its length.
+_BLOCK = 64  # Numbers that are packed by one call, each with its length before it.
 _pack_block = struct.Struct(">" + "iq" * _BLOCK).pack
 
 
@@ -108,9 +106,9 @@ def bigints(values: Iterable[int]) -> Binary:
 
 
 def amounts(values: Sequence[int]) -> tuple[Binary, str]:
-    """Amounts in two columns: those that fit 64 bits, and as text those that do not.
+    """Amounts in two columns: one for those that fit 64 bits, and one, as text, for the others.
 
-    Where one column has a value, the other has NULL.
+    In each row one column has the value and the other NULL.
     """
     if not values or (min(values) >= _MIN_INT8 and max(values) <= _MAX_INT8):
         return bigints(values), "{}"
@@ -125,20 +123,20 @@ def amounts(values: Sequence[int]) -> tuple[Binary, str]:
 
 
 def strings(values: Iterable[str | None]) -> Binary:
-    """Texts in binary form. One that PostgreSQL cannot hold is refused by the server."""
+    """Texts in binary form. The server refuses a text that it cannot store."""
     column = list(values)
     empty = column.count(None)
     if empty == len(column):
         return Binary(_head(_TEXT, 0))
     if not empty:
-        # The lengths as characters: then one call encodes the whole column.
+        # The lengths are added as characters, so that one call encodes the whole column.
         joined = "".join(column)  # type: ignore[arg-type]
         if joined.isascii():
             sized = [_LENGTHS[len(v)] + v for v in column]  # type: ignore[arg-type, operator]
             return Binary(_head(_TEXT, len(column)) + "".join(sized).encode("latin-1"))
     raw = [None if v is None else v.encode() for v in column]
-    each = [_NULL if v is None else struct.pack(">i", len(v)) + v for v in raw]
-    return Binary(_head(_TEXT, len(column), nulls=empty > 0) + b"".join(each))
+    sized_raw = [_NULL if v is None else struct.pack(">i", len(v)) + v for v in raw]
+    return Binary(_head(_TEXT, len(column), nulls=empty > 0) + b"".join(sized_raw))
 
 
 class _Lengths(dict[int, str]):
@@ -159,14 +157,14 @@ def _head(oid: int, count: int, *, nulls: bool = False) -> bytes:
 
 
 def repeated(runs: Iterable[tuple[int, int]]) -> Binary:
-    """Integers in runs: each with how often it comes."""
+    """Integers in runs, as (value, count)."""
     runs = list(runs)
-    count = sum(times for _, times in runs)
-    return Binary(_head(_INT4, count) + b"".join([_INTEGERS[v] * times for v, times in runs]))
+    total = sum(count for _, count in runs)
+    return Binary(_head(_INT4, total) + b"".join([_INTEGERS[v] * count for v, count in runs]))
 
 
 def optional_texts(parts: Sequence[int | Sequence[bytes | None]]) -> Binary:
-    """Texts that are encoded already, in parts. A number stands for as many rows without one."""
+    """Encoded texts in parts. A part that is a number means so many rows of NULL."""
     count = sum(part if isinstance(part, int) else len(part) for part in parts)
     if all(isinstance(part, int) for part in parts):
         return Binary(_head(_TEXT, 0))
@@ -194,7 +192,7 @@ def blobs(values: Iterable[bytes]) -> Binary:
 
 
 def _array(oid: int, elements: Sequence[bytes | None]) -> Binary:
-    """A column without a value is sent empty, as in text."""
+    """Encode a column. If all its values are NULL, it is sent empty, as `_column` does."""
     empty = elements.count(None)
     if empty == len(elements):
         return Binary(_head(oid, 0))
@@ -203,49 +201,52 @@ def _array(oid: int, elements: Sequence[bytes | None]) -> Binary:
     if len(lengths) == 1:
         length = struct.pack(">i", *lengths)
         return Binary(head + length + length.join(elements))  # type: ignore[arg-type]
-    sized = [_NULL if each is None else struct.pack(">i", len(each)) + each for each in elements]
+    sized = [_NULL if v is None else struct.pack(">i", len(v)) + v for v in elements]
     return Binary(head + b"".join(sized))
 
 
 def texts(values: Iterable[str | None]) -> str:
     column = list(values)
-    whole = [text for text in column if text is not None]
-    joined = _BETWEEN.join(whole)
-    if len(whole) < len(column) or joined.count(_BETWEEN) >= len(whole):
+    present = [text for text in column if text is not None]
+    joined = _SEPARATOR.join(present)
+    if len(present) < len(column) or joined.count(_SEPARATOR) >= len(present):
         return _column(["NULL" if text is None else _quoted(text) for text in column])
-    # All at once: to look at each of a thousand costs more than to copy them twice.
-    return "{" + _quoted(joined).replace(_BETWEEN, '","') + "}"
+    # Quote all texts at once: copying them twice is cheaper than checking each of a thousand.
+    return "{" + _quoted(joined).replace(_SEPARATOR, '","') + "}"
 
 
 def names(values: Iterable[str | None]) -> str:
-    """Texts of which there are few: states, verbs, systems, reasons. Each is quoted once."""
+    """Texts with few distinct values: states, verbs, systems, reasons. Each is quoted once."""
     return _column([_NAMES[v] for v in values])
 
 
 Columns: TypeAlias = dict[str, object]
 
-FEW = 8  # Marks of a batch. The columns of more of them are not kept: they would be too many.
+# The columns of a batch with more groups than this are not cached: there are too many variants.
+MAX_SHARED_GROUPS = 8
 
 
-def numbered(marks: Iterable[Hashable]) -> tuple[list[int], list[Any]]:
-    """Of each row the number of its mark, from one on, and the marks in their order."""
-    found: dict[Hashable, int] = {}
-    which = [found.setdefault(mark, len(found) + 1) for mark in marks]
-    return which, list(found)
+def numbered(keys: Iterable[Hashable]) -> tuple[list[int], list[Any]]:
+    """Number the distinct keys from 1. Return the number of each row, and the distinct keys."""
+    numbers_by_key: dict[Hashable, int] = {}
+    row_numbers = [numbers_by_key.setdefault(key, len(numbers_by_key) + 1) for key in keys]
+    return row_numbers, list(numbers_by_key)
 
 
-def shared(columns: Callable[..., Columns], marks: Sequence[Any]) -> Columns:
-    """The columns of the marks of a batch. Most batches have few marks, and the same ones."""
-    return _kept(columns, tuple(marks)) if len(marks) <= FEW else columns(marks)
+def shared(columns: Callable[..., Columns], groups: Sequence[Any]) -> Columns:
+    """The columns of the groups of a batch. Most batches have the same few groups: cache them."""
+    if len(groups) <= MAX_SHARED_GROUPS:
+        return _cached_columns(columns, tuple(groups))
+    return columns(groups)
 
 
 @lru_cache(1024)
-def _kept(columns: Callable[..., Columns], marks: tuple[Any, ...]) -> Columns:
-    return columns(marks)
+def _cached_columns(columns: Callable[..., Columns], groups: tuple[Any, ...]) -> Columns:
+    return columns(groups)
 
 
 def _column(elements: list[str]) -> str:
-    """A column without a value is sent empty: `unnest` fills it up with NULL."""
+    """Encode a column. If all its values are NULL, it is sent empty: `unnest` adds the NULLs."""
     if elements.count("NULL") == len(elements):
         return "{}"
     return "{" + ",".join(elements) + "}"

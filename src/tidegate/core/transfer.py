@@ -1,4 +1,4 @@
-"""What is carried, what is asked about it, and what happens to it."""
+"""Questions, moves and history entries of transfers, and the hash chain of the history."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from tidegate.core.answers import NO_EVIDENCE, Alarm, Evidence
-from tidegate.core.flow import FEES, UNDOES, Ask, Flow, Verb
+from tidegate.core.flow import FEES, UNDO_VERBS, Ask, Flow, Verb
 from tidegate.core.kind import (
     NO_DETAIL,
     Detail,
@@ -19,13 +19,13 @@ from tidegate.core.kind import (
     TransferKind,
 )
 
-Who = TypeVar("Who", Party, PartyTemplate)
+AnyParty = TypeVar("AnyParty", Party, PartyTemplate)
 
 SUSPENSE = "suspense"  # The role of the book to which a refused refund is re-pointed.
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
-    """What a system is asked. (transfer_id, version) is the operation's key."""
+    """One operation that a system is asked to do. Its key is (transfer_id, version)."""
 
     transfer_id: UUID
     version: int
@@ -33,22 +33,22 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     party: Party
     asset_id: int
     amount: int
-    undoes: int | None = None  # REFUND, CAPTURE, RELEASE: the version of the key they undo.
-    expect_done: bool = False  # Our history holds that key as Done.
+    undoes: int | None = None  # For REFUND, CAPTURE and RELEASE: the version of the key they undo.
+    expect_done: bool = False  # Our history has a Done for that key.
     opens: bool = False
     detail: Detail = NO_DETAIL
-    void: bool = False  # Do not do it: refuse it for ever, unless it is decided already.
-    # A CREDIT of the target may carry a fee: `party` gets the rest of the amount, `fees` the fee,
-    # both under this key or neither. Local systems only.
+    void: bool = False  # Do not execute: reject for ever, unless an answer is stored already.
+    # A CREDIT of the target may carry a fee. `fees` gets it and `party` gets the rest of the
+    # amount: both under this key, or neither. Only local systems are asked this.
     fee: int = 0
     fees: Party | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, gc=False):
-    """One answer as the history keeps it."""
+    """One answer as the history stores it."""
 
     version: int
-    path: tuple[str, ...]  # From where it was asked, over waypoints, to where it rests.
+    path: tuple[str, ...]  # From the state that asked, through waypoints, to the next state.
     verb: str
     answer: str
     reason: str = ""
@@ -56,8 +56,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, gc=False):
     actor: str = ""
 
 
-class AnswerForm(NamedTuple):
-    """An entry without its evidence: what many transfers have in common."""
+class EntryForm(NamedTuple):
+    """A history entry without its evidence: the part that many transfers share."""
 
     version: int
     path: tuple[str, ...]
@@ -68,42 +68,44 @@ class AnswerForm(NamedTuple):
 
 
 class Expiry(NamedTuple):
-    """When a transfer expires: so long after its creation, or at one moment."""
+    """When a transfer expires: some time after its creation, or at a given time."""
 
     after_s: float | None = None
     at_us: int | None = None
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """One compare-and-set: if `before` still stands, it becomes `after`.
+    """One compare-and-set: `before` becomes `after`, if its version has not changed.
 
     Without a `before` the transfer is created.
     """
 
     before: Transfer | None
     after: Transfer
-    entries: tuple[HistoryEntry, ...] = ()  # Empty: no answer; stay, and ask again after the delay.
+    # Empty: there was no answer. The transfer stays, and is asked again after the delay.
+    entries: tuple[HistoryEntry, ...] = ()
     delay_s: float = 0.0
-    attempt: str = ""  # Why the last question stays open, kept beside the transfer.
+    attempt: str = ""  # Why the last question is still open. It is stored with the transfer.
     alarm: Alarm = Alarm.NONE
-    rests: bool = False  # No further question in this transaction.
+    rests: bool = False  # Ask no further question in this transaction.
     deadline_s: float | None = None
-    expiry: Expiry | None = None  # Of one that is created: takes the place of its deadlines.
+    expiry: Expiry | None = None  # For a transfer that is created. It replaces the deadlines.
 
     @property
     def start(self) -> int:
-        """The version at which it starts."""
+        """The version before the move."""
         return 0 if self.before is None else self.before.version
 
 
 class Step(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """What becomes of all transfers of a kind that get the same answers in one transaction: a move
-    without what is their own. Equal steps are one object, as equal kinds are: `step_with`.
+    """The part of a move that is the same for all transfers of a kind with the same answers.
+
+    Equal steps are one object, as equal kinds are: see `step_with`.
     """
 
-    before: TransferKind | None  # None: they are created.
+    before: TransferKind | None  # None: the transfers are created.
     after: TransferKind
-    lines: tuple[AnswerForm, ...] = ()
+    entry_forms: tuple[EntryForm, ...] = ()
     delay_s: float = 0.0
     attempt: str = ""
     alarm: Alarm = Alarm.NONE
@@ -115,17 +117,17 @@ class Step(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return 0 if self.before is None else self.before.version
 
     def then(self, later: "Step") -> "Step":
-        """This step and the one that followed it in the same transaction, as one."""
+        """Join this step and a later step of the same transaction into one step."""
         return step_with(
             self.before,
             later.after,
-            self.lines + later.lines,
+            self.entry_forms + later.entry_forms,
             later.delay_s,
             later.attempt,
             max(self.alarm, later.alarm),
             later.rests,
-            # One that stays is still under the deadline of the state in which it arrived.
-            later.deadline_s if later.lines else self.deadline_s,
+            # If the later step stays, the deadline of the state that was entered is still valid.
+            later.deadline_s if later.entry_forms else self.deadline_s,
         )
 
 
@@ -133,7 +135,7 @@ _STEPS: WeakValueDictionary[tuple[object, ...], Step] = WeakValueDictionary()
 
 
 def step_with(*fields: Any) -> Step:
-    """The one step with these fields, in their order."""
+    """The one object for these fields, in the order of their declaration."""
     step = _STEPS.get(fields)
     if step is None:
         step = _STEPS[fields] = Step(*fields)
@@ -146,7 +148,7 @@ def step_of(move: Move) -> Step:
         move.after.kind,
         tuple(
             [
-                AnswerForm(e.version, e.path, e.verb, e.answer, e.reason, e.actor)
+                EntryForm(e.version, e.path, e.verb, e.answer, e.reason, e.actor)
                 for e in move.entries
             ]
         ),
@@ -159,23 +161,23 @@ def step_of(move: Move) -> Step:
 
 
 class QuestionForm(NamedTuple):
-    """What all transfers of a kind are asked about: a question without what is their own."""
+    """The part of a question that is the same for all transfers of one kind."""
 
     verb: Verb
     template: PartyTemplate
     undoes: int | None
     expect_done: bool
     opens: bool
-    fees: PartyTemplate | None  # Where the fee goes, if this question carries it.
+    fees: PartyTemplate | None  # The party that gets the fee, if this question carries one.
 
 
-def asked_about(flow: Flow, kind: TransferKind) -> QuestionForm:
+def question_form(flow: Flow, kind: TransferKind) -> QuestionForm:
     ask = flow.ask(kind.state)
     assert ask is not None, f"nothing is asked in {kind.state}"
-    party_templates = {template.role: template for template in kind.party_templates}
-    verb, template = asked_of(ask, party_templates)
-    undo = verb in UNDOES
-    # Refund and suspense take the whole amount.
+    templates = {template.role: template for template in kind.party_templates}
+    verb, template = verb_and_party(ask, templates)
+    undo = verb in UNDO_VERBS
+    # A refund and a credit to the suspense book move the whole amount.
     charged = kind.fee and verb is Verb.CREDIT and ask.role == "target"
     return QuestionForm(
         verb,
@@ -183,18 +185,18 @@ def asked_about(flow: Flow, kind: TransferKind) -> QuestionForm:
         kind.undoes if undo else None,
         undo and kind.undoes is not None,
         ask.opens or verb is not ask.verb,
-        party_templates[FEES] if charged else None,
+        templates[FEES] if charged else None,
     )
 
 
 def questions_of(
-    asked: QuestionForm, kind: TransferKind, transfers: Iterable[Transfer]
+    form: QuestionForm, kind: TransferKind, transfers: Iterable[Transfer]
 ) -> list[Question]:
-    """The question about each of some transfers of one kind. It is the same however often put."""
-    verb, template, undoes, expect_done, opens, fees = asked
-    _, system, book, other = template
+    """The questions about transfers of one kind. A repeated question is always the same."""
+    verb, template, undoes, expect_done, opens, fees = form
+    _, system, book, other_owner = template
     version, asset_id, detail = kind.version, kind.asset_id, dict(kind.details)
-    if fees is not None or other is not None:
+    if fees is not None or other_owner is not None:
         return [
             Question(
                 t.id,
@@ -230,7 +232,7 @@ def questions_of(
 
 
 def question_of(flow: Flow, transfer: Transfer) -> Question:
-    [question] = questions_of(asked_about(flow, transfer.kind), transfer.kind, (transfer,))
+    [question] = questions_of(question_form(flow, transfer.kind), transfer.kind, (transfer,))
     return question
 
 
@@ -240,42 +242,42 @@ def party_at(template: PartyTemplate, owner: int) -> Party:
     )
 
 
-def asked_of(ask: Ask, cast: Mapping[str, Who]) -> tuple[Verb, Who]:
-    """Which verb is asked of whom. A refund that was re-pointed is a credit to the suspense."""
-    if ask.verb is Verb.REFUND and SUSPENSE in cast:
-        return Verb.CREDIT, cast[SUSPENSE]
-    return ask.verb, cast[ask.role]
+def verb_and_party(ask: Ask, parties: Mapping[str, AnyParty]) -> tuple[Verb, AnyParty]:
+    """The verb to ask, and the party. A re-pointed refund is a credit to the suspense book."""
+    if ask.verb is Verb.REFUND and SUSPENSE in parties:
+        return Verb.CREDIT, parties[SUSPENSE]
+    return ask.verb, parties[ask.role]
 
 
-def lane_of(flow: Flow, cast: Mapping[str, Who], state: str) -> str | None:
+def lane_of(flow: Flow, parties: Mapping[str, AnyParty], state: str) -> str | None:
     ask = flow.ask(state)
-    return None if ask is None else asked_of(ask, cast)[1].system
+    return None if ask is None else verb_and_party(ask, parties)[1].system
 
 
-def chained(head: bytes, id_: UUID, flow: str, entry: HistoryEntry, at_us: int) -> bytes:
-    """The hash of one history row, which vouches for every row before it."""
-    return link(head, hashed_form(flow, entry), id_, entry.evidence, at_us)
+def entry_hash(head: bytes, id_: UUID, flow: str, entry: HistoryEntry, at_us: int) -> bytes:
+    """The hash of one history row. It depends on every row before it."""
+    return link_hash(head, hash_form(flow, entry), id_, entry.evidence, at_us)
 
 
-Form = tuple[bytes, bytes]
+HashForm = tuple[bytes, bytes]
 
 
-def hashed_form(flow: str, entry: HistoryEntry | AnswerForm) -> Form:
-    """What the hashes of all answers of one kind have in common: the text between the id and the
-    evidence, and the text between the evidence and the time.
+def hash_form(flow: str, entry: HistoryEntry | EntryForm) -> HashForm:
+    """The parts of the hashed text that all answers of one kind share: the text between the id
+    and the evidence, and the text between the evidence and the time.
     """
     common = (flow, entry.version, entry.path, entry.verb, entry.answer, entry.reason)
     return msgspec.json.encode(common)[1:-1], msgspec.json.encode(entry.actor)
 
 
-def link(head: bytes, form: Form, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
-    """SHA-256 of the hash before and a JSON array: id, what is common, evidence, actor, time."""
-    [hashed] = chain((head,), dated(form, at_us), (id_.int,), (evidence,))
+def link_hash(head: bytes, form: HashForm, id_: UUID, evidence: Evidence, at_us: int) -> bytes:
+    """SHA-256 of the hash before and a JSON array: id, shared part, evidence, actor, time."""
+    [hashed] = chain_hashes((head,), with_time(form, at_us), (id_.int,), (evidence,))
     return hashed
 
 
-def dated(form: Form, at_us: int) -> Form:
-    """The same text with its punctuation and the time: what all rows of a batch have in common."""
+def with_time(form: HashForm, at_us: int) -> HashForm:
+    """Add the punctuation and the time, which all rows of a batch share."""
     common, actor = form
     return b'",%b,' % common, b",%b,%d]" % (actor, at_us)
 
@@ -283,11 +285,12 @@ def dated(form: Form, at_us: int) -> Form:
 EvidenceColumn: TypeAlias = Sequence[Evidence] | None  # None: none of these answers has evidence.
 
 
-def chain(
-    heads: Iterable[bytes], form: Form, numbers: Iterable[int], evidences: EvidenceColumn
+def chain_hashes(
+    heads: Iterable[bytes], form: HashForm, numbers: Iterable[int], evidences: EvidenceColumn
 ) -> list[bytes]:
-    """The hashes of one answer of many transfers, each chained to the one before. The form, which
-    they have in common, is dated; the numbers are those of their ids.
+    """The hash of the same answer for many transfers, each chained to the head of its transfer.
+
+    The form comes from `with_time`. The numbers are the integers of the ids.
     """
     before, after = form
     if evidences is None:
@@ -297,14 +300,14 @@ def chain(
             for head, number in zip(heads, numbers, strict=True)
         ]
     return [
-        _sha256(b'%b["%032x%b%b%b' % (head, number, before, _evidence(kept), after)).digest()
-        for head, number, kept in zip(heads, numbers, evidences, strict=True)
+        _sha256(b'%b["%032x%b%b%b' % (head, number, before, _evidence(evidence), after)).digest()
+        for head, number, evidence in zip(heads, numbers, evidences, strict=True)
     ]
 
 
-def _evidence(kept: Evidence) -> bytes:
-    pieces = [*kept.items()]
-    return _encode(pieces if len(pieces) < 2 else sorted(pieces))
+def _evidence(evidence: Evidence) -> bytes:
+    pairs = [*evidence.items()]
+    return _encode(pairs if len(pairs) < 2 else sorted(pairs))
 
 
 _encode, _sha256 = msgspec.json.encode, hashlib.sha256

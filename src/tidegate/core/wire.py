@@ -1,4 +1,4 @@
-"""What travels between the trading core and its clients, byte by byte.
+"""The binary protocol between the trading core and its clients.
 
 A frame is a head (length, CRC, kind, request id) and a body. Bodies with money in them are
 arrays of fixed structs, big-endian; amounts are 16 bytes. The rest is MessagePack.
@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-PROTOCOL = 2  # 2: a core serves one store, and is told who that is and which assets exist.
+PROTOCOL = 2  # Since 2 a client sends its store and its assets: a core serves one store.
 MAX_OPERATIONS = 8_192  # In one request.
 MAX_BODY = 2**20
 MAX_NAME = 64
@@ -23,9 +23,10 @@ MAX_ASSETS = 65_536
 HEAD = struct.Struct(">IIBI")  # Length of the body, CRC, kind, request id.
 STAMP = struct.Struct(">QQI")  # Epoch, position and chain CRC at the moment of the reply.
 OPERATION = struct.Struct(">20sBBI13s16s")  # Key, verb, mode, undoes, account, amount.
-FIELDS = struct.Struct(">16sIBBIBIQ16s")  # The same, with the fields of key and account apart.
+FIELDS = struct.Struct(">16sIBBIBIQ16s")  # The same, with the key and the account split up.
 assert FIELDS.size == OPERATION.size
-# The mode of an operation: an undo of what we hold as done, or a refusal of what is undecided.
+# Bits of the mode. EXPECT_DONE: our history has a Done for the key that is undone. VOID: do not
+# execute the operation, but reject it for ever, unless an outcome is stored already.
 EXPECT_DONE, VOID = 1, 2
 RECORD = struct.Struct(">20sBBI13s16sB16s16s")  # The same, then outcome, delta, balance after.
 ANSWER = struct.Struct(">BQ")  # Outcome, position of the record that stores it.
@@ -45,10 +46,10 @@ MAX_U128 = 2**128 - 1
 
 
 class FrameKind(IntEnum):
-    """What a frame is. A request and its reply stand side by side.
+    """The kind of a frame. Each request kind is listed together with its reply.
 
-    REFUSED with the number of a request declines that request: it was not executed, and the session
-    goes on. With number 0 it ends the session.
+    REFUSED with the id of a request refuses that request: it was not executed, and the session
+    continues. With id 0 it ends the session.
     """
 
     HELLO, WELCOME, REFUSED = 1, 2, 3
@@ -58,8 +59,8 @@ class FrameKind(IntEnum):
     TOTALS, SUMMED = 16, 17
     SET_STATUS, RETIRE, SNAPSHOT, RECORDED = 18, 19, 20, 21
     EVENTS, APPLIED = 22, 23
-    BIND, REBIND, ASSETS = 24, 25, 26  # BIND is the core's own: nobody sends it.
-    BUSY = 30  # The queue was full: definitely not executed.
+    BIND, REBIND, ASSETS = 24, 25, 26  # The core uses BIND for itself: no client sends it.
+    BUSY = 30  # The queue was full: the request was not executed.
 
 
 class CoreVerb(IntEnum):
@@ -75,19 +76,19 @@ class CoreBook(IntEnum):
 
 
 class AccountStatus(IntEnum):
-    ABSENT = 0  # Never credited, nor set by an administrator.
+    ABSENT = 0  # The account was never credited, and its status never set.
     ACTIVE = 1
     FROZEN = 2
     DISABLED = 3
 
 
 class CoreOutcome(IntEnum):
-    """What became of an operation. Below 32 it is stored under its key; above, nothing is."""
+    """The outcome of an operation. Outcomes below 32 are stored under its key, others are not."""
 
     NOTHING = 0
     DONE = 1
-    EMPTY = 2  # An undo with nothing (more) to undo: done, with no effect.
-    TOMBSTONE = 3  # The same, of a key never seen, which is refused from now on.
+    EMPTY = 2  # An undo without (further) effect, because there was nothing left to undo.
+    TOMBSTONE = 3  # An undo of an unknown key. That key is refused from now on.
     INVALID_AMOUNT = 8
     SOURCE_ACCOUNT_NOT_FOUND = 9
     ACCOUNT_FROZEN = 10
@@ -105,22 +106,22 @@ class CoreOutcome(IntEnum):
 
 
 class SessionRefusal(IntEnum):
-    """Why a core will not serve a client, or not carry out a request."""
+    """Why a core refuses to serve a client, or to execute a request."""
 
     PROTOCOL = 1
-    OTHER_CORE = 2  # Another uuid: an empty or a foreign data directory.
-    BEHIND = 3  # It has lost what the client knows to be durable.
-    FORKED = 4  # Its history differs at the position that the client remembers.
-    TOO_OLD = 5  # It no longer remembers the CRC at that position.
+    OTHER_CORE = 2  # The core has another uuid: its data directory is new, or of another core.
+    BEHIND = 3  # The core has lost operations that the client knows to be durable.
+    FORKED = 4  # The history of the core differs at the position that the client knows.
+    TOO_OLD = 5  # The core no longer has the CRC at that position.
     STALE_EPOCH = 6  # The client has seen a later start of this core.
     CROWDED = 7
-    EVENTS_GONE = 8  # The log no longer reaches back to the position asked for.
+    EVENTS_GONE = 8  # The log no longer contains the requested position.
     MALFORMED = 9
-    OTHER_STORE = 10  # It serves another store, and no second one.
-    MOVED = 11  # The store is in another database than before: a restore, or a copy.
-    REBOUND = 12  # An operator has bound the core anew since the client greeted it.
-    NOT_ALLOWED = 13  # A request that needs a session with a store, or one without.
-    INVALID_ACCOUNT = 14  # A status for an account whose owner or asset does not exist.
+    OTHER_STORE = 10  # The core serves another store. It serves only one.
+    MOVED = 11  # The store is in another database than before: it was restored or copied.
+    REBOUND = 12  # An operator has rebound the core since this session began.
+    NOT_ALLOWED = 13  # The request is not allowed in this session: with a store, or without one.
+    INVALID_ACCOUNT = 14  # The owner or the asset of the account does not exist.
 
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -129,7 +130,7 @@ U64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class HistoryMark(msgspec.Struct, frozen=True, array_like=True):
-    """A place in one core's history, and the CRC that identifies all of it up to there."""
+    """A position in the log of a core, and the CRC that identifies the log up to it."""
 
     uuid: UUID
     position: U64
@@ -138,28 +139,28 @@ class HistoryMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
-    """The one store that a core serves, and the database where it lives."""
+    """The one store that a core serves, and the database that the store is in."""
 
     store: Name = ""
     place: Name = ""
 
 
 class Rebinding(msgspec.Struct, frozen=True, array_like=True):
-    """An operator's word: the store that was bound lives there from now on."""
+    """An operator binds the core to a store again, because its database or its name changed."""
 
-    before: Name  # The store that is bound. If it is another one, nothing changes.
+    before: Name  # The store that is bound now. If the core serves another, nothing changes.
     binding: Binding
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Whoever speaks an earlier protocol leaves out what comes last, and is refused by name."""
+    """The first frame of a client. Clients of protocol 1 omit the last fields and are refused."""
 
     protocol: int
-    store: Name  # Empty: an administrator, who may read and rebind, and moves no money.
+    store: Name  # Empty for an administrator, who may read and rebind, but not move money.
     process: Name
-    mark: HistoryMark | None  # The newest that the client's database remembers.
-    epoch: U64 = 0  # The highest that the client has seen.
-    place: Name = ""  # The database: another one under the same store is a restore or a copy.
+    mark: HistoryMark | None  # The latest mark in the database of the client.
+    epoch: U64 = 0  # The highest epoch that the client has seen.
+    place: Name = ""  # The database. If it differs for a known store, that was restored or copied.
     assets: Annotated[tuple[U32, ...], msgspec.Meta(max_length=MAX_ASSETS)] = ()
 
 
@@ -186,7 +187,7 @@ class PositionStamp(NamedTuple):
 
 
 class CoreOperation(NamedTuple):
-    """One question as the core is asked it."""
+    """One question in the form that the core takes."""
 
     transfer_id: bytes
     version: int
@@ -198,7 +199,7 @@ class CoreOperation(NamedTuple):
 
 
 class CoreEvent(NamedTuple):
-    """One operation as the core has decided it. Refused ones have no delta."""
+    """One operation and its outcome. A refused one has no delta."""
 
     position: int
     transfer_id: UUID
@@ -215,7 +216,7 @@ class CoreEvent(NamedTuple):
 
 
 class MalformedFrame(Exception):
-    """The other side does not speak this protocol: the connection ends."""
+    """The peer does not follow this protocol: the connection is closed."""
 
 
 class ByteReader(Protocol):
@@ -236,7 +237,7 @@ Streams: TypeAlias = tuple[ByteReader, ByteWriter]
 
 _M = TypeVar("_M", Hello, Welcome, RefusalFrame, Binding, Rebinding)
 
-# What can go wrong with a connection, and says nothing about the operation.
+# Failures of a connection. After them the outcome of the operation is unknown.
 LOST = (OSError, EOFError, MalformedFrame)
 assert issubclass(asyncio.IncompleteReadError, LOST)
 
@@ -248,10 +249,10 @@ def frame(kind: int, request: int, body: bytes = b"") -> bytes:
 
 
 async def receive(reader: ByteReader) -> CoreFrame:
-    """The next frame. The length is judged before anything of that length is read."""
+    """Read the next frame. Its length is checked before the body is read."""
     length, crc, kind, request = HEAD.unpack(await reader.readexactly(HEAD.size))
     if length > MAX_BODY:
-        raise MalformedFrame(f"a frame claims {length} bytes; {MAX_BODY} are allowed")
+        raise MalformedFrame(f"a frame claims {length} bytes; at most {MAX_BODY} are allowed")
     body = await reader.readexactly(length)
     if zlib.crc32(body, zlib.crc32(HEAD.pack(length, 0, kind, request))) != crc:
         raise MalformedFrame("the CRC of a frame is wrong")
@@ -310,12 +311,12 @@ def pack_keys(keys: Iterable[tuple[UUID, int]]) -> bytes:
 
 def unpack_stamp(body: bytes) -> PositionStamp:
     if len(body) < STAMP.size:
-        raise MalformedFrame("a reply has no stamp")
+        raise MalformedFrame("a reply is too short for its stamp")
     return PositionStamp(*STAMP.unpack_from(body))
 
 
 def unpack_answers(body: bytes, count: int) -> Sequence[tuple[int, int]]:
-    """Outcome and position of each, and as many as were asked for."""
+    """Outcome and position of each answer. There must be as many as there were questions."""
     answers = list(rows(ANSWER, body[STAMP.size :]))
     if len(answers) != count:
         raise MalformedFrame(f"{count} questions got {len(answers)} answers")
@@ -342,19 +343,19 @@ def unpack_events(body: bytes) -> Iterator[CoreEvent]:
                 int.from_bytes(delta, signed=True),
                 int.from_bytes(balance),
             )
-        except ValueError as strange:
-            raise MalformedFrame(f"an event does not parse: {strange}") from strange
+        except ValueError as fault:
+            raise MalformedFrame(f"an event cannot be parsed: {fault}") from fault
 
 
 def rows(form: struct.Struct, body: bytes) -> Iterator[tuple[Any, ...]]:
-    """The structs of which a body consists, wholly."""
+    """The structs of a body, which must consist of whole ones."""
     if len(body) % form.size:
-        raise MalformedFrame(f"{len(body)} bytes are no whole number of {form.size}-byte rows")
+        raise MalformedFrame(f"{len(body)} bytes are not a whole number of {form.size}-byte rows")
     return form.iter_unpack(body)
 
 
 def _unpack(body: bytes, form: type[_M]) -> _M:
     try:
         return msgspec.msgpack.decode(body, type=form)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as broken:
-        raise MalformedFrame(f"a {form.__name__} does not parse: {broken}") from broken
+    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        raise MalformedFrame(f"a {form.__name__} cannot be parsed: {fault}") from fault

@@ -1,4 +1,4 @@
-"""A guild's economy in an asyncio program: members pay each other, at once or as soon as they may.
+"""The library of the guild economy: members pay each other, at once or through the transfer pool.
 
 service = TransferService(pool, event_pool_enabled=True)
 transfer_id = await service.transfer_currency(

@@ -1,4 +1,4 @@
-"""Where a psycopg pool leads: the address that its connections have, and the guilds' store."""
+"""The database address of a psycopg pool, and the store of the guild economy in it."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from psycopg_pool import AsyncConnectionPool
 from tidegate.app import Setup
 from tidegate.economy.gateway import STATEMENTS
 
-# What a pool gives its connections besides where they lead.
-NOT_OF_THE_ADDRESS = frozenset(
+# Arguments of a pool's connections that are not part of the address.
+NOT_IN_ADDRESS = frozenset(
     {"autocommit", "prepare_threshold", "row_factory", "cursor_factory", "context"}
 )
 
 
 def address_of(pool: AsyncConnectionPool[Any]) -> str:
-    """An engine has sessions of its own: their role and search path are set as they begin."""
+    """The address only: an engine opens its own sessions and sets their role and search path."""
     conninfo, kwargs = pool.conninfo, pool.kwargs
     if callable(conninfo) or callable(kwargs):
-        raise TypeError("a pool whose address is worked out anew each time cannot be followed")
-    named = {k: v for k, v in (kwargs or {}).items() if k not in NOT_OF_THE_ADDRESS}
-    return make_conninfo(conninfo or "", **named)
+        raise TypeError("the pool's conninfo and kwargs must be values, not functions")
+    arguments = {k: v for k, v in (kwargs or {}).items() if k not in NOT_IN_ADDRESS}
+    return make_conninfo(conninfo or "", **arguments)
 
 
 async def setup_of(pool: AsyncConnectionPool[Any]) -> Setup:

@@ -1,8 +1,9 @@
-"""The way into the pool: wishes that come at the same time are created in one transaction.
+"""Create transfers in the pool: requests that arrive at the same time share one transaction.
 
-A lone wish does not wait. Those that come while a batch is on its way are the next batch. A wish
-without a cid is created by itself: if its caller gives up, its transaction must end with it. In a
-batch it would be created all the same, and a caller who asks again would pay twice.
+A single request does not wait. Requests that arrive while a batch is running form the next batch. A
+request without a cid is created in its own transaction: if its caller is cancelled, the transaction
+must be rolled back. In a batch it would be created anyway, and a caller that repeats it would pay
+twice.
 """
 
 import asyncio
@@ -26,142 +27,144 @@ from tidegate.economy.gateway import (
 )
 
 MAX_BATCH = 256
-MAX_UNDER_WAY = 2  # Batches. More would be smaller ones.
-# The database has refused a batch, so that nothing of it was committed: by itself each may succeed.
+MAX_RUNNING_BATCHES = 2  # More batches at a time would be smaller batches.
+# Errors after which nothing of the batch is committed, and each request may succeed by itself.
 REFUSED = frozenset({MISMATCH, "40001", "40P01", "55P03"})
 
 
 class PendingCreation(NamedTuple):
-    """A wish, and whoever waits for its id."""
+    """A request, and the future of the caller that waits for the transfer's id."""
 
-    wish: PoolTransferRequest
+    request: PoolTransferRequest
     values: Mapping[str, object]
-    made: "asyncio.Future[UUID]"
-    late: asyncio.TimerHandle  # It has waited too long for its batch to begin.
+    reply: "asyncio.Future[UUID]"
+    timeout: asyncio.TimerHandle  # Limits the time until its batch starts.
 
     def answer(self, id_: UUID) -> None:
-        if not self.made.done():  # Whoever asked may have gone.
-            self.made.set_result(id_)
+        if not self.reply.done():  # The caller may have been cancelled.
+            self.reply.set_result(id_)
 
     def fail(self, ended: "asyncio.Future[Any]") -> None:
-        """As whatever should have answered it has failed."""
+        """Fail in the same way as the task that should have answered."""
         fault = None if ended.cancelled() else ended.exception()
-        if self.made.done():
+        if self.reply.done():
             return
         if fault is None:
-            self.made.cancel()
+            self.reply.cancel()
         else:
-            self.made.set_exception(fault)
+            self.reply.set_exception(fault)
 
 
 class BatchedCreation:
-    """As many may wait, and for as long, as the pool of sessions lets them wait for a session."""
+    """Queues requests, with the limits of number and time that the session pool has."""
 
     def __init__(self, pool: AsyncConnectionPool[Any], gateway: PendingTransferGateway) -> None:
         self._pool, self._gateway = pool, gateway
         self._waiting: deque[PendingCreation] = deque()
         self._batches: set[asyncio.Task[None]] = set()
         self._singles: set[asyncio.Task[UUID]] = set()
-        self._seeking = False  # A batch waits for a session, and will take what waits then.
+        # A batch waits for a session. It takes its requests from the queue when it has one.
+        self._awaiting_session = False
 
-    async def create(self, wish: PoolTransferRequest) -> UUID:
-        values = values_of(wish)
-        if not _may_be_batched(wish):
-            return await self._create(wish)
+    async def create(self, request: PoolTransferRequest) -> UUID:
+        values = values_of(request)
+        if not _may_be_batched(request):
+            return await self._create(request)
         pool = self._pool
         if pool.max_waiting and len(self._waiting) >= pool.max_waiting + pool.max_size:
             raise TooManyRequests(f"{len(self._waiting)} transfers wait to be created")
         loop = asyncio.get_running_loop()
-        made: asyncio.Future[UUID] = loop.create_future()
-        late = loop.call_later(pool.timeout, _give_up, made, pool.timeout)
-        self._waiting.append(PendingCreation(wish, values, made, late))
-        self._begin()
-        return await made
+        reply: asyncio.Future[UUID] = loop.create_future()
+        timeout = loop.call_later(pool.timeout, _time_out, reply, pool.timeout)
+        self._waiting.append(PendingCreation(request, values, reply, timeout))
+        self._start_batch()
+        return await reply
 
-    def _begin(self) -> None:
-        if self._waiting and not self._seeking and len(self._batches) < MAX_UNDER_WAY:
-            self._seeking = True
+    def _start_batch(self) -> None:
+        running = len(self._batches)
+        if self._waiting and not self._awaiting_session and running < MAX_RUNNING_BATCHES:
+            self._awaiting_session = True
             batch: list[PendingCreation] = []
-            going_on = asyncio.create_task(self._together(batch))
-            self._batches.add(going_on)
-            going_on.add_done_callback(partial(self._ended, batch))
+            task = asyncio.create_task(self._create_batch(batch))
+            self._batches.add(task)
+            task.add_done_callback(partial(self._batch_ended, batch))
 
-    def _ended(self, batch: list[PendingCreation], ended: "asyncio.Task[None]") -> None:
+    def _batch_ended(self, batch: list[PendingCreation], ended: "asyncio.Task[None]") -> None:
         self._batches.discard(ended)
         fault = None if ended.cancelled() else ended.exception()
         if isinstance(fault, PoolTimeout) and not batch:
-            self._seeking = False  # Those who have waited that long themselves were told.
+            self._awaiting_session = False  # Requests that waited as long have timed out already.
         elif fault or ended.cancelled():
-            # Without a session, what waits for one is told so, as it would be told by the pool.
-            for asked in batch or self._taken():
-                asked.fail(ended)
+            # If the batch got no session, fail the queued requests, as the pool would.
+            for pending in batch or self._take_batch():
+                pending.fail(ended)
         if not ended.cancelled():
-            self._begin()
+            self._start_batch()
 
-    def _taken(self) -> list[PendingCreation]:
-        self._seeking = False
-        taken: list[PendingCreation] = []
-        while self._waiting and len(taken) < MAX_BATCH:
-            asked = self._waiting.popleft()
-            asked.late.cancel()
-            if not asked.made.done():
-                taken.append(asked)
-        self._begin()
-        return taken
+    def _take_batch(self) -> list[PendingCreation]:
+        self._awaiting_session = False
+        batch: list[PendingCreation] = []
+        while self._waiting and len(batch) < MAX_BATCH:
+            pending = self._waiting.popleft()
+            pending.timeout.cancel()
+            if not pending.reply.done():
+                batch.append(pending)
+        self._start_batch()
+        return batch
 
-    async def _together(self, batch: list[PendingCreation]) -> None:
-        """Create what waits when there is a session; what cannot be, goes on by itself."""
+    async def _create_batch(self, batch: list[PendingCreation]) -> None:
+        """Create the queued requests in one transaction, and the refused ones by themselves."""
         ids: list[UUID | None] = []
         try:
             async with self._pool.connection() as connection:
-                batch += self._taken()
+                batch += self._take_batch()
                 if len(batch) == 1:
-                    ids = [await self._create_on(connection, batch[0].wish)]
+                    ids = [await self._create_on(connection, batch[0].request)]
                 elif batch:
-                    ids = await create_many(connection, [asked.values for asked in batch])
+                    ids = await create_many(connection, [pending.values for pending in batch])
         except psycopg.Error as fault:
             if len(batch) < 2 or not _is_refused(fault):
-                raise  # Of a connection that is lost nobody knows what became of the batch.
+                raise  # After a lost connection the batch may have been committed.
             ids = [None] * len(batch)
-        for asked, id_ in zip(batch, ids, strict=True):
+        for pending, id_ in zip(batch, ids, strict=True):
             if id_ is None:
-                self._alone(asked)
+                self._create_alone(pending)
             else:
-                asked.answer(id_)
+                pending.answer(id_)
 
-    def _alone(self, asked: PendingCreation) -> None:
-        """No batch waits for it: it may wait for a key that somebody holds."""
-        going_on = asyncio.create_task(self._create(asked.wish))
-        self._singles.add(going_on)
-        going_on.add_done_callback(partial(self._answered, asked))
+    def _create_alone(self, pending: PendingCreation) -> None:
+        """Create it in a task of its own: it may wait for a key that another session holds."""
+        task = asyncio.create_task(self._create(pending.request))
+        self._singles.add(task)
+        task.add_done_callback(partial(self._single_ended, pending))
 
-    def _answered(self, asked: PendingCreation, ended: "asyncio.Task[UUID]") -> None:
+    def _single_ended(self, pending: PendingCreation, ended: "asyncio.Task[UUID]") -> None:
         self._singles.discard(ended)
         if ended.cancelled() or ended.exception():
-            asked.fail(ended)
+            pending.fail(ended)
         else:
-            asked.answer(ended.result())
+            pending.answer(ended.result())
 
-    async def _create(self, wish: PoolTransferRequest) -> UUID:
+    async def _create(self, request: PoolTransferRequest) -> UUID:
         async with self._pool.connection() as connection:
-            return await self._create_on(connection, wish)
+            return await self._create_on(connection, request)
 
     async def _create_on(
-        self, connection: psycopg.AsyncConnection[Any], wish: PoolTransferRequest
+        self, connection: psycopg.AsyncConnection[Any], request: PoolTransferRequest
     ) -> UUID:
-        return await self._gateway.create_pending_transfer(connection, **wish)
+        return await self._gateway.create_pending_transfer(connection, **request)
 
 
-def _may_be_batched(wish: PoolTransferRequest) -> bool:
-    """Whether a repeat is safe, and the driver can send it: else it would fail those beside it."""
-    cid, hours = wish.get("cid"), wish.get("expires_hours", EXPIRES_HOURS)
-    fit = type(cid) is str and cid.isascii() and "\0" not in cid
-    return fit and type(hours) in (int, float) and math.isfinite(hours)
+def _may_be_batched(request: PoolTransferRequest) -> bool:
+    """Whether a repeat is safe and the driver accepts the values: else the whole batch fails."""
+    cid, hours = request.get("cid"), request.get("expires_hours", EXPIRES_HOURS)
+    valid_cid = type(cid) is str and cid.isascii() and "\0" not in cid
+    return valid_cid and type(hours) in (int, float) and math.isfinite(hours)
 
 
-def _give_up(made: "asyncio.Future[UUID]", seconds: float) -> None:
-    if not made.done():
-        made.set_exception(PoolTimeout(f"no session for a new transfer within {seconds:.2f} s"))
+def _time_out(reply: "asyncio.Future[UUID]", seconds: float) -> None:
+    if not reply.done():
+        reply.set_exception(PoolTimeout(f"no session for a new transfer within {seconds:.2f} s"))
 
 
 def _is_refused(fault: psycopg.Error) -> bool:

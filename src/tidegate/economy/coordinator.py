@@ -1,4 +1,4 @@
-"""The coordinator: an engine in the caller's own program, which makes the pool's transfers."""
+"""The coordinator: an engine inside the caller's program that runs the transfers of the pool."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -13,16 +13,16 @@ from tidegate.economy.listener import TelemetryListener
 from tidegate.engine.inbox_reader import NAME as INBOX
 from tidegate.engine.stopped import EngineStopped
 
-DUE = "tidegate_due"  # The channel on which a new row says that there is something to do.
+DUE = "tidegate_due"  # The channel on which the database reports new rows.
 
 
 class TransferEventPoolCoordinator:
     """`async with TransferEventPoolCoordinator(pool)`, or `start` and `stop`.
 
-    Any number may run, in any number of programs, beside a Tidegate that serves the same database:
-    they share the work, and whoever dies leaves nothing undone. Hints make it fast; without any,
-    what is due is found by looking every `scan_s`. A program that has nothing else to do awaits
-    `wait`, and so learns at once when the coordinator has died.
+    Many coordinators may run in many programs, beside other Tidegate processes on one database.
+    They share the work, and if one stops, the others finish its transfers. Notifications make it
+    fast; without them, a scan finds due transfers every `scan_s`. A program that has nothing else
+    to do awaits `wait`, which raises as soon as the coordinator's engine has stopped.
     """
 
     def __init__(self, pool: AsyncConnectionPool[Any], scan_s: float = 1.0) -> None:
@@ -30,7 +30,7 @@ class TransferEventPoolCoordinator:
         self.scan_s = scan_s
         self.listener = TelemetryListener(DUE)
         self._running: AsyncExitStack | None = None
-        self._died: asyncio.Future[BaseException] | None = None
+        self._fault: asyncio.Future[BaseException] | None = None
 
     async def start(self) -> None:
         assert self._running is None, "the coordinator is running already"
@@ -38,21 +38,21 @@ class TransferEventPoolCoordinator:
         async with AsyncExitStack() as stack:
             gate = await stack.enter_async_context(open_gate(setup))
 
-            def look(_: object = None) -> None:
+            def read_inbox(_: object = None) -> None:
                 gate.engine.hint([INBOX])
 
-            self._died = gate.engine.died
-            self.listener.heard, self.listener.begun = look, look
+            self._fault = gate.engine.died
+            self.listener.heard, self.listener.begun = read_inbox, read_inbox
             await stack.enter_async_context(self.listener.on(self.pool))
             self._running = stack.pop_all()
 
     async def wait(self) -> None:
-        """Wait as long as it works; raise EngineStopped as soon as it has died of a bug.
+        """Wait while the engine runs; raise EngineStopped as soon as a bug has stopped it.
 
-        `start` it again after `stop`, or end the program and let its supervisor do so.
+        Then call `stop` and `start` again, or exit and let a supervisor restart the program.
         """
-        assert self._died is not None, "the coordinator was not started"
-        fault = await asyncio.shield(self._died)
+        assert self._fault is not None, "the coordinator was not started"
+        fault = await asyncio.shield(self._fault)
         raise EngineStopped(repr(fault), maybe_accepted=True) from fault
 
     async def stop(self) -> None:

@@ -1,23 +1,23 @@
-"""Why a transfer was not made. Nothing has moved when one of these is raised, but for the last.
+"""The errors of a transfer. No money has moved, except perhaps with TransferUnavailable.
 
 TransferError
-├── InvalidTransfer        it could never be made: an amount of nothing, to oneself
-├── DifferentTransfer      its cid stands for another one
+├── InvalidTransfer        the request is not valid: an amount of zero, or a payment to oneself
+├── DifferentTransfer      the cid was used for another transfer
 ├── InsufficientBalance
-├── TransferThrottled      the initiator has to cool down
+├── TransferThrottled      the initiator is in a cooldown
 ├── DailyLimitExceeded
 ├── AccountNotFound
 ├── AccountFrozen
 ├── AccountDisabled
-├── TransferNotFound       the pool never had it
-└── TransferUnavailable    it cannot be said now what became of it: ask again with the same cid
+├── TransferNotFound       the pool has no such transfer
+└── TransferUnavailable    the result is not known now: repeat the request with the same cid
 """
 
 from collections.abc import Mapping
 
 
 class TransferError(Exception):
-    """A transfer that was not made; `transfer_id` if there is a record of the attempt."""
+    """A transfer that was not made. `transfer_id` is set if the request was recorded."""
 
     def __init__(self, message: str, transfer_id: object = None) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class TransferUnavailable(TransferError):
     pass
 
 
-# By the reason or the refusal that the engine gives.
+# Keys are the reasons and refusals of the engine.
 ERRORS: Mapping[str, type[TransferError]] = {
     "INSUFFICIENT_BALANCE": InsufficientBalance,
     "COOLDOWN": TransferThrottled,

@@ -1,4 +1,4 @@
-"""The pool's table as Python sees it: create, read, list, and change the words about a transfer."""
+"""Access to the table of the pool: create, read and list transfers, and change their metadata."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from tidegate.economy.errors import DifferentTransfer, InvalidTransfer
 STATEMENTS = load("tidegate.economy", "economy.sql")
 STATUSES = ("pending", "checking", "approved", "completed", "rejected")
 EXPIRES_HOURS = 24.0
-MISMATCH = "TG422"  # As the function that creates transfers calls it.
+MISMATCH = "TG422"  # The SQLSTATE for a cid that was used for another transfer.
 
 
 class PoolTransferRequest(TypedDict):
-    """What a caller asks for. Ids are those of the guild's platform, amounts whole points."""
+    """A request for a transfer. Ids are those of the guild's platform, amounts are whole points."""
 
     guild_id: int
     initiator_id: int
@@ -28,7 +28,7 @@ class PoolTransferRequest(TypedDict):
     amount: int
     reason: NotRequired[str | None]
     metadata: NotRequired[Mapping[str, object] | None]
-    cid: NotRequired[str | None]  # The same cid twice is the same transfer, made once.
+    cid: NotRequired[str | None]  # A repeated cid means the same transfer, made once.
     expires_hours: NotRequired[float]
 
 
@@ -52,33 +52,33 @@ class PendingTransfer:
     cid: str | None = None
 
 
-def words_of(wish: PoolTransferRequest) -> dict[str, object]:
-    """What is kept of a wish besides the money."""
-    reason = wish.get("reason")
-    return {**(wish.get("metadata") or {}), **({} if reason is None else {"reason": reason})}
+def metadata_of(request: PoolTransferRequest) -> dict[str, object]:
+    """The metadata of a request, with its reason."""
+    reason = request.get("reason")
+    return {**(request.get("metadata") or {}), **({} if reason is None else {"reason": reason})}
 
 
-def values_of(wish: PoolTransferRequest) -> dict[str, object]:
-    """The columns of a wish."""
+def values_of(request: PoolTransferRequest) -> dict[str, object]:
+    """The column values of a request."""
     return {
-        "guild_id": wish["guild_id"],
-        "initiator_id": wish["initiator_id"],
-        "target_id": wish["target_id"],
-        "amount": wish["amount"],
-        "metadata": json.dumps(words_of(wish)),
-        "expires_hours": wish.get("expires_hours", EXPIRES_HOURS),
-        "cid": wish.get("cid"),
+        "guild_id": request["guild_id"],
+        "initiator_id": request["initiator_id"],
+        "target_id": request["target_id"],
+        "amount": request["amount"],
+        "metadata": json.dumps(metadata_of(request)),
+        "expires_hours": request.get("expires_hours", EXPIRES_HOURS),
+        "cid": request.get("cid"),
     }
 
 
 class PendingTransferGateway:
-    """Every call runs on the caller's connection, in the caller's transaction if there is one."""
+    """Every call runs on the caller's connection, and in the caller's transaction if it has one."""
 
     async def create_pending_transfer(
-        self, connection: psycopg.AsyncConnection[Any], **wish: Unpack[PoolTransferRequest]
+        self, connection: psycopg.AsyncConnection[Any], **request: Unpack[PoolTransferRequest]
     ) -> UUID:
         try:
-            [row] = await _fetch(connection, "create", values_of(wish))
+            [row] = await _fetch(connection, "create", values_of(request))
         except (psycopg.errors.CheckViolation, psycopg.errors.DataError) as fault:
             raise InvalidTransfer(str(fault).splitlines()[0]) from fault
         except psycopg.Error as fault:
@@ -103,7 +103,7 @@ class PendingTransferGateway:
         offset: int = 0,
     ) -> list[PendingTransfer]:
         if status is not None and status not in STATUSES:
-            raise ValueError(f"a status is one of {', '.join(STATUSES)}, not {status!r}")
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}, not {status!r}")
         values = {"guild_id": guild_id, "status": status, "limit": limit, "offset": offset}
         return [PendingTransfer(**row) for row in await _fetch(connection, "list", values)]
 
@@ -113,22 +113,22 @@ class PendingTransferGateway:
         transfer_id: UUID,
         metadata: Mapping[str, object],
     ) -> bool:
-        """Add words to a transfer; False if there is no such transfer."""
+        """Add metadata to a transfer; return False if the transfer does not exist."""
         values = {"transfer_id": transfer_id, "metadata": json.dumps(metadata)}
         [row] = await _fetch(connection, "update", values)
         return bool(row["fn_update_pending_transfer"])
 
 
 async def create_many(
-    connection: psycopg.AsyncConnection[Any], many: Sequence[Mapping[str, object]]
+    connection: psycopg.AsyncConnection[Any], requests: Sequence[Mapping[str, object]]
 ) -> list[UUID | None]:
     """Create transfers with these values in one statement, all of them or none.
 
-    None for one whose cid is known already or comes twice: nothing was created for it, and
-    `create_pending_transfer` says what became of it.
+    The id is None if the cid is known already or occurs twice: then nothing was created, and
+    `create_pending_transfer` returns the existing transfer or raises the error.
     """
-    columns: dict[str, list[Any]] = {name: [each[name] for each in many] for name in many[0]}
-    # Of one type, as the elements of an array must be.
+    columns: dict[str, list[Any]] = {name: [r[name] for r in requests] for name in requests[0]}
+    # The elements of an array must have one type.
     columns["expires_hours"] = [float(hours) for hours in columns["expires_hours"]]
     rows = await _fetch(connection, "create_many", columns)
     return [row["fn_create_pending_transfers"] for row in rows]

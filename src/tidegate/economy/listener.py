@@ -1,4 +1,4 @@
-"""Listening to what a database tells. What is told is a hint, and may be missed."""
+"""Listen for notifications of a database. A notification is a hint and may be lost."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ Event: TypeAlias = Mapping[str, object]
 
 
 class TelemetryListener:
-    """`async with listener.on(pool)`: calls `heard` for every event, and `begun` when it listens.
+    """`async with listener.on(pool)` calls `heard` for each event, and `begun` when it listens.
 
-    A connection that is lost is made anew. What was told meanwhile is lost: whoever must not miss
-    anything looks at the table in `begun`, and now and then besides.
+    A lost connection is opened again. Events in between are lost: a program that must not miss any
+    reads the table in `begun`, and from time to time besides.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class TelemetryListener:
 
     @contextlib.asynccontextmanager
     async def on(self, pool: AsyncConnectionPool[Any]) -> AsyncIterator["TelemetryListener"]:
-        listening = asyncio.create_task(self._listen(address_of(pool)))
+        task = asyncio.create_task(self._listen(address_of(pool)))
         try:
             yield self
         finally:
-            listening.cancel()
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await listening
+                await task
 
     async def _listen(self, address: str) -> None:
         failures = 0
@@ -62,14 +62,14 @@ class TelemetryListener:
             await connection.execute(
                 psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(self.channel))
             )
-            # Only now, so that what is written after the look is told.
+            # Only after LISTEN, so that every row written after the callback's read is notified.
             self.begun()
             async for notice in connection.notifies():
-                yield _read(notice.payload)
+                yield _event(notice.payload)
 
 
-def _read(payload: str) -> Event:
-    """What is no JSON object is somebody else's, and still says that something happened."""
+def _event(payload: str) -> Event:
+    """Another program may send a payload that is not a JSON object: report it as it is."""
     try:
         event = json.loads(payload)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Members pay each other: at once, or through the pool as soon as they may."""
+"""The service for payments between members: at once, or through the transfer pool."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tidegate.economy.gateway import (
     PendingTransfer,
     PendingTransferGateway,
     PoolTransferRequest,
-    words_of,
+    metadata_of,
 )
 from tidegate.engine.gate import Gate
 from tidegate.engine.pending_request import Receipt
@@ -32,7 +32,7 @@ from tidegate.systems.guild import CHECKS, POINT, payment
 
 ENABLED = "TRANSFER_EVENT_POOL_ENABLED"
 YES = ("1", "true", "yes", "on")
-MAX_ID = 2**63  # What a bigint holds.
+MAX_ID = 2**63  # The limit of a bigint.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class TransferResult:
 
 
 class TransferService:
-    """Synchronous by default; with the pool, `transfer_currency` gives an id and returns.
+    """Synchronous by default. With the pool, `transfer_currency` returns an id at once.
 
-    In synchronous mode the first call starts an engine, which `close` ends.
+    In synchronous mode the first call starts an engine, and `close` stops it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TransferService:
         self.pool = pool
         self.event_pool_enabled = event_pool_enabled
         self.gateway = PendingTransferGateway()
-        self._entrance = BatchedCreation(pool, self.gateway)
+        self._creation = BatchedCreation(pool, self.gateway)
         self._opening = asyncio.Lock()
         self._gate: Gate | None = None
         self._running = AsyncExitStack()
@@ -78,102 +78,109 @@ class TransferService:
         self._gate = None
         await self._running.aclose()
 
-    async def transfer_currency(self, **wish: Unpack[PoolTransferRequest]) -> UUID | TransferResult:
-        """The transfer's id in the pool; or, at once, what came of it, or a TransferError."""
-        _check(wish)
+    async def transfer_currency(
+        self, **request: Unpack[PoolTransferRequest]
+    ) -> UUID | TransferResult:
+        """Return the transfer's id in the pool; or, in synchronous mode, its result.
+
+        Raise a TransferError if the transfer is refused.
+        """
+        _check(request)
         if self.event_pool_enabled:
-            return await self._entrance.create(wish)
-        return await self._pay(wish)
+            return await self._creation.create(request)
+        return await self._pay(request)
 
     async def issue_currency(
         self, guild_id: int, member_id: int, amount: int, cid: str | None = None
     ) -> None:
-        """Points come into being, once per cid, and the guild's books say how many there are.
+        """Create points, once per cid. The guild's OUTSIDE book records how many were created.
 
-        What an account does not take waits in the guild's suspense book, and its «no» is raised.
+        If the account refuses them, they are kept in the guild's suspense book, and the refusal is
+        raised as a TransferError.
         """
         for name, value in (("guild_id", guild_id), ("member_id", member_id), ("amount", amount)):
-            _whole(name, value)
+            _check_positive(name, value)
         gate = await self._open()
-        said = await _request_of(gate, issue(guild_id, member_id, amount, cid))
-        if isinstance(said, Refusal):
-            raise error_of(said)
-        if said.transfer.state != "COMPLETED":
-            raise error_of(said.transfer.error or "", said.transfer.id)
+        receipt = await _submit(gate, issue(guild_id, member_id, amount, cid))
+        if receipt.transfer.state != "COMPLETED":
+            raise error_of(receipt.transfer.error or "", receipt.transfer.id)
 
     async def get_transfer_status(self, transfer_id: UUID) -> PendingTransfer:
-        """As it stands in the pool; TransferNotFound if the pool never had it."""
+        """Return the pool's record of a transfer. Raise TransferNotFound if it has none."""
         async with self.pool.connection() as connection:
             found = await self.gateway.get_pending_transfer(connection, transfer_id)
         if found is None:
             raise TransferNotFound("the pool has no such transfer", transfer_id)
         return found
 
-    async def _pay(self, wish: PoolTransferRequest) -> TransferResult:
+    async def _pay(self, pool_request: PoolTransferRequest) -> TransferResult:
         gate = await self._open()
-        guild, initiator, target = wish["guild_id"], wish["initiator_id"], wish["target_id"]
-        parties = {r: p for r, p in payment(guild, initiator, target).items() if r != CHECKS}
-        words, cid = words_of(wish), wish.get("cid")
+        guild, initiator = pool_request["guild_id"], pool_request["initiator_id"]
+        parties = payment(guild, initiator, pool_request["target_id"])
+        metadata, cid = metadata_of(pool_request), pool_request.get("cid")
         request = Request(
             guild,
             "member_transfer",
-            parties,
+            {role: party for role, party in parties.items() if role != CHECKS},
             POINT,
-            wish["amount"],
+            pool_request["amount"],
             None if cid is None else f"{initiator}:{cid}",
-            detail={"metadata": json.dumps(words, sort_keys=True)} if words else {},
+            detail={"metadata": json.dumps(metadata, sort_keys=True)} if metadata else {},
             space=GUILD,
         )
-        said = await _request_of(gate, request)
-        if isinstance(said, Refusal):
-            raise error_of(said)
-        transfer = said.transfer
+        transfer = (await _submit(gate, request)).transfer
         if transfer.lane is not None:
-            raise TransferUnavailable("it is on its way; ask again with its cid", transfer.id)
+            raise TransferUnavailable(
+                "the transfer has not ended yet: repeat the request with the same cid", transfer.id
+            )
         if transfer.state != "COMPLETED":
             raise error_of(transfer.error or "", transfer.id)
-        return await _result(gate, transfer, wish)
+        return await _result(gate, transfer, pool_request)
 
     async def _open(self) -> Gate:
         async with self._opening:
             if self._gate is not None and self._gate.engine.died.done():
-                await self.close()  # Whoever met its death was told. Go on with a new one.
+                await self.close()  # Callers of the stopped engine got an error. Start a new one.
             if self._gate is None:
                 setup = await setup_of(self.pool)
                 self._gate = await self._running.enter_async_context(open_gate(setup))
             return self._gate
 
 
-async def _request_of(gate: Gate, request: Request) -> Receipt | Refusal:
+async def _submit(gate: Gate, request: Request) -> Receipt:
+    """Request a transfer. Raise a TransferError if it is refused or the engine has stopped."""
     try:
-        return await gate.engine.transfer(request)
+        reply = await gate.engine.transfer(request)
     except EngineStopped as stopped:
-        raise TransferUnavailable(f"{stopped}; ask again with its cid") from stopped
+        raise TransferUnavailable(f"{stopped}; repeat the request with the same cid") from stopped
+    if isinstance(reply, Refusal):
+        raise error_of(reply)
+    return reply
 
 
-def _check(wish: PoolTransferRequest) -> None:
-    """What can be refused without asking anybody."""
+def _check(request: PoolTransferRequest) -> None:
+    """Refuse requests that are invalid in themselves."""
     for name in ("guild_id", "initiator_id", "target_id", "amount"):
-        _whole(name, wish[name])
-    if wish["initiator_id"] == wish["target_id"]:
-        raise InvalidTransfer("nobody pays themselves")
+        _check_positive(name, request[name])
+    if request["initiator_id"] == request["target_id"]:
+        raise InvalidTransfer("initiator_id and target_id must be different members")
 
 
-def _whole(name: str, value: object) -> None:
+def _check_positive(name: str, value: object) -> None:
     if type(value) is not int or not 0 < value < MAX_ID:
-        raise InvalidTransfer(f"{name} must be a whole number from 1 on, not {value!r}")
+        raise InvalidTransfer(f"{name} must be a positive whole number, not {value!r}")
 
 
-async def _result(gate: Gate, transfer: Transfer, wish: PoolTransferRequest) -> TransferResult:
+async def _result(gate: Gate, transfer: Transfer, request: PoolTransferRequest) -> TransferResult:
     rows = await gate.store.run(STATEMENTS["balances_after"], {"transfer_id": transfer.id})
-    after = dict(rows)
+    balances = dict(rows)
     return TransferResult(
         transfer.id,
-        wish["guild_id"],
-        wish["initiator_id"],
-        wish["target_id"],
+        request["guild_id"],
+        request["initiator_id"],
+        request["target_id"],
         transfer.amount,
-        after["debit"],
-        after["credit"],
-        words_of(wish),
+        balances["debit"],
+        balances["credit"],
+        metadata_of(request),
     )

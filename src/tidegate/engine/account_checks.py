@@ -1,4 +1,4 @@
-"""Whether the accounts of the ledger follow from their operations."""
+"""Checks that each ledger account equals the sum of its operations."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -12,24 +12,35 @@ MAX_OWNERS = 2_000
 _T = TypeVar("_T")
 
 
-async def judge_accounts(then: AuditSnapshot, look: AuditPass) -> None:
-    """Each account of the ledger follows from its operations."""
+async def judge_accounts(snapshot: AuditSnapshot, found: AuditPass) -> None:
+    """Report each ledger account whose balance does not follow from its operations.
+
+    A full audit checks all accounts. An incremental one first compares each balance with the
+    balances after the operations that it has read. Only owners with a mismatch are checked fully:
+    the last operation of an account may be one that this audit has not read.
+    """
     suspects: list[int] | None = None
-    if not look.full:
-        held: dict[Account, int] = {}
-        for piece in pieces(sorted({account.owner for account in look.ends}), MAX_OWNERS):
-            held |= await then.available(piece)
-        # An account that is not there holds nothing. The last operation may be one that we have not
-        # read: then all are.
-        suspects = [a.owner for a, ends in look.ends.items() if held.get(a, 0) not in ends]
+    if not found.full:
+        available: dict[Account, int] = {}
+        for owners in chunks(sorted({account.owner for account in found.balances}), MAX_OWNERS):
+            available |= await snapshot.available(owners)
+        # A missing account has a balance of 0.
+        suspects = [
+            account.owner
+            for account, balances in found.balances.items()
+            if available.get(account, 0) not in balances
+        ]
     if suspects is None or suspects:
-        look.problems += map(unfounded, await then.accounts(suspects))
+        found.problems += map(account_problem, await snapshot.accounts(suspects))
 
 
-def unfounded(account: Account) -> str:
+def account_problem(account: Account) -> str:
     owner, book, asset_id = account
-    return f"account {book} of {owner}, asset {asset_id}: it does not follow from its operations"
+    return (
+        f"account {book} of owner {owner}, asset {asset_id}: "
+        "the balance does not follow from the operations"
+    )
 
 
-def pieces(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+def chunks(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     return (values[start : start + size] for start in range(0, len(values), size))

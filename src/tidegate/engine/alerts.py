@@ -1,4 +1,4 @@
-"""What the engine tells people, as values. Who is told, and how, is the caller's to choose."""
+"""Alerts as values. The caller decides where they are sent."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,10 +9,11 @@ import msgspec
 from ulid import ULID
 
 from tidegate.core.answers import Alarm
+from tidegate.core.flow import Verb
 
 
 class AlertCode(StrEnum):
-    """One stable name per cause. docs/operations.md says for each what to do."""
+    """One stable code per cause. docs/operations.md lists what to do for each."""
 
     TRANSFER_STUCK = "transfer_stuck"
     REFUND_FAILING = "refund_failing"
@@ -46,22 +47,22 @@ class Alert(msgspec.Struct, frozen=True):
     code: AlertCode
     cause: str
     lane: str | None = None
-    transfer_id: UUID | None = None  # Of several, the one that has waited longest.
+    transfer_id: UUID | None = None  # If the alert covers several: the one that waits longest.
     state: str | None = None
     retries: int | None = None
     age_s: float | None = None  # Since the last answer about the transfer.
-    count: int | None = None  # How many transfers the alert speaks for; None: one, or none.
-    cleared: bool = False  # It is over. Sent wherever the alert itself was sent.
-    also: Sequence[UUID] = ()  # The other transfers that it speaks for.
+    count: int | None = None  # How many transfers the alert covers; None: one or none.
+    cleared: bool = False  # The problem is over. Sent to the same outputs as the alert.
+    also: Sequence[UUID] = ()  # The other transfers that the alert covers.
 
     @property
-    def is_news(self) -> bool:
-        """Whether people are told, and not only the log."""
+    def notifies_people(self) -> bool:
+        """Whether the alert is also sent to the webhook, and not only written to the log."""
         return self.alarm > Alarm.NONE or self.cleared
 
 
-def told_as(alert: Alert) -> dict[str, Any]:
-    """The fields of an alert as logs and webhooks show them; what is absent is left out."""
+def alert_fields(alert: Alert) -> dict[str, Any]:
+    """The fields of an alert for the log and the webhook. Absent values are left out."""
     fields = {
         "code": str(alert.code),
         "lane": alert.lane,
@@ -73,3 +74,9 @@ def told_as(alert: Alert) -> dict[str, Any]:
         "cleared": alert.cleared or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def open_question_cause(lane: str | None, verb: Verb, retries: int, reason: str) -> str:
+    """The cause of an alert about a question that has no final answer yet."""
+    result = reason or "no reason given"
+    return f"system {lane} has not completed the {verb} (retries: {retries}); last result: {result}"

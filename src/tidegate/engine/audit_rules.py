@@ -1,4 +1,4 @@
-"""Whether a transfer is where its state says, and whether the books agree: pure rules."""
+"""Pure audit rules: is each transfer's money where its state places it, and do the sums agree."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from tidegate.core.kind import GENESIS, Party
 from tidegate.core.money import format_amount
 from tidegate.core.request import Asset
 from tidegate.core.transfer import SUSPENSE as SUSPENDED
-from tidegate.core.transfer import HistoryEntry, chained
+from tidegate.core.transfer import HistoryEntry, entry_hash
 from tidegate.core.wire import CoreEvent
 from tidegate.store.audit_progress import AuditProgress
 from tidegate.store.audit_reads import AuditCase, AuditedRow, FlowLeg, LedgerRow, TransferFacts
 from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE
 
-# What a verb does to the sum of an account, in units of the amount.
+# The effect of a verb on the total of an account, in multiples of the amount.
 UNITS = {
     Verb.DEBIT: -1,
     Verb.CREDIT: 1,
@@ -33,21 +33,21 @@ UNITS = {
 
 
 class SystemRecord(NamedTuple):
-    """What a system holds under one key."""
+    """What a system has recorded under one key."""
 
     result: str
-    net: int  # What it added to the account, held money included.
+    net: int  # The change of the account, held money included.
     moved: bool
-    local: bool = False  # Done in the transaction that recorded the answer.
+    local: bool = False  # Written in the transaction that recorded the answer.
 
 
 class TransferVerdict(NamedTuple):
     problems: Sequence[str]
-    in_flight: int  # What has left one system and has not arrived in another.
+    in_flight: int  # The amount that has left one system and has not arrived in another.
 
 
 class AssetSums(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One asset, in decimals. The gap is nothing when all that came in is somewhere."""
+    """The sums of one asset, as decimals. The gap is 0 if all deposited money is accounted for."""
 
     funding: str
     spot: str
@@ -64,84 +64,96 @@ class AuditReport(msgspec.Struct, frozen=True, omit_defaults=True):
     halted: bool
     assets: dict[str, AssetSums]
     violations: list[str]
-    # Transfers of flows that this process does not know, by flow. Others judge them.
+    # By flow: the transfers of flows that this process does not know. Other processes judge them.
     not_judged: dict[str, int] = {}
 
 
 @dataclass
 class AuditPass:
-    """One audit, as far as it has come. Owner and asset are a key of sums."""
+    """The findings of one audit pass so far. Sums are keyed by owner and asset."""
 
     full: bool
     at_us: int = 0
     position: int = 0
     core: Mapping[tuple[str, int], int] = field(default_factory=dict)
     books: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    elsewhere: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    # Money in systems that the audit cannot read.
+    other_systems: Mapping[tuple[int, int], int] = field(default_factory=dict)
     in_flight: Counter[tuple[int, int]] = field(default_factory=Counter)
-    unknown: frozenset[str] = frozenset()  # Flows that are installed and not ours.
-    not_judged: Counter[str] = field(default_factory=Counter)  # Transfers of these.
-    versions: dict[UUID, int] = field(default_factory=dict)  # Of those that are open.
-    # What those that have ended took out of the systems that are read.
-    taken: Counter[tuple[int, int]] = field(default_factory=Counter)
+    unknown: frozenset[str] = frozenset()  # Installed flows that this process does not know.
+    not_judged: Counter[str] = field(default_factory=Counter)  # Transfers of these flows.
+    versions: dict[UUID, int] = field(default_factory=dict)  # Of the open transfers of these flows.
+    # What ended transfers of these flows took out of the ledger and the core.
+    unknown_net: Counter[tuple[int, int]] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     owners: set[int] = field(default_factory=set)
-    ends: dict[Account, set[int]] = field(default_factory=dict)
+    # Per account: the balances after the operations that were read.
+    balances: dict[Account, set[int]] = field(default_factory=dict)
     open: set[UUID] = field(default_factory=set)
     judged: set[UUID] = field(default_factory=set)
-    since: Counter[tuple[int, int]] = field(default_factory=Counter)  # Done after the position.
-    reached: AuditProgress | None = None  # How far a slice of the full audit has come.
-    created: Mapping[UUID, int] = field(default_factory=dict)  # When, of what is new.
-    read: Counter[str] = field(default_factory=Counter)
+    core_changes: Counter[tuple[int, int]] = field(default_factory=Counter)  # After the position.
+    reached: AuditProgress | None = None  # The progress of the sweep after this slice.
+    created_us: Mapping[UUID, int] = field(default_factory=dict)  # Of recent transfers.
+    read: Counter[str] = field(default_factory=Counter)  # How many rows and keys were read.
 
-    def touch(self, case: AuditCase, *, old: bool) -> None:
+    def count(self, case: AuditCase, *, old: bool) -> None:
+        """Count what was read, and note which owners and accounts must be checked."""
         self.read["transfers"] += 1
         self.read["history"] += len(case.history)
         self.read["operations"] += len(case.operations)
         if self.full or old:
-            return  # Every owner and every account will be looked at, in this look or in others.
+            return  # Every owner and account is checked anyway, in this pass or in others.
         self.owners.update(party.owner for party in case.row.parties.values())
         for operation in case.operations:
-            self.ends.setdefault(operation.account, set()).add(operation.balance_after)
+            self.balances.setdefault(operation.account, set()).add(operation.balance_after)
 
 
 def judge(
-    case: AuditCase, flow: Flow, found: Mapping[tuple[str, int], SystemRecord]
+    case: AuditCase, flow: Flow, records: Mapping[tuple[str, int], SystemRecord]
 ) -> TransferVerdict:
-    """Follow the money of one transfer by what the systems hold, and compare with its state.
+    """Follow the money of one transfer by the systems' records, and compare it with the state.
 
-    `found` is by system and version. The rules are the flow's own table: each verb takes money
-    from one place to one other, and a state says where the money is.
+    `records` is keyed by system and version. The rules come from the table of the flow: each verb
+    moves money from one place to another, and each state has a place where the money is.
     """
     row, problems = case.row, list(_history_problems(case, flow))
     place, net, answered = Place.SOURCE, 0, set()
-    for kept in case.history:
-        entry, ask = kept.entry, flow.asked(kept.entry.path)
+    for answer in case.history:
+        entry, ask = answer.entry, flow.first_ask(answer.entry.path)
         if ask is None or ask.verb not in ACTIONS:
             continue
         key = (row.parties[ask.role].system, entry.version)
-        if key not in found and resolved(case):
-            # A person may have named another party since this was answered.
-            key = next((other for other in found if other[1] == entry.version), key)
+        if key not in records and has_resolution(case):
+            # An operator may have named another party since this answer.
+            key = next((other for other in records if other[1] == entry.version), key)
         answered.add(key)
-        effect = found.get(key)
-        if effect is None or effect.result != entry.answer:
-            holds = "nothing" if effect is None else effect.result
-            problems.append(f"{key[0]} holds {holds} under {key[1]}, not {entry.answer}")
-        elif effect.moved:
+        record = records.get(key)
+        if record is None or record.result != entry.answer:
+            recorded = "nothing" if record is None else f'"{record.result}"'
+            problems.append(
+                f"system {key[0]} has recorded {recorded} under version {key[1]}, "
+                f'but the history contains "{entry.answer}"'
+            )
+        elif record.moved:
             action = ACTIONS[ask.verb]
             if place is not action.before:
-                problems.append(f"the {ask.verb} under {key[1]} found the money at {place}")
+                problems.append(
+                    f"the {ask.verb} of version {key[1]} was done while the money was at {place}"
+                )
             place = action.after[ask.role]
-        net += 0 if effect is None else effect.net
+        net += 0 if record is None else record.net
     open_key = _open_key(case, flow)
-    for key in found.keys() - answered:
-        net += found[key].net
-        # A system outside may have answered what the store has not recorded yet. Ours cannot.
-        if found[key].moved and (found[key].local or key != open_key):
-            problems.append(f"{key[0]} moved money under {key[1]}, and no answer says so")
-    if row.state in flow.rows and flow.row(row.state).place is not place:
-        problems.append(f"its money is at {place}")
+    for key in records.keys() - answered:
+        net += records[key].net
+        # An external system may have answered before the store has recorded the answer. The ledger
+        # cannot: it answers in the transaction that records the answer.
+        if records[key].moved and (records[key].local or key != open_key):
+            problems.append(
+                f"system {key[0]} moved money under version {key[1]}, "
+                "but the history contains no such answer"
+            )
+    if row.state in flow.rows and (expected := flow.row(row.state).place) is not place:
+        problems.append(f"the money is at {place}, but the state requires it at {expected}")
     return TransferVerdict([finding(case, problem) for problem in problems], -net)
 
 
@@ -149,56 +161,57 @@ def finding(case: AuditCase, problem: str) -> str:
     return f"transfer {case.row.id} in {case.row.state}: {problem}"
 
 
-def resolved(case: AuditCase) -> bool:
-    """Whether a person has answered in the place of a system."""
-    return any(kept.entry.actor for kept in case.history)
+def has_resolution(case: AuditCase) -> bool:
+    """Whether an operator has answered a question instead of the system."""
+    return any(answer.entry.actor for answer in case.history)
 
 
 def _open_key(case: AuditCase, flow: Flow) -> tuple[str, int] | None:
-    ask = flow.asked([case.row.state])
+    ask = flow.first_ask([case.row.state])
     return None if ask is None else (case.row.parties[ask.role].system, case.row.version)
 
 
 def _history_problems(case: AuditCase, flow: Flow) -> Iterator[str]:
-    row, entries = case.row, [kept.entry for kept in case.history]
+    row, entries = case.row, [answer.entry for answer in case.history]
     if row.state not in flow.rows:
-        yield f"{row.flow} has no such state"
+        yield f"flow {row.flow} has no such state"
     elif flow.is_end(row.state) != (row.lane is None):
-        yield f"its lane is {row.lane}"
+        yield f"the lane is {row.lane}, which does not fit the state"
     if [entry.version for entry in entries] != list(range(row.version)):
-        yield f"its version is {row.version}, and its history has {len(entries)} answers"
+        yield f"the version is {row.version}, but the history has {len(entries)} answers"
     last = entries[-1].path[-1] if entries else flow.arrive(flow.first)[-1]
     if last != row.state:
-        yield f"its history leads to {last}"
+        yield f"the history leads to state {last}"
     if (case.history[-1].hash if entries else GENESIS) != row.head_hash:
-        yield "its head is not the hash of its last answer"
+        yield "the head hash is not the hash of the last answer"
     if not row.keyed:
-        yield "its key does not lead to it"
+        yield "the key (cid) does not lead to this transfer"
     yield from _operation_problems(case, flow)
 
 
 def _operation_problems(case: AuditCase, flow: Flow) -> Iterator[str]:
-    """Each operation of the ledger is on the account of the party that was asked, and both entries
-    of a credit with a fee are there, or neither is."""
-    asks = {kept.entry.version: flow.asked(kept.entry.path) for kept in case.history}
-    asks[case.row.version] = flow.asked([case.row.state])
+    """Check that each ledger operation is on the account of the party that was asked, and that a
+    credit with a fee has both of its entries, or neither.
+    """
+    asks = {answer.entry.version: flow.first_ask(answer.entry.path) for answer in case.history}
+    asks[case.row.version] = flow.first_ask([case.row.state])
     entries: dict[int, dict[int, LedgerRow]] = {}
     for operation in case.operations:
         entries.setdefault(operation.version, {})[operation.entry] = operation
     for version, found in entries.items():
         ask = asks.get(version)
-        # Under a version that asks nothing there is nothing to compare; money that moved under it
-        # is found by its key.
+        # A version that asks nothing has nothing to compare with. Money that moved under it is
+        # found by its key.
         if ask is not None and not _as_asked(case.row, ask, found):
-            yield f"the ledger's operation {version} is about something else"
+            yield f"the ledger operation of version {version} does not match its transfer"
         elif len({operation.result for operation in found.values()}) > 1:
-            yield f"the entries of the ledger's operation {version} differ in their result"
+            yield f"the entries of the ledger operation of version {version} differ in their result"
 
 
 def _as_asked(row: AuditedRow, ask: Ask, found: Mapping[int, LedgerRow]) -> bool:
     verb, party = found[min(found)].verb, row.parties[ask.role]
     if ask.verb is Verb.REFUND and verb == Verb.CREDIT and SUSPENDED in row.parties:
-        party = row.parties[SUSPENDED]  # It was re-pointed.
+        party = row.parties[SUSPENDED]  # The refund was redirected to the suspense book.
     elif verb != ask.verb:
         return False
     fee = row.fee if ask.verb is Verb.CREDIT and ask.role == "target" else 0
@@ -209,41 +222,43 @@ def _as_asked(row: AuditedRow, ask: Ask, found: Mapping[int, LedgerRow]) -> bool
     return {n: (o.verb, o.account, o.amount) for n, o in found.items()} == expected
 
 
-# Whom each verb of a core may have been asked of.
+# For each verb of a core: the roles that may be asked to do it.
 CORE_ROLES = {verb.name: tuple(action.after) for verb, action in ACTIONS.items()}
 
 
 def core_fits(event: CoreEvent, core: str, row: TransferFacts) -> bool:
-    """Whether an operation of a core is about its transfer: asset, amount, owner and book."""
+    """Whether a core operation matches its transfer: asset, amount, owner and book."""
     account = Party(core, event.book.name, event.owner)
     asked = (row.parties.get(role) for role in CORE_ROLES.get(event.verb.name, ()))
     return (event.asset_id, event.amount) == (row.asset_id, row.amount) and account in asked
 
 
 def broken_chain(case: AuditCase) -> Iterator[str]:
-    """The first answer that its hash does not vouch for, if there is one."""
+    """The first answer in the history whose hash does not match, if any."""
     row = case.row
     head = GENESIS
     for entry, at_us, hashed in case.history:
-        head = chained(head, row.id, row.flow, entry, at_us)
+        head = entry_hash(head, row.id, row.flow, entry, at_us)
         if head != hashed:
-            yield finding(case, f"answer {entry.version} is not what was hashed")
+            yield finding(case, f"answer {entry.version} does not match its hash")
             return
 
 
-def ledger_found(case: AuditCase, ledger: str) -> dict[tuple[str, int], SystemRecord]:
-    """By key: the entries of one operation together."""
-    found: dict[tuple[str, int], SystemRecord] = {}
-    for o in case.operations:
-        net, moved = o.delta + o.held_delta, o.delta != 0 or o.held_delta != 0
-        if (other := found.get((ledger, o.version))) is not None:
+def ledger_records(case: AuditCase, ledger: str) -> dict[tuple[str, int], SystemRecord]:
+    """The ledger's records by key. The entries of one operation become one record."""
+    records: dict[tuple[str, int], SystemRecord] = {}
+    for operation in case.operations:
+        net = operation.delta + operation.held_delta
+        moved = operation.delta != 0 or operation.held_delta != 0
+        if (other := records.get((ledger, operation.version))) is not None:
             net, moved = net + other.net, moved or other.moved
-        found[ledger, o.version] = SystemRecord(o.result, net, moved, local=True)
-    return found
+        record = SystemRecord(operation.result, net, moved, local=True)
+        records[ledger, operation.version] = record
+    return records
 
 
 class ExpectedRecord(NamedTuple):
-    """One key of one system, and what the history says of it, if it says anything."""
+    """One key of one system, with its entry in the history if there is one."""
 
     row: AuditedRow
     system: str
@@ -253,87 +268,94 @@ class ExpectedRecord(NamedTuple):
 
     def by_history(self) -> SystemRecord:
         assert self.entry is not None
-        return self._found(self.entry.answer, self.entry.evidence)
+        return self._record(self.entry.answer, self.entry.evidence)
 
     def by_answer(self, answer: Answer | None, position: int) -> SystemRecord | None:
-        """As the core holds it at a position."""
+        """What the core had recorded at a log position."""
         match answer:
             case Done(evidence) | Rejected(_, evidence):
                 if int(evidence["position"]) > position:
                     return None
-                return self._found("done" if isinstance(answer, Done) else "rejected", evidence)
+                return self._record("done" if isinstance(answer, Done) else "rejected", evidence)
             case None if self.entry is not None and self.entry.actor:
                 return self.by_history()
             case Unknown() if self.entry is not None:
-                # Retired: it is there no more, and was looked at when it was.
+                # The core has retired the operation. It was audited before that.
                 return self.by_history()
         return None
 
-    def _found(self, result: str, evidence: Mapping[str, str]) -> SystemRecord:
+    def _record(self, result: str, evidence: Mapping[str, str]) -> SystemRecord:
         moved = result == "done" and evidence.get("delta") != "0" and self.verb in ACTIONS
         change = 0 if self.verb is None else UNITS.get(self.verb, 0) * self.row.amount
-        # An end asks nothing: what is done under its version is somebody else's doing.
+        # An end asks nothing: an operation under its version was not asked for by this transfer.
         moved = moved or (result == "done" and self.verb is None)
         return SystemRecord(result, change if moved else 0, moved)
 
 
 def unreadable(case: AuditCase, flow: Flow | None) -> str | None:
-    """Why a transfer cannot be judged at all, if so."""
+    """Why a transfer cannot be judged; None if it can."""
     if flow is None:
-        return f"there is no flow {case.row.flow} here"
-    paths = [*(kept.entry.path for kept in case.history), (case.row.state,)]
-    roles = {ask.role for path in paths if (ask := flow.asked(path)) is not None}
+        return f"this process does not know the flow {case.row.flow}"
+    paths = [*(answer.entry.path for answer in case.history), (case.row.state,)]
+    roles = {ask.role for path in paths if (ask := flow.first_ask(path)) is not None}
     roles |= {"source", FEES} if case.row.fee else {"source"}
     if missing := roles - case.row.parties.keys():
-        return f"nobody plays {', '.join(sorted(missing))}"
+        return f"no party has the role {', '.join(sorted(missing))}"
     return None
 
 
 def legs(flows: Mapping[str, Flow]) -> Sequence[FlowLeg]:
-    """Which state asks which role to move what; a birth's answer is kept under its first state."""
+    """For each state that moves money: the role that is asked, and the units that it moves.
+
+    The answer to a creation is stored under the first state.
+    """
     found = []
     for flow in flows.values():
         for state in flow.rows:
-            ask = flow.asked(flow.arrive(state))
+            ask = flow.first_ask(flow.arrive(state))
             if ask is not None and UNITS.get(ask.verb):
                 found.append(FlowLeg(flow.name, str(state), ask.role, UNITS[ask.verb]))
     return found
 
 
-def gaps(look: AuditPass) -> Iterator[str]:
-    for asset_id, sums in sorted(totals(look).items()):
+def gaps(found: AuditPass) -> Iterator[str]:
+    for asset_id, sums in sorted(totals(found).items()):
         if gap := sums.total():
-            yield f"asset {asset_id}: the books of all systems are off by {gap} smallest units"
+            yield (
+                f"asset {asset_id}: the sum over all systems is off by {gap} smallest units "
+                "(it must be 0)"
+            )
 
 
-def totals(look: AuditPass) -> Mapping[int, Counter[str]]:
-    """Where the money of each asset is. What came in is negative, so that all sum to nothing."""
+def totals(found: AuditPass) -> Mapping[int, Counter[str]]:
+    """How much of each asset is in which books. Deposits are negative, so that the sum is 0."""
     sums: dict[int, Counter[str]] = {}
     names = {FUNDING: "funding", OUTSIDE: "external", SUSPENSE: "suspense"}
-    for (book, asset_id), (available, held) in look.books.items():
+    for (book, asset_id), (available, held) in found.books.items():
         sums.setdefault(asset_id, Counter())[names.get(book, "other")] += available
         sums[asset_id]["external" if book == OUTSIDE else "held"] += held
-    for (book, asset_id), amount in look.core.items():
+    for (book, asset_id), amount in found.core.items():
         sums.setdefault(asset_id, Counter())["spot" if book == "SPOT" else "other"] += amount
-    for (_, asset_id), amount in look.in_flight.items():
+    for (_, asset_id), amount in found.in_flight.items():
         sums.setdefault(asset_id, Counter())["in_flight"] += amount
-    for (_, asset_id), amount in (*look.elsewhere.items(), *look.taken.items()):
+    for (_, asset_id), amount in (*found.other_systems.items(), *found.unknown_net.items()):
         sums.setdefault(asset_id, Counter())["other"] += amount
     return sums
 
 
-def report(look: AuditPass, assets: Iterable[Asset], *, halted: bool) -> AuditReport:
+def report(found: AuditPass, assets: Iterable[Asset], *, halted: bool) -> AuditReport:
     known = {asset.id: asset for asset in assets}
-    shown = {}
-    for asset_id, sums in sorted(totals(look).items()):
+    reported = {}
+    for asset_id, sums in sorted(totals(found).items()):
         if any(sums.values()):
             asset = known.get(asset_id)
             code = asset.code if asset else f"asset {asset_id}"
-            shown[code] = _shown(sums, asset.decimals if asset else 0)
-    return AuditReport(not look.problems, halted, shown, look.problems, dict(look.not_judged))
+            reported[code] = _asset_sums(sums, asset.decimals if asset else 0)
+    not_judged = dict(found.not_judged)
+    return AuditReport(not found.problems, halted, reported, found.problems, not_judged)
 
 
-def _shown(sums: Counter[str], decimals: int) -> AssetSums:
+def _asset_sums(sums: Counter[str], decimals: int) -> AssetSums:
     gap, other, suspense = sums.total(), sums["other"], sums["suspense"]
     return AssetSums(
         funding=format_amount(sums["funding"], decimals),

@@ -1,4 +1,4 @@
-"""Many answers for one who waits for all of them, without a task and a future for each."""
+"""Collects the replies to a batch for one caller, without a task and a future per request."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,44 +8,46 @@ T = TypeVar("T")
 
 
 class BatchReplies(Generic[T]):
-    """So many places, each for one answer. Who waits is woken when the last of them is taken."""
+    """A fixed number of replies. The caller wakes up when the last one arrives."""
 
     def __init__(self, size: int) -> None:
-        self._said: dict[int, T] = {}
+        self._replies: dict[int, T] = {}  # By the index of the request in the batch.
         self._size = size
-        self._full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def places(self) -> "Iterator[BatchReply[T]]":
-        return (BatchReply(self, number) for number in range(self._size))
+    def targets(self) -> "Iterator[BatchReply[T]]":
+        """One reply target for each request of the batch, in order."""
+        return (BatchReply(self, index) for index in range(self._size))
 
-    async def filled(self) -> list[T]:
-        """The answers, in the order of their places."""
-        if len(self._said) < self._size:
-            await self._full
-        return [self._said[number] for number in range(self._size)]
+    async def collect(self) -> list[T]:
+        """Wait until every reply has arrived. Return them in the order of the requests."""
+        if len(self._replies) < self._size:
+            await self._complete
+        return [self._replies[index] for index in range(self._size)]
 
-    def has(self, number: int) -> bool:
-        return number in self._said
+    def has(self, index: int) -> bool:
+        return index in self._replies
 
-    def put(self, number: int, said: T) -> None:
-        assert number not in self._said, "it was answered before"
-        self._said[number] = said
-        if len(self._said) == self._size and not self._full.done():  # Who waited may have gone.
-            self._full.set_result(None)
+    def put(self, index: int, reply: T) -> None:
+        assert index not in self._replies, "it was answered before"
+        self._replies[index] = reply
+        # The future is already done if the caller was cancelled.
+        if len(self._replies) == self._size and not self._complete.done():
+            self._complete.set_result(None)
 
 
 class BatchReply(Generic[T]):
-    """What a future is to whoever answers it. A fault is an answer as well."""
+    """The target of one reply. It has the methods of a future; a fault is stored as a reply."""
 
-    __slots__ = ("_number", "_tray")
+    __slots__ = ("_index", "_replies")
 
-    def __init__(self, tray: BatchReplies[T], number: int) -> None:
-        self._tray, self._number = tray, number
+    def __init__(self, replies: BatchReplies[T], index: int) -> None:
+        self._replies, self._index = replies, index
 
     def done(self) -> bool:
-        return self._tray.has(self._number)
+        return self._replies.has(self._index)
 
-    def set_result(self, said: T, /) -> None:
-        self._tray.put(self._number, said)
+    def set_result(self, reply: T, /) -> None:
+        self._replies.put(self._index, reply)
 
     set_exception = set_result

@@ -1,58 +1,62 @@
-"""When a batch leaves: with few callers at once, with many when it is worth its price.
+"""Decides when a batch of requests is written: at once, or after more requests have arrived.
 
-A batch costs Python a millisecond and PostgreSQL two, however small it is. With many callers what
-waits gathers, until it is two thirds of them or large; but for a moment only, because some of them
-may wait for an end that is far away.
+A batch costs about 1 ms in Python and 2 ms in PostgreSQL, however small it is. With few callers a
+batch is written at once. With many callers it is written when two thirds of them wait in it, or
+when it is large, or after a short time at the latest: some callers may be waiting for the end of a
+transfer that is far away, and do not send another request until then.
 """
 
 import asyncio
 
 from tidegate.engine.wakeup import Wakeup
 
-MANY, LARGE = 32, 128
-MOMENT_S = 0.008
+MANY_CALLERS, LARGE_BATCH = 32, 128
+GATHER_S = 0.008
 
 
 class BatchTimer:
-    """Tells those who take batches when to look."""
+    """Decides when the loops of the request queue take a batch."""
 
-    def __init__(self, many: int = MANY) -> None:
-        self.callers = 0  # Who waits for an answer, of whatever kind.
-        self._many = many
-        self._bell = Wakeup()
-        self._enough = 1  # So many must wait for the bell to ring. More than one: there is a timer.
+    def __init__(self, many_callers: int = MANY_CALLERS) -> None:
+        self.callers = 0  # Callers that wait for a reply or for the end of a transfer.
+        self._many_callers = many_callers
+        self._wakeup = Wakeup()
+        # Number of waiting requests that wakes a loop. More than one: a loop also has a timeout.
+        self._enough = 1
         self._since_s: float | None = None
 
-    def arrived(self, waiting: int) -> None:
+    def notify(self, waiting: int) -> None:
+        """Requests have arrived: wake a loop if enough of them wait now."""
         if waiting >= self._enough:
-            self._bell.ring()
+            self._wakeup.set()
 
-    def hurry(self) -> None:
-        self._bell.ring()
+    def wake(self) -> None:
+        self._wakeup.set()
 
-    def look(self) -> None:
-        """Before looking: whoever arrives after the look rings again."""
-        self._bell.silence()
+    def clear(self) -> None:
+        """Call this before checking the queue: a request that arrives later sets it again."""
+        self._wakeup.clear()
 
-    def left(self) -> None:
-        """A batch has left. What comes now begins to gather anew."""
+    def batch_taken(self) -> None:
+        """Requests that arrive from now on are gathered for the next batch."""
         self._enough, self._since_s = 1, None
 
-    async def gathered(self, waiting: int) -> bool:
-        """Whether a batch may leave. If not, look again: something may have changed meanwhile."""
-        enough = 1 if self.callers < self._many else min(self.callers * 2 // 3, LARGE)
+    async def is_ready(self, waiting: int) -> bool:
+        """Whether a batch may be taken. If not, check the queue again: it may have changed."""
+        few = self.callers < self._many_callers
+        enough = 1 if few else min(self.callers * 2 // 3, LARGE_BATCH)
         if not 0 < waiting < enough:
             return True
         now_s = asyncio.get_running_loop().time()
         if self._since_s is None:
             self._since_s = now_s
-        left_s = self._since_s + MOMENT_S - now_s
+        left_s = self._since_s + GATHER_S - now_s
         if left_s > 0:
             self._enough = enough
-            await self._bell.rest(left_s)
+            await self._wakeup.wait(left_s)
         return left_s <= 0
 
-    async def rest(self) -> None:
-        """Until somebody comes, or can be taken who could not before."""
+    async def wait(self) -> None:
+        """Wait for a new request, or for one that was passed over and can be taken now."""
         self._enough = 1
-        await self._bell.rest()
+        await self._wakeup.wait()

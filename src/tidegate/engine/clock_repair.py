@@ -1,4 +1,4 @@
-"""The database's clock may be set back. What was leased before then must not wait for it."""
+"""Repairs lease and due times after the database's clock was set back."""
 
 import asyncio
 
@@ -7,37 +7,39 @@ from tidegate.core.ports import Store, StoreFault, Tx
 from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.engine.context import EngineContext
 
-EVERY_S = 5.0
-MENDED = 10_000  # Rows in one statement.
-LATE_S = 60.0
-LATE_ROUNDS, FIRST_ROUNDS = 12, 2
+CHECK_S = 5.0
+MAX_ROWS = 10_000  # Repaired by one statement.
+FAR_AHEAD_S = 60.0
+ROUNDS_AFTER_STEP, ROUNDS_AT_START = 12, 2
 
 
-async def keep_clock(context: EngineContext[Tx]) -> None:
-    """For ever: notice a step back, make due what would wait, and tell somebody.
+async def repair_clock(context: EngineContext[Tx]) -> None:
+    """Run forever: detect that the clock was set back, make waiting rows due, and page.
 
-    To be asked too early harms no transfer: the version decides, and a system that knows when it
-    wants to be asked says so again.
+    Asking a system too early does no harm: the version of a transfer decides which answer counts,
+    and a system that knows when it wants to be asked repeats that time in its answer.
     """
-    # What is due far away is looked at a few times more: after a step, because a transaction that
-    # began before it still writes the old time; and at the start, because whoever saw a step may
-    # have died of it.
-    rounds = FIRST_ROUNDS
+    # In the first rounds, rows that are due far in the future are repaired even if no step is
+    # detected. After a step: a transaction that began before the step still writes the old time.
+    # At the start: the process that detected a step may have died before it repaired the rows.
+    rounds_left = ROUNDS_AT_START
     while True:
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(CHECK_S)
         try:
-            behind_s = await _mend(context.store, LATE_S if rounds else None)
+            behind_s = await _repair(context.store, FAR_AHEAD_S if rounds_left else None)
         except StoreFault:
-            continue  # Whoever asks the store for work tells of it.
-        rounds = max(rounds - 1, 0)
+            continue  # The lanes and the scan report that the store is unavailable.
+        rounds_left = max(rounds_left - 1, 0)
         if behind_s > 0:
-            rounds = LATE_ROUNDS
-            cause = f"the database's clock was set back by {behind_s:.0f} s"
-            context.alert(Alert(Alarm.PAGE, AlertCode.CLOCK_SET_BACK, cause))
+            rounds_left = ROUNDS_AFTER_STEP
+            message = f"the database's clock was set back by {behind_s:.0f} s; "
+            message += "the transfers that were leased before are due again"
+            context.alert(Alert(Alarm.PAGE, AlertCode.CLOCK_SET_BACK, message))
 
 
-async def _mend(store: Store[Tx], beyond_s: float | None) -> float:
-    behind_s, mended = await store.mend_clock(beyond_s, MENDED)
-    while behind_s > 0 and mended == MENDED:
-        _, mended = await store.mend_clock(0.0, MENDED)
+async def _repair(store: Store[Tx], beyond_s: float | None) -> float:
+    """Return by how many seconds the clock was set back, 0 if it was not."""
+    behind_s, repaired = await store.mend_clock(beyond_s, MAX_ROWS)
+    while behind_s > 0 and repaired == MAX_ROWS:
+        _, repaired = await store.mend_clock(0.0, MAX_ROWS)
     return behind_s

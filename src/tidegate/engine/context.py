@@ -1,4 +1,4 @@
-"""What every part of the engine works with, and what runs beside its loops."""
+"""What all parts of the engine share, and the tasks that run beside the engine's loops."""
 
 import asyncio
 import random
@@ -28,23 +28,23 @@ from tidegate.engine.request_kinds import RequestKinds
 from tidegate.engine.ring import BusyOwners, Ring
 
 MAX_DETACHED = 16
-MAX_HELD = 8  # Of them, those that wait for accounts which are known to be held.
-MAX_AT_ONCE = 4  # Of their transactions: sessions must be left for the loops.
+MAX_HELD = 8  # Of these, tasks that wait for accounts which are known to be locked.
+MAX_AT_ONCE = 4  # Transactions of these tasks at a time: the loops need sessions, too.
 
 
 class DetachedBatches:
-    """Batches that take longer than others may wait for. They go on beside the loops."""
+    """Batches that take too long for the loops. They run in tasks of their own."""
 
-    def __init__(self, ended: Callable[[asyncio.Task[None]], None] = lambda _: None) -> None:
+    def __init__(self, on_bug: Callable[[asyncio.Task[None]], None] = lambda _: None) -> None:
         self._running: set[asyncio.Task[None]] = set()
         self.held = 0
-        self.turn = asyncio.Semaphore(MAX_AT_ONCE)
-        self._tell = ended  # Told of a task that failed otherwise than by the store.
+        self.sessions = asyncio.Semaphore(MAX_AT_ONCE)
+        self._on_bug = on_bug  # Called if a task fails, other than with StoreUnavailable.
 
     async def start(
         self, work: Coroutine[Any, Any, None], broken: Callable[[BaseException], None]
     ) -> None:
-        """Beside the caller; with too many of them already, the caller waits."""
+        """Start a task. If too many run already, wait until one ends."""
         while len(self._running) >= MAX_DETACHED:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         task = asyncio.create_task(work)
@@ -56,7 +56,7 @@ class DetachedBatches:
         work: Callable[[], Coroutine[Any, Any, None]],
         broken: Callable[[BaseException], None],
     ) -> bool:
-        """The same for what needs an account that is held. With too many already: not at all."""
+        """Start a task for a locked account. If too many run already, return False."""
         if self.held >= MAX_HELD:
             return False
 
@@ -70,21 +70,21 @@ class DetachedBatches:
         await self.start(counted(), broken)
         return True
 
-    async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Side by side, so that one does not wait for another. All have ended when this has."""
+    async def run_all(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Run them concurrently. Return when all have ended."""
         results = await asyncio.gather(*works, return_exceptions=True)
         faults = [result for result in results if result is not None]
-        # A bug before what the store could not do: it must not go unnoticed.
-        for fault in sorted(faults, key=lambda each: isinstance(each, StoreUnavailable)):
+        # Raise a bug rather than StoreUnavailable, which the loops only log.
+        for fault in sorted(faults, key=lambda fault: isinstance(fault, StoreUnavailable)):
             raise fault
 
     def _ended(self, broken: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         bug = asyncio.CancelledError() if task.cancelled() else task.exception()
-        # Without the store nothing was written: the lease runs out, and the row is due again.
+        # StoreUnavailable is no bug: nothing was written, and the rows are due after their lease.
         if bug is not None and not isinstance(bug, StoreUnavailable):
             broken(bug)
-            self._tell(task)
+            self._on_bug(task)
 
     async def stop(self, grace_s: float) -> None:
         if self._running:
@@ -96,33 +96,35 @@ class DetachedBatches:
 
 @dataclass(frozen=True, slots=True)
 class EngineContext(Generic[Tx]):
-    """All that the engine needs. Nothing in it reads a clock or throws dice of its own."""
+    """What the engine works with. The clock and the random generator are arguments, too."""
 
     store: Store[Tx]
     flows: Mapping[str, Flow]
-    tables: FlowChecksums  # Their checksums: rows of other tables are for other processes.
+    tables: FlowChecksums  # Of `flows`. Rows of other flow tables are for other processes.
     outside: Mapping[str, System]
     local: Mapping[str, LocalSystem[Tx]]
-    remembering: Mapping[str, Remembering[Tx]]
+    remembering: Mapping[str, Remembering[Tx]]  # Systems whose position the store records.
     clock: Callable[[], float]
     dice: random.Random
     alert: Callable[[Alert], None]
-    ended: Callable[[Sequence[Transfer]], None]
-    woken: Callable[[Iterable[str]], None]
+    ended: Callable[[Sequence[Transfer]], None]  # Called with transfers that have ended.
+    wake_lanes: Callable[[Iterable[str]], None]
     rings: Mapping[str, Ring]
     busy_owners: BusyOwners
-    irreversible: frozenset[str]
+    irreversible: frozenset[str]  # Systems that cannot undo a debit.
     rules: KindRules
-    worker: str = "engine"  # Its name in the store, where several processes note something.
+    worker: str = "engine"  # Name of this process in the store, for notes of several processes.
     admission: Admission[Tx] | None = None
     listeners: Mapping[str, Listener[Tx]] = field(default_factory=dict)
     detached: DetachedBatches = field(default_factory=DetachedBatches)
-    slow: dict[Account, float] = field(default_factory=dict)  # Accounts that somebody holds.
-    origins: RequestKinds = field(init=False)
+    # Accounts that another session holds locked, and until when they are treated as such.
+    held_accounts: dict[Account, float] = field(default_factory=dict)
+    request_kinds: RequestKinds = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "origins", RequestKinds(self.flows, self.outside, self.local))
+        kinds = RequestKinds(self.flows, self.outside, self.local)
+        object.__setattr__(self, "request_kinds", kinds)
 
-    def terms(self, actor: str = "") -> DecisionContext:
-        """Of a whole batch: what must be asked again together stays together."""
+    def decision_context(self, actor: str = "") -> DecisionContext:
+        """For a whole batch: with one random number its retries stay together in a batch."""
         return DecisionContext(self.dice.random(), self.irreversible, actor)

@@ -1,4 +1,4 @@
-"""What is due is looked for once per process, for all of its lanes together."""
+"""Looks for due transfers, once per process for all of its lanes together."""
 
 from collections.abc import Mapping
 from typing import Generic
@@ -9,14 +9,14 @@ from tidegate.engine.alerts import Alert, AlertCode
 from tidegate.engine.context import EngineContext
 from tidegate.engine.lane import Lane
 from tidegate.engine.wakeup import Wakeup
-from tidegate.engine.write_batch import pause_s
+from tidegate.engine.write_batch import retry_delay_s
 
 
 class DueScan(Generic[Tx]):
-    """Tells lanes that something is due in them. They claim it themselves, when they can ask.
+    """Notifies each lane that has due transfers. The lane claims them when it is ready.
 
-    One look that mostly finds nothing, instead of one per lane. It keeps time by no clock that
-    anybody can set.
+    One statement for all lanes replaces one per lane: most scans find nothing. The interval is
+    measured by the event loop's clock, which does not change when the system time is set.
     """
 
     def __init__(
@@ -24,11 +24,11 @@ class DueScan(Generic[Tx]):
     ) -> None:
         self.context, self.lanes, self.scan_s = context, lanes, scan_s
         self._stopping = False
-        self._bell = Wakeup()
+        self._wakeup = Wakeup()
 
     def stop(self) -> None:
         self._stopping = True
-        self._bell.ring()
+        self._wakeup.set()
 
     async def run(self) -> None:
         failures = 0
@@ -37,17 +37,14 @@ class DueScan(Generic[Tx]):
                 await self._look()
                 failures = 0
             except StoreUnavailable as fault:
-                cause = f"store unavailable: {fault}"
-                self.context.alert(Alert(Alarm.NONE, AlertCode.STORE_UNAVAILABLE, cause))
-                await self._rest(pause_s(failures, self.context.dice))
+                message = f"the database is unavailable, the scan tries again: {fault}"
+                self.context.alert(Alert(Alarm.NONE, AlertCode.STORE_UNAVAILABLE, message))
+                await self._wakeup.wait(retry_delay_s(failures, self.context.dice))
                 failures += 1
             else:
-                await self._rest(self.scan_s)
+                await self._wakeup.wait(self.scan_s)
 
     async def _look(self) -> None:
         context = self.context
         for name in await context.store.due(list(self.lanes), context.tables):
             self.lanes[name].look()
-
-    async def _rest(self, seconds: float) -> None:
-        await self._bell.rest(seconds)

@@ -1,4 +1,4 @@
-"""How fast transfers end in this process and how many of them fail; each process judges its own."""
+"""Alert rules about the transfers that end in this process: how slow they are, how many fail."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ WINDOW_S = 60.0
 
 
 class RateThresholds(msgspec.Struct, frozen=True):
-    """When each rule fires, of the transfers that ended within a minute."""
+    """When each rule fires. The rules cover the transfers that ended in the last 60 s."""
 
     failure_share: float = 0.05
     failure_for_s: float = 120.0
-    slow_s: float = 1.0  # P95, from birth to end.
-    among: int = 20  # Of fewer nothing is said.
+    slow_s: float = 1.0  # P95 of the time from creation to end.
+    min_ends: int = 20  # With fewer ends no rule fires.
 
 
 class RecordedEnd(NamedTuple):
@@ -31,26 +31,28 @@ class RecordedEnd(NamedTuple):
     failed: bool
 
 
-def rate_troubles(
+def rate_conditions(
     ends: Sequence[RecordedEnd], limits: RateThresholds
 ) -> Iterator[tuple[Subject, Condition]]:
-    """What is wrong with the transfers of the last minute: pure."""
+    """The rules that the recent ends violate. A pure function."""
     count = len(ends)
-    if count < max(limits.among, 1):
+    if count < max(limits.min_ends, 1):
         return
     p95_s = sorted(end.took_s for end in ends)[-(-count * 95 // 100) - 1]
     if p95_s > limits.slow_s:
-        cause = f"P95 of {count} transfers is {p95_s:.3f} s"
+        cause = f"the P95 of transfer times is {p95_s:.3f} s, above the limit of "
+        cause += f"{limits.slow_s:g} s ({count} transfers in the last {WINDOW_S:g} s)"
         yield ("slow", ""), Condition(Alert(Alarm.PAGE, AlertCode.TRANSFERS_SLOW, cause))
     failed = sum(end.failed for end in ends)
     if failed > limits.failure_share * count:
-        cause = f"{failed} of {count} transfers of the last minute failed"
+        cause = f"{failed} of {count} transfers failed in the last {WINDOW_S:g} s, above the limit "
+        cause += f"of {limits.failure_share * 100:g} %"
         alert = Alert(Alarm.PAGE, AlertCode.TRANSFERS_FAILING, cause)
         yield ("failing", ""), Condition(alert, limits.failure_for_s)
 
 
 class EndRates:
-    """Told of every end that this process records, whoever asked for the transfer, and when."""
+    """Counts every end that this process records, whichever process accepted the request."""
 
     def __init__(
         self,
@@ -68,13 +70,13 @@ class EndRates:
         for transfer in transfers:
             flow = self._flows[transfer.flow]
             if flow.waits_by_design:
-                continue  # How long it takes, and whether it expires, says nothing about us.
+                continue  # Long waits and expiry are normal for this flow.
             took_s = max(transfer.updated_us - transfer.created_us, 0) / 1_000_000
             failed = flow.row(transfer.state).place is Place.SOURCE
             self._ends.append(RecordedEnd(now_s, took_s, failed))
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         now_s = self._clock()
         while self._ends and now_s - self._ends[0].at_s >= WINDOW_S:
             self._ends.popleft()
-        self._reporter.judge(dict(rate_troubles(self._ends, self._limits)), now_s)
+        self._reporter.judge(dict(rate_conditions(self._ends, self._limits)), now_s)

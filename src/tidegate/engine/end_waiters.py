@@ -1,4 +1,4 @@
-"""Those who wait for the end of a transfer, and what they are told if it takes too long."""
+"""Callers that wait for the end of a transfer. After a timeout they get the current receipt."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,97 +13,97 @@ from tidegate.engine.pending_request import Receipt, ReplyTarget
 
 class EndWaiter(msgspec.Struct, eq=False):
     answer: ReplyTarget
-    transfer: Transfer  # As it was: what is said if the end is late.
+    transfer: Transfer  # As it was: returned if the end comes after the timeout.
     duplicate: bool
-    patience_s: float
-    until_s: float
-    next: "EndWaiter | None" = None  # Somebody else who waits for the same transfer.
+    timeout_s: float
+    deadline_s: float
+    next: "EndWaiter | None" = None  # Another waiter for the same transfer.
 
 
 class EndWaiters:
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()  # To ask for it each time is a system call.
-        self._watchers: dict[int, EndWaiter] = {}  # By the number of the transfer's id.
-        # By how long they wait, so that whoever came first is the first to go: one timer is enough
-        # for a line of thousands. A timer for each costs more than all else that waiting takes.
-        self._lines: dict[float, dict[EndWaiter, None]] = {}
-        self.anyone = asyncio.Event()  # Set as long as somebody waits.
+        self._loop = asyncio.get_running_loop()  # Looking it up on each call costs a system call.
+        self._waiters: dict[int, EndWaiter] = {}  # By the integer value of the transfer id.
+        # By timeout. Waiters with the same timeout expire in the order in which they came, so one
+        # timer is enough for thousands. A timer for each would cost more than all other work here.
+        self._by_timeout: dict[float, dict[EndWaiter, None]] = {}
+        self.has_waiters = asyncio.Event()  # Set while there are waiters.
 
     def follow(
         self, answer: ReplyTarget, transfer: Transfer, wait_s: float, *, duplicate: bool = False
     ) -> None:
-        """Let somebody wait for the end, who is then answered by it; or by this, if it is late."""
-        until_s, watchers, number = self._loop.time() + wait_s, self._watchers, transfer.id.int
-        if not watchers:
-            self.anyone.set()
-        watcher = EndWaiter(answer, transfer, duplicate, wait_s, until_s)
-        first = watchers.setdefault(number, watcher)
-        if first is not watcher:
-            # The first stays the one who has waited longest.
-            watcher.next, first.next = first.next, watcher
-        line = self._lines.get(wait_s)
-        if line is None:
-            line = self._lines[wait_s] = {}
-            self._loop.call_at(until_s, self._look, wait_s)
-        line[watcher] = None
+        """Complete `answer` with the ended transfer, or with `transfer` after the timeout."""
+        deadline_s, waiters, number = self._loop.time() + wait_s, self._waiters, transfer.id.int
+        if not waiters:
+            self.has_waiters.set()
+        waiter = EndWaiter(answer, transfer, duplicate, wait_s, deadline_s)
+        first = waiters.setdefault(number, waiter)
+        if first is not waiter:
+            # The first in the chain stays the one that has waited longest.
+            waiter.next, first.next = first.next, waiter
+        same_timeout = self._by_timeout.get(wait_s)
+        if same_timeout is None:
+            same_timeout = self._by_timeout[wait_s] = {}
+            self._loop.call_at(deadline_s, self._expire, wait_s)
+        same_timeout[waiter] = None
 
     def ended(self, transfers: Iterable[Transfer]) -> None:
-        watchers, lines = self._watchers, self._lines
-        for transfer in transfers if watchers else ():
-            watcher = watchers.pop(transfer.id.int, None)
-            while watcher is not None:
-                del lines[watcher.patience_s][watcher]
-                if not watcher.answer.done():
-                    watcher.answer.set_result(Receipt(transfer, watcher.duplicate))
-                watcher = watcher.next
-        self._seen_off()
+        waiters, by_timeout = self._waiters, self._by_timeout
+        for transfer in transfers if waiters else ():
+            waiter = waiters.pop(transfer.id.int, None)
+            while waiter is not None:
+                del by_timeout[waiter.timeout_s][waiter]
+                if not waiter.answer.done():
+                    waiter.answer.set_result(Receipt(transfer, waiter.duplicate))
+                waiter = waiter.next
+        self._update_event()
 
     def release(self) -> None:
-        """Answer all who wait with their receipts: nobody here will see the ends any more."""
-        for line in list(self._lines.values()):
-            for watcher in list(line):
-                self._give_up(watcher)
+        """Answer all waiters with their current receipts. This process will see no more ends."""
+        for same_timeout in list(self._by_timeout.values()):
+            for waiter in list(same_timeout):
+                self._time_out(waiter)
 
-    def longest(self, limit: int, least_s: float) -> list[UUID]:
-        """For what those wait who have waited longest, and at least so long."""
-        before_s = self._loop.time() - least_s
-        late = (w for w in self._watchers.values() if w.until_s - w.patience_s <= before_s)
-        return [watcher.transfer.id for watcher in islice(late, limit)]
+    def longest_waiting(self, limit: int, least_s: float) -> list[UUID]:
+        """The transfers of the waiters that have waited longest, and for at least `least_s`."""
+        started_by_s = self._loop.time() - least_s
+        late = (w for w in self._waiters.values() if w.deadline_s - w.timeout_s <= started_by_s)
+        return [waiter.transfer.id for waiter in islice(late, limit)]
 
-    def _look(self, patience_s: float) -> None:
-        """Let those go whose time is over, and come again for the next in their line."""
-        line, now_s = self._lines[patience_s], self._loop.time()
-        for watcher in list(takewhile(lambda w: w.until_s <= now_s, line)):
-            self._give_up(watcher)
-        if line:
-            self._loop.call_at(next(iter(line)).until_s, self._look, patience_s)
+    def _expire(self, timeout_s: float) -> None:
+        """Time out expired waiters and set the timer for the next one with this timeout."""
+        same_timeout, now_s = self._by_timeout[timeout_s], self._loop.time()
+        for waiter in list(takewhile(lambda w: w.deadline_s <= now_s, same_timeout)):
+            self._time_out(waiter)
+        if same_timeout:
+            self._loop.call_at(next(iter(same_timeout)).deadline_s, self._expire, timeout_s)
         else:
-            del self._lines[patience_s]
+            del self._by_timeout[timeout_s]
 
-    def _give_up(self, watcher: EndWaiter) -> None:
-        number = watcher.transfer.id.int
-        del self._lines[watcher.patience_s][watcher]
-        left = _without(self._watchers[number], watcher)
-        if left is None:
-            del self._watchers[number]
+    def _time_out(self, waiter: EndWaiter) -> None:
+        number = waiter.transfer.id.int
+        del self._by_timeout[waiter.timeout_s][waiter]
+        remaining = _without(self._waiters[number], waiter)
+        if remaining is None:
+            del self._waiters[number]
         else:
-            self._watchers[number] = left
-        if not watcher.answer.done():
-            watcher.answer.set_result(Receipt(watcher.transfer, watcher.duplicate))
-        self._seen_off()
+            self._waiters[number] = remaining
+        if not waiter.answer.done():
+            waiter.answer.set_result(Receipt(waiter.transfer, waiter.duplicate))
+        self._update_event()
 
-    def _seen_off(self) -> None:
-        if not self._watchers:
-            self.anyone.clear()
+    def _update_event(self) -> None:
+        if not self._waiters:
+            self.has_waiters.clear()
 
 
-def _without(first: EndWaiter, gone: EndWaiter) -> EndWaiter | None:
-    """Those who wait for one transfer, without the one who waits no longer."""
-    if first is gone:
+def _without(first: EndWaiter, removed: EndWaiter) -> EndWaiter | None:
+    """The chain of waiters for one transfer, without the one that was removed."""
+    if first is removed:
         return first.next
-    before = first
-    while before.next is not gone:
-        assert before.next is not None, "it waits for another transfer"
-        before = before.next
-    before.next = gone.next
+    previous = first
+    while previous.next is not removed:
+        assert previous.next is not None, "the waiter is in the chain of another transfer"
+        previous = previous.next
+    previous.next = removed.next
     return first

@@ -1,4 +1,4 @@
-"""A running engine on one store, in the words of its users."""
+"""The interface of a running engine on one store: transfers, deposits and withdrawals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ ACCOUNTS: Mapping[str, AccountType] = {
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A running engine on one store, in the words of its users."""
+    """A running engine with its store, its ledger and its trading core."""
 
     engine: Engine[PostgresTransaction]
     store: PostgresStore
@@ -47,43 +47,47 @@ class Gate:
     accounts: Mapping[str, AccountType] = field(default_factory=lambda: ACCOUNTS)
 
     async def refresh_assets(self) -> None:
-        """Asset settings are an operator's to change while we run."""
+        """Read the asset settings again: an operator may have changed them."""
         self.assets.update(await self.store.assets())
 
     async def transfer(
-        self, wish: TransferRequest, owner: int, wait_s: float = 0.5, veto: Refusal | None = None
+        self, wanted: TransferRequest, owner: int, wait_s: float = 0.5, veto: Refusal | None = None
     ) -> Receipt | Refusal:
         """Move an owner's money between two of the owner's accounts."""
-        checked = internal_transfer(wish, owner, self.accounts, self.assets)
+        checked = internal_transfer(wanted, owner, self.accounts, self.assets)
         if isinstance(checked, Refusal):
             return checked
         return await self.engine.transfer(checked.request, wait_s, checked.veto or veto)
 
     async def transfer_all(
         self,
-        wishes: Sequence[tuple[TransferRequest, Refusal | None]],
+        wanted: Sequence[tuple[TransferRequest, Refusal | None]],
         owner: int,
         wait_s: float = 0.5,
     ) -> list[RequestResult]:
-        """As `transfer` for each of them and its veto, answered together in their order."""
-        known = self.accounts, self.assets
-        checked = [(internal_transfer(wish, owner, *known), veto) for wish, veto in wishes]
-        asked = [
+        """Call `transfer` for each request and its veto. Return all results in their order."""
+        checked = [
+            (internal_transfer(request, owner, self.accounts, self.assets), veto)
+            for request, veto in wanted
+        ]
+        valid = [
             CheckedRequest(c.request, c.veto or veto)
             for c, veto in checked
             if isinstance(c, CheckedRequest)
         ]
-        said = iter(await self.engine.transfer_all(asked, wait_s))
-        return [c if isinstance(c, Refusal) else next(said) for c, _ in checked]
+        results = iter(await self.engine.transfer_all(valid, wait_s))
+        return [c if isinstance(c, Refusal) else next(results) for c, _ in checked]
 
     async def deposit(self, wanted: ExternalTransfer, owner: int) -> Receipt | Refusal:
-        """Money comes in from outside. An account that will not take it leaves it in suspense."""
-        return await self._cross(DEPOSIT, wanted, owner)
+        """Credit money that came from outside. If the account refuses it, it goes to suspense."""
+        return await self._transfer_external(DEPOSIT, wanted, owner)
 
     async def withdraw(self, wanted: ExternalTransfer, owner: int) -> Receipt | Refusal:
-        """Money leaves the books."""
-        return await self._cross(WITHDRAWAL, wanted, owner)
+        """Debit money that leaves the books."""
+        return await self._transfer_external(WITHDRAWAL, wanted, owner)
 
-    async def _cross(self, flow: str, wanted: ExternalTransfer, owner: int) -> Receipt | Refusal:
+    async def _transfer_external(
+        self, flow: str, wanted: ExternalTransfer, owner: int
+    ) -> Receipt | Refusal:
         request = external_transfer(flow, wanted, owner, self.accounts, self.assets)
         return request if isinstance(request, Refusal) else await self.engine.transfer(request)

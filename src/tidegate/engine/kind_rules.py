@@ -1,4 +1,4 @@
-"""The rule by kinds: what holds for all transfers of a kind is worked out once."""
+"""Caches what holds for all transfers of a kind, so that it is computed once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
@@ -11,89 +11,94 @@ from tidegate.core.transfer import (
     Question,
     QuestionForm,
     Step,
-    asked_about,
     lane_of,
+    question_form,
     questions_of,
     step_with,
 )
 
-MAX_KEPT = 2_048  # Of each; a few dozen are in use, but for transfers between named people.
-NOTHING = ((), 0.0, "", Alarm.NONE, False, None)  # Has happened.
+MAX_CACHED = 2_048  # Per cache. Usually a few dozen; more for transfers between named owners.
+NO_CHANGE = ((), 0.0, "", Alarm.NONE, False, None)
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class KindRules:
-    """What Done leads to, worked out once for each step: by the rule itself, on an exemplar."""
+    """Applies the decision rule once per step of a kind, instead of once per transfer."""
 
     def __init__(self, flows: Mapping[str, Flow], irreversible: frozenset[str]) -> None:
-        self._flows, self._terms = flows, DecisionContext(irreversible=irreversible)
-        self._after: dict[Step, Step] = {}
-        self._first: dict[TransferKind, Step] = {}
+        self._flows = flows
+        self._decision_context = DecisionContext(irreversible=irreversible)
+        self._done: dict[Step, Step] = {}
+        self._unchanged: dict[TransferKind, Step] = {}
         self._created: dict[TransferKind, Step] = {}
-        self._asked: dict[TransferKind, QuestionForm] = {}
-        self._foreseen: dict[TransferKind, str | None] = {}
+        self._question_forms: dict[TransferKind, QuestionForm] = {}
+        self._next_lanes: dict[TransferKind, str | None] = {}
 
-    def stays(self, kind: TransferKind) -> Step:
-        """The step of transfers to which nothing has happened yet."""
-        return self._first.get(kind) or _kept(self._first, kind, step_with(kind, kind, *NOTHING))
+    def unchanged(self, kind: TransferKind) -> Step:
+        """The step of transfers that have not been changed yet."""
+        step = self._unchanged.get(kind)
+        return step or _cache(self._unchanged, kind, step_with(kind, kind, *NO_CHANGE))
 
     def created(self, kind: TransferKind) -> Step:
-        """The step of transfers that are created, at a state that asks something."""
-        found = self._created.get(kind)
-        if found is None:
+        """The step of transfers that are created in a state that asks a system."""
+        step = self._created.get(kind)
+        if step is None:
             ask = self._flows[kind.flow].ask(kind.state)
             assert ask is not None, f"nothing is asked in {kind.state}"
             step = step_with(None, kind, (), 0.0, "", Alarm.NONE, ask.rests, ask.deadline_s)
-            found = _kept(self._created, kind, step)
-        return found
+            _cache(self._created, kind, step)
+        return step
 
     def done(self, step: Step) -> Step:
-        """A step, and then Done."""
-        return self._after.get(step) or _kept(self._after, step, self._done(step))
+        """The step followed by what the answer Done leads to."""
+        return self._done.get(step) or _cache(self._done, step, self._with_done(step))
 
-    def _done(self, step: Step) -> Step:
+    def _with_done(self, step: Step) -> Step:
         kind = step.after
-        return step.then(done_step(self._flows[kind.flow], kind, self._terms))
+        return step.then(done_step(self._flows[kind.flow], kind, self._decision_context))
 
-    def foreseen(self, kind: TransferKind) -> str | None:
-        """Whom a transfer will have to ask when what it is asked now is Done."""
-        found = self._foreseen.get(kind, "")
-        if found == "":
+    def next_lane(self, kind: TransferKind) -> str | None:
+        """The lane that a transfer is in after its current question is answered with Done."""
+        lane = self._next_lanes.get(kind, "")
+        if lane == "":  # Not cached yet. None means that the transfer ends.
             flow = self._flows[kind.flow]
             ask = flow.ask(kind.state)
-            cast = {template.role: template for template in kind.party_templates}
-            later = lane_of(flow, cast, flow.arrive(ask.done)[-1]) if ask else None
-            found = _kept(self._foreseen, kind, later)
-        return found
+            templates = {template.role: template for template in kind.party_templates}
+            lane = lane_of(flow, templates, flow.arrive(ask.done)[-1]) if ask else None
+            _cache(self._next_lanes, kind, lane)
+        return lane
 
     def questions(self, transfers: Sequence[Transfer]) -> list[Question]:
         """The question about each transfer, in their order."""
-        places: dict[TransferKind, list[int]] = {}
-        for place, transfer in enumerate(transfers):
-            places.setdefault(transfer.kind, []).append(place)
-        if len(places) == 1:
-            return self.asked(transfers[0].kind, transfers)
-        found: dict[int, Question] = {}
-        for kind, some in places.items():
-            asked = self.asked(kind, [transfers[place] for place in some])
-            found.update(zip(some, asked, strict=True))
-        return [found[place] for place in range(len(transfers))]
+        indexes_by_kind: dict[TransferKind, list[int]] = {}
+        for index, transfer in enumerate(transfers):
+            indexes_by_kind.setdefault(transfer.kind, []).append(index)
+        if len(indexes_by_kind) == 1:
+            return self.questions_of_kind(transfers[0].kind, transfers)
+        by_index: dict[int, Question] = {}
+        for kind, indexes in indexes_by_kind.items():
+            questions = self.questions_of_kind(kind, [transfers[index] for index in indexes])
+            by_index.update(zip(indexes, questions, strict=True))
+        return [by_index[index] for index in range(len(transfers))]
 
-    def asked(self, kind: TransferKind, transfers: Iterable[Transfer]) -> list[Question]:
-        """The questions about transfers that are of a kind now, whatever they were before."""
-        asked = self._asked.get(kind)
-        if asked is None:
-            asked = _kept(self._asked, kind, asked_about(self._flows[kind.flow], kind))
-        return questions_of(asked, kind, transfers)
+    def questions_of_kind(
+        self, kind: TransferKind, transfers: Iterable[Transfer]
+    ) -> list[Question]:
+        """The questions about transfers that have this kind now, whatever kind they had before."""
+        form = self._question_forms.get(kind)
+        if form is None:
+            form = question_form(self._flows[kind.flow], kind)
+            _cache(self._question_forms, kind, form)
+        return questions_of(form, kind, transfers)
 
 
 RulesOf: TypeAlias = Callable[[Mapping[str, Flow], frozenset[str]], KindRules]
 
 
-def _kept(found: dict[K, V], key: K, value: V) -> V:
-    if len(found) >= MAX_KEPT:
-        found.clear()
-    found[key] = value
+def _cache(cache: dict[K, V], key: K, value: V) -> V:
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[key] = value
     return value

@@ -17,39 +17,39 @@ from tidegate.engine.context import EngineContext
 
 
 class LocalGroup(NamedTuple):
-    """The moves of a batch that have the same local system to ask next, by their places."""
+    """The moves of a batch that ask the same local system next, by their indexes in the batch."""
 
-    places: Sequence[int]
+    indexes: Sequence[int]
     questions: Sequence[Question]
 
 
-def answered(
+def apply_answers(
     context: EngineContext[Tx],
     moves: Moves,
-    places: Iterable[int],
+    indexes: Iterable[int],
     answers: Iterable[Answer],
-    terms: DecisionContext,
+    decision: DecisionContext,
 ) -> None:
-    """Move each of some transfers by the answer that it got: whole groups, which were asked."""
-    given = dict(zip(places, answers, strict=True))
+    """Move the transfers at these indexes by their answers. A group is asked as a whole."""
+    by_index = dict(zip(indexes, answers, strict=True))
     groups: list[MoveGroup] = []
     for group in moves.groups:
-        if group.places[0] not in given:
+        if group.indexes[0] not in by_index:
             groups.append(group)
             continue
-        replies = [given[place] for place in group.places]
-        if set(map(type, replies)) == {Done} and not terms.actor:
-            groups.append(_done(context, group, cast("list[Done]", replies)))
+        group_answers = [by_index[index] for index in group.indexes]
+        if set(map(type, group_answers)) == {Done} and not decision.actor:
+            groups.append(_done(context, group, cast("list[Done]", group_answers)))
         else:
-            groups += _decided(context, moves, group, replies, terms)
+            groups += _decided(context, moves, group, group_answers, decision)
     moves.regroup(groups)
 
 
 def _done(context: EngineContext[Tx], group: MoveGroup, answers: Sequence[Done]) -> MoveGroup:
-    """What Done leads to is worked out once for the group."""
+    """Move a group whose answers are all Done by one decision."""
     evidences = [answer.evidence for answer in answers]
-    kept = [bounded_evidence(each) for each in evidences] if any(evidences) else None
-    return MoveGroup(context.rules.done(group.step), group.places, (*group.evidences, kept))
+    bounded = [bounded_evidence(evidence) for evidence in evidences] if any(evidences) else None
+    return MoveGroup(context.rules.done(group.step), group.indexes, (*group.evidences, bounded))
 
 
 def _decided(
@@ -57,50 +57,55 @@ def _decided(
     moves: Moves,
     group: MoveGroup,
     answers: Sequence[Answer],
-    terms: DecisionContext,
+    decision: DecisionContext,
 ) -> list[MoveGroup]:
-    """What is Done as a group; of the others each is decided by itself."""
-    done = [type(answer) is Done and not terms.actor for answer in answers]
+    """Move the transfers that are Done as a group. Decide about each of the others."""
+    done = [type(answer) is Done and not decision.actor for answer in answers]
     groups = []
     if any(done):
-        plain = [answer for answer in answers if type(answer) is Done]
-        groups.append(_done(context, group.part(done), plain))
+        done_answers = [answer for answer in answers if type(answer) is Done]
+        groups.append(_done(context, group.part(done), done_answers))
     flow = context.flows[group.step.after.flow]
     rows = []
-    for number, (place, answer) in enumerate(zip(group.places, answers, strict=True)):
+    for number, (index, answer) in enumerate(zip(group.indexes, answers, strict=True)):
         if not done[number]:
-            later = decide(flow, moves.now(place), answer, terms)
-            kept = tuple([entry.evidence for entry in later.entries])
-            rows.append((place, group.step.then(step_of(later)), group.row(number) + kept))
+            move = decide(flow, moves.transfer_after(index), answer, decision)
+            evidence = tuple([entry.evidence for entry in move.entries])
+            rows.append((index, group.step.then(step_of(move)), group.row(number) + evidence))
     return groups + in_groups(rows)
 
 
 async def ask_local_systems(
     context: EngineContext[Tx], tx: Tx, moves: Moves, groups: dict[str, LocalGroup]
 ) -> None:
-    """Only for rows that are locked and still at their version: a stale answer must not move
-    money on its way to being ignored.
+    """Ask local systems until no move has a question for one.
+
+    Call this only for rows that are locked and still have their version: a stale answer is ignored,
+    and must not have moved money before.
     """
-    terms = context.terms()
+    decision = context.decision_context()
     while groups and not (await tx.begun()).halted:
         for name in sorted(groups):
-            places, questions = groups[name]
+            indexes, questions = groups[name]
             answers = await _ask_locally(context.local[name], tx, questions)
-            answered(context, moves, places, answers, terms)
-        groups = groups_of(context, moves)
+            apply_answers(context, moves, indexes, answers, decision)
+        groups = local_groups(context, moves)
 
 
-def groups_of(context: EngineContext[Tx], moves: Moves) -> dict[str, LocalGroup]:
-    """Whom of the local systems to ask next about which moves. Those of other groups never ask one
-    in this transaction: they rest, or have ended, or ask somebody outside.
+def local_groups(context: EngineContext[Tx], moves: Moves) -> dict[str, LocalGroup]:
+    """The moves that ask a local system next, by the system's name.
+
+    The other moves ask no local system in this transaction: they rest, have ended, or ask an
+    outside system.
     """
-    found: dict[str, list[LocalGroup]] = {}
-    for step, places, _ in moves.groups:
+    groups: dict[str, list[LocalGroup]] = {}
+    for step, indexes, _ in moves.groups:
         if _asks_locally(context, step):
             kind = step.after
-            asked = context.rules.asked(kind, [moves.transfers[place] for place in places])
-            found.setdefault(str(kind.lane), []).append(LocalGroup(places, asked))
-    return {name: _merged(groups) for name, groups in found.items()}
+            transfers = [moves.transfers[index] for index in indexes]
+            questions = context.rules.questions_of_kind(kind, transfers)
+            groups.setdefault(str(kind.lane), []).append(LocalGroup(indexes, questions))
+    return {name: _merged(of_system) for name, of_system in groups.items()}
 
 
 def _asks_locally(context: EngineContext[Tx], step: Step) -> bool:
@@ -108,18 +113,18 @@ def _asks_locally(context: EngineContext[Tx], step: Step) -> bool:
 
 
 def _merged(groups: Sequence[LocalGroup]) -> LocalGroup:
-    """In the order of the batch, in which one who asks twice expects to be judged."""
+    """Restore the order of the batch: requests of one caller are judged in the order they came."""
     if len(groups) == 1:
         return groups[0]
     pairs = [pair for group in groups for pair in zip(*group, strict=True)]
     pairs.sort(key=itemgetter(0))
-    return LocalGroup([place for place, _ in pairs], [question for _, question in pairs])
+    return LocalGroup([index for index, _ in pairs], [question for _, question in pairs])
 
 
 async def _ask_locally(
     system: LocalSystem[Tx], tx: Tx, questions: Sequence[Question]
 ) -> Sequence[Answer]:
-    """What a local system raises ends the transaction, so that nothing of it has happened."""
+    """Ask a local system. If it raises, the transaction is rolled back with all it has done."""
     try:
         answers = await system.ask(tx, questions)
         assert len(answers) == len(questions), f"{system.name} left questions without an answer"
@@ -130,20 +135,19 @@ async def _ask_locally(
     return answers
 
 
-async def tell_listeners(context: EngineContext[Tx], tx: Tx, moves: Moves) -> None:
-    """Tell each system that keeps a record of its own what becomes of its transfers."""
+async def notify_listeners(context: EngineContext[Tx], tx: Tx, moves: Moves) -> None:
+    """Pass each move to the systems that keep their own record of its transfer."""
     if not context.listeners:
         return
-    told: dict[str, list[int]] = {}
-    for step, places, _ in moves.groups:
-        for name in {
-            template.system for template in step.after.party_templates
-        } & context.listeners.keys():
-            told.setdefault(name, []).extend(places)
-    for name in sorted(told):
+    indexes_by_listener: dict[str, list[int]] = {}
+    for step, indexes, _ in moves.groups:
+        systems = {template.system for template in step.after.party_templates}
+        for name in systems & context.listeners.keys():
+            indexes_by_listener.setdefault(name, []).extend(indexes)
+    for name in sorted(indexes_by_listener):
         try:
-            concerned = [moves.move(place) for place in sorted(told[name])]
-            await context.listeners[name].moved(tx, concerned)
+            own_moves = [moves.move(index) for index in sorted(indexes_by_listener[name])]
+            await context.listeners[name].moved(tx, own_moves)
         except StoreFault:
             raise
         except Exception as fault:
@@ -156,9 +160,9 @@ async def decide_requests(
     created: Sequence[UUID],
     refused: Sequence[tuple[InboxRequest, Refusal]],
 ) -> None:
-    """Write what became of requests of the inbox; listeners are told of those that were refused."""
+    """Write the outcomes of inbox requests, and pass those that were refused to the listeners."""
     outcomes: dict[UUID, str | None] = dict.fromkeys(created)
-    outcomes |= {asked.id: str(refusal) for asked, refusal in refused}
+    outcomes |= {inbox_request.id: str(refusal) for inbox_request, refusal in refused}
     await context.store.inbox.decide(tx, outcomes)
     for name in sorted(context.listeners) if refused else ():
         try:
@@ -172,27 +176,27 @@ async def decide_requests(
 async def lock_accounts(
     context: EngineContext[Tx], tx: Tx, moves: Moves, groups: Mapping[str, LocalGroup]
 ) -> None:
-    """Every account that any role of the batch names, whichever of them will be asked.
+    """Lock the accounts of all roles of the batch, whichever role will be asked.
 
     In one order, because two batches that lock the same accounts in different orders deadlock.
     """
     wanted: dict[str, dict[tuple[str, int], set[int]]] = {}  # Owners by system, book and asset.
-    for step, places, _ in moves.groups:
+    for step, indexes, _ in moves.groups:
         if not _asks_locally(context, step):
             continue
-        kind, named = step.after, {moves.transfers[place].owner for place in places}
-        for _, system, book, other in kind.party_templates:
+        kind, batch_owners = step.after, {moves.transfers[index].owner for index in indexes}
+        for _, system, book, fixed_owner in kind.party_templates:
             if system in context.local:
                 accounts = wanted.setdefault(system, {})
-                whose = named if other is None else (other,)
-                accounts.setdefault((book, kind.asset_id), set()).update(whose)
+                owners = batch_owners if fixed_owner is None else (fixed_owner,)
+                accounts.setdefault((book, kind.asset_id), set()).update(owners)
     for name in sorted(wanted):
-        asked = groups[name].questions if name in groups else ()
-        await context.local[name].lock(tx, _in_order(wanted[name]), asked)
+        questions = groups[name].questions if name in groups else ()
+        await context.local[name].lock(tx, _in_order(wanted[name]), questions)
 
 
 def _in_order(wanted: Mapping[tuple[str, int], set[int]]) -> list[Account]:
-    """Sorted as accounts are, by their owners first."""
+    """The accounts, sorted by owner first."""
     ordered = [
         [account_at((owner, book, asset_id)) for owner in sorted(owners)]
         for (book, asset_id), owners in wanted.items()

@@ -1,4 +1,4 @@
-"""After the commit: who waits for an end is told, people are called, the brake is pulled."""
+"""After a commit: notify the waiters of ended transfers, send alerts, halt if a move demands it."""
 
 from collections.abc import Sequence
 
@@ -8,31 +8,42 @@ from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
 from tidegate.core.ports import Tx
 from tidegate.core.transfer import Move, Step
-from tidegate.engine.alerts import Alert, AlertCode
+from tidegate.engine.alerts import Alert, AlertCode, open_question_cause
 from tidegate.engine.context import EngineContext
 
 
 async def announce(context: EngineContext[Tx], moves: Moves, rows: Sequence[Transfer]) -> None:
     ends = [group for group in moves.groups if group.step.after.lane is None]
     if ends:
-        some = len(ends) < len(moves.groups)
-        context.ended([rows[p] for group in ends for p in group.places] if some else rows)
-    loud = [g for g in moves.groups if g.step.alarm is not Alarm.NONE or _was_paged(g.step)]
-    for place in sorted(place for group in loud for place in group.places):
-        row = rows[place]
-        move = moves.move(place)
+        partial = len(ends) < len(moves.groups)
+        context.ended([rows[i] for group in ends for i in group.indexes] if partial else rows)
+    relevant = [g for g in moves.groups if g.step.alarm is not Alarm.NONE or _was_paged(g.step)]
+    for index in sorted(i for group in relevant for i in group.indexes):
+        row = rows[index]
+        move = moves.move(index)
         before = move.before
-        if move.alarm > Alarm.NONE and _is_news(move):
-            context.alert(_alert(context, move, row, move.attempt or row.error or ""))
+        if move.alarm > Alarm.NONE and _is_new_reason(move):
+            context.alert(_alert(context, move, row, _cause(context, move, row)))
         elif before is not None and before.paged and not row.paged:
-            cause = f"cleared: {before.state} was answered"
+            cause = f"cleared: the open question in {before.state} was answered"
             context.alert(_alert(context, move, before, cause, cleared=True))
         if move.alarm is Alarm.HALT:
-            await context.store.halt(f"{row.id}: {move.attempt}", "engine")
+            await context.store.halt(f"transfer {row.id}: {move.attempt}", "engine")
 
 
 def _was_paged(step: Step) -> bool:
     return step.before is not None and step.before.paged
+
+
+def _cause(context: EngineContext[Tx], move: Move, row: Transfer) -> str:
+    reason = move.attempt or row.error or ""
+    if move.alarm is Alarm.HALT:
+        return f"system {row.lane} contradicts its earlier answer; Tidegate is halted: {reason}"
+    asked = row if move.before is None else move.before
+    ask = context.flows[asked.flow].ask(asked.state)
+    if ask is None:
+        return reason
+    return open_question_cause(asked.lane, ask.verb, row.retries, reason)
 
 
 def _alert(
@@ -54,8 +65,8 @@ def _alert(
     )
 
 
-def _is_news(move: Move) -> bool:
-    """Not when somebody was called for the same reason before. A pulled brake is always told."""
+def _is_new_reason(move: Move) -> bool:
+    """False if an alert was already sent for the same reason. A halt is always reported."""
     before = move.before
     if before is None or move.alarm is Alarm.HALT:
         return True

@@ -1,4 +1,4 @@
-"""A request on its way, and how whoever made it is answered."""
+"""A request that is being written, and how its caller gets the reply."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -13,55 +13,54 @@ from tidegate.core.request import Request
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The transfer that a request became, now or the first time it was made."""
+    """The transfer of a request. A duplicate request gets the transfer that already exists."""
 
     transfer: Transfer
     duplicate: bool = False
 
 
 class ReplyTarget(Protocol):
-    """Where an answer goes: a future of its own, or a place on a tray of many."""
+    """Receives the reply to one request: a future, or one entry of a batch of replies."""
 
     def done(self) -> bool: ...
-    def set_result(self, said: Receipt | Refusal, /) -> None: ...
+    def set_result(self, reply: Receipt | Refusal, /) -> None: ...
     def set_exception(self, fault: StoreFault, /) -> None: ...
 
 
 class FollowTransfer(Protocol):
-    """Lets a caller wait for the end of a transfer, or be answered by how far it is by then."""
+    """Reply with the ended transfer; if it does not end in time, reply with its last state."""
 
     def __call__(
-        self, answer: ReplyTarget, transfer: Transfer, wait_s: float, *, duplicate: bool = False
+        self, target: ReplyTarget, transfer: Transfer, wait_s: float, /, *, duplicate: bool = False
     ) -> None: ...
 
 
-RequestResult: TypeAlias = (
-    Receipt | Refusal | StoreFault
-)  # Of one among many, whose fault is its own.
+# The result of one request of a batch. A fault belongs to one request, so it is not raised.
+RequestResult: TypeAlias = Receipt | Refusal | StoreFault
 
 
 class PendingRequest(msgspec.Struct, eq=False):
-    """One request on its way. Its id is fixed before the first try, and the same in all later."""
+    """A request without a reply. Its id is set before the first try; later tries use the same."""
 
     request: Request
     kind: TransferKind  # Of the transfer that it becomes.
-    answer: ReplyTarget
+    target: ReplyTarget
     fingerprint: bytes
-    veto: Refusal | None = None  # It is new, and something speaks against it.
-    wait_s: float | None = None  # How long the caller waits for the end; None: for no end at all.
-    locks: int | None = None  # The owner whose accounts its creation will lock, if any.
+    veto: Refusal | None = None  # The refusal if its key is new; a known key gets its transfer.
+    wait_s: float | None = None  # How long the caller waits for the end. None: it does not wait.
+    locks: int | None = None  # The owner whose accounts its creation locks, if any.
     id: UUID | None = None
-    followers: list["PendingRequest"] = []
+    followers: list["PendingRequest"] = []  # Later requests of its batch with the same key.
     key: tuple[int, str] = (0, "")
 
     def __post_init__(self) -> None:
         request = self.request
-        # Most are in the space without a prefix: their key is what the caller wrote.
+        # Most requests are in the space without a prefix: their key is the caller's cid.
         text = request.key if request.space else request.cid
         self.key = request.owner, text or ""
 
-    def name(self, id_: UUID) -> None:
-        """Give it its id, which is also its key if the caller gave none."""
+    def assign_id(self, id_: UUID) -> None:
+        """Set the id. It is also the key if the caller sent no cid."""
         self.id = id_
         if self.request.cid is None:
             self.key = self.request.owner, str(id_)
@@ -71,7 +70,7 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def keys(self) -> Sequence[tuple[int, str]]:
-        """Under which it may be known: its own key, and that of versions without key spaces."""
+        """Keys under which it may be known: its own, and that of versions without key spaces."""
         request = self.request
         if request.space and request.cid:
             return self.key, (request.owner, request.cid)
@@ -79,33 +78,34 @@ class PendingRequest(msgspec.Struct, eq=False):
 
 
 def grouped_by_key(batch: Sequence[PendingRequest]) -> list[PendingRequest]:
-    """One request per key; whoever asks under the same key meanwhile follows the first.
+    """Return one request per key. Later requests with the same key become its followers.
 
-    Followers are judged only when it is known what the key stands for: the first of a batch may
-    be the stranger, and the transfer that exists already a follower's own.
+    Followers are compared only after the store has returned the transfer of the key: it may match
+    a follower although it does not match the first request of this batch.
     """
-    first: dict[tuple[int, str], PendingRequest] = {}
-    alone = []
+    first_by_key: dict[tuple[int, str], PendingRequest] = {}
+    without_cid = []
     if any(pending.veto is not None for pending in batch):
-        # One that may be created goes before one that may not.
+        # Requests without a veto first: their transfer may be created.
         batch = sorted(batch, key=lambda pending: pending.veto is not None)
     for pending in batch:
         if pending.request.cid is None:
-            alone.append(pending)
-        elif (leader := first.setdefault(pending.key, pending)) is not pending:
-            leader.followers.append(pending)
-    return [*first.values(), *alone]
+            without_cid.append(pending)
+        elif (first := first_by_key.setdefault(pending.key, pending)) is not pending:
+            first.followers.append(pending)
+    return [*first_by_key.values(), *without_cid]
 
 
-def answer(pending: PendingRequest, refusal: Refusal | StoreFault) -> None:
-    for each in (pending, *pending.followers):
-        reply(each, refusal)
+def reply_to_all(pending: PendingRequest, result: Refusal | StoreFault) -> None:
+    """Send the same reply to a request and its followers."""
+    for entry in (pending, *pending.followers):
+        reply_to(entry, result)
 
 
-def reply(pending: PendingRequest, result: Refusal | StoreFault) -> None:
-    if pending.answer.done():
-        return  # The caller has gone.
+def reply_to(pending: PendingRequest, result: Refusal | StoreFault) -> None:
+    if pending.target.done():
+        return  # The caller was cancelled.
     if isinstance(result, StoreFault):
-        pending.answer.set_exception(result)
+        pending.target.set_exception(result)
     else:
-        pending.answer.set_result(result)
+        pending.target.set_result(result)

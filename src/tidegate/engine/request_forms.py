@@ -1,4 +1,4 @@
-"""From the words of a caller to a request: the flows that may be asked for, and what each needs."""
+"""Builds checked requests from what callers send: the forms of the flows that can be requested."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,7 +28,7 @@ DEPOSIT, WITHDRAWAL = "deposit", "external_withdrawal"
 
 
 class ExternalTransfer(msgspec.Struct, frozen=True):
-    """Money that comes into the books or leaves them: once per cid, or not at all."""
+    """A deposit into the books or a withdrawal from them. A cid makes it exactly once."""
 
     account: str
     asset: str
@@ -43,7 +43,7 @@ def external_transfer(
     accounts: Mapping[str, AccountType],
     assets: Mapping[str, Asset],
 ) -> Request | Refusal:
-    """A deposit or a withdrawal of an owner. The world's side is the owner's OUTSIDE book."""
+    """A deposit or a withdrawal of an owner. The outside world is the owner's OUTSIDE book."""
     account, asset = accounts.get(wanted.account), assets.get(wanted.asset)
     if account is None:
         return Refusal.INVALID_ACCOUNT_TYPE
@@ -55,7 +55,7 @@ def external_transfer(
     party, outside = Party(account.system, account.book, owner), Party(LEDGER, OUTSIDE, owner)
     parties = {"source": party, "target": outside}
     if flow == DEPOSIT:
-        # What an account will not take waits in suspense.
+        # If the target account refuses the credit, the money goes to the suspense book.
         suspense = Party(LEDGER, SUSPENSE, owner)
         parties = {"source": outside, "target": party, "suspense": suspense}
     terms = {"account": wanted.account}
@@ -63,7 +63,7 @@ def external_transfer(
 
 
 def issue(guild: int, member: int, amount: int, cid: str | None) -> Request:
-    """Points come into being: a deposit out of the guild's OUTSIDE book."""
+    """Issue new points to a member: a deposit from the guild's OUTSIDE book."""
     parties = {
         "source": Party(LEDGER, OUTSIDE, guild),
         "target": Party(LEDGER, book_of(member), guild),
@@ -76,59 +76,60 @@ def issue(guild: int, member: int, amount: int, cid: str | None) -> Request:
 def forms_of(
     accounts: Mapping[str, AccountType], assets: Mapping[str, Asset]
 ) -> Mapping[str, Form]:
-    """What each flow makes of a request in the inbox."""
-    known = accounts, assets
+    """The form of each built-in flow: it checks a request of the inbox and adds the parties."""
     return {
-        "internal_transfer": partial(_internal_transfer, *known),
-        DEPOSIT: partial(_crossing, *known),
-        WITHDRAWAL: partial(_crossing, *known),
+        "internal_transfer": partial(_internal_transfer, accounts, assets),
+        DEPOSIT: partial(_external_transfer, accounts, assets),
+        WITHDRAWAL: partial(_external_transfer, accounts, assets),
         "pool_transfer": _pool_transfer,
     }
 
 
 def _internal_transfer(
-    accounts: Mapping[str, AccountType], assets: Mapping[str, Asset], asked: InboxRequest
+    accounts: Mapping[str, AccountType], assets: Mapping[str, Asset], inbox_request: InboxRequest
 ) -> CheckedRequest | Refusal:
-    if asked.terms.keys() != {"from", "to"}:
+    terms = inbox_request.terms
+    if terms.keys() != {"from", "to"}:
         return Refusal.INVALID_REQUEST
-    source, target = asked.terms["from"], asked.terms["to"]
-    wish = TransferRequest(source, target, *_amount(assets, asked))
-    return checked_transfer(wish, asked.owner, accounts, assets)
+    wanted = TransferRequest(terms["from"], terms["to"], *_asset_amount(assets, inbox_request))
+    return checked_transfer(wanted, inbox_request.owner, accounts, assets)
 
 
-def _crossing(
-    accounts: Mapping[str, AccountType], assets: Mapping[str, Asset], asked: InboxRequest
+def _external_transfer(
+    accounts: Mapping[str, AccountType], assets: Mapping[str, Asset], inbox_request: InboxRequest
 ) -> CheckedRequest | Refusal:
-    if asked.terms.keys() == {"member"} and asked.flow == DEPOSIT and asked.space == GUILD:
-        member = _number(asked.terms["member"])
-        made: Request | Refusal = Refusal.INVALID_REQUEST
+    terms, owner, flow = inbox_request.terms, inbox_request.owner, inbox_request.flow
+    if terms.keys() == {"member"} and flow == DEPOSIT and inbox_request.space == GUILD:
+        member = _integer(terms["member"])
+        request: Request | Refusal = Refusal.INVALID_REQUEST
         if member is not None:
-            made = issue(asked.owner, member, asked.amount, None)
-    elif asked.terms.keys() == {"account"}:
-        wanted = ExternalTransfer(asked.terms["account"], *_amount(assets, asked), asked.cid)
-        made = external_transfer(asked.flow, wanted, asked.owner, accounts, assets)
+            request = issue(owner, member, inbox_request.amount, None)
+    elif terms.keys() == {"account"}:
+        asset_amount = _asset_amount(assets, inbox_request)
+        wanted = ExternalTransfer(terms["account"], *asset_amount, inbox_request.cid)
+        request = external_transfer(flow, wanted, owner, accounts, assets)
     else:
         return Refusal.INVALID_REQUEST
-    return made if isinstance(made, Refusal) else CheckedRequest(made)
+    return request if isinstance(request, Refusal) else CheckedRequest(request)
 
 
-def _pool_transfer(asked: InboxRequest) -> CheckedRequest | Refusal:
-    initiator, target = (_number(asked.terms.get(name)) for name in ("initiator", "target"))
-    if initiator is None or target is None or asked.space != GUILD:
+def _pool_transfer(inbox_request: InboxRequest) -> CheckedRequest | Refusal:
+    owner, flow, terms = inbox_request.owner, inbox_request.flow, inbox_request.terms
+    initiator, target = (_integer(terms.get(name)) for name in ("initiator", "target"))
+    if initiator is None or target is None or inbox_request.space != GUILD:
         return Refusal.INVALID_REQUEST
-    parties = payment(asked.owner, initiator, target)
-    return CheckedRequest(
-        Request(asked.owner, asked.flow, parties, asked.asset_id, asked.amount, terms=asked.terms)
-    )
+    parties = payment(owner, initiator, target)
+    asset_id, amount = inbox_request.asset_id, inbox_request.amount
+    return CheckedRequest(Request(owner, flow, parties, asset_id, amount, terms=terms))
 
 
-def _amount(assets: Mapping[str, Asset], asked: InboxRequest) -> tuple[str, str]:
-    """The asset and the amount in the words of a caller."""
-    asset = next((a for a in assets.values() if a.id == asked.asset_id), None)
+def _asset_amount(assets: Mapping[str, Asset], inbox_request: InboxRequest) -> tuple[str, str]:
+    """The asset's code and the amount as text, as a caller of the API writes them."""
+    asset = next((a for a in assets.values() if a.id == inbox_request.asset_id), None)
     if asset is None:
         return "", ""
-    return asset.code, format_amount(asked.amount, asset.decimals)
+    return asset.code, format_amount(inbox_request.amount, asset.decimals)
 
 
-def _number(text: str | None) -> int | None:
+def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None

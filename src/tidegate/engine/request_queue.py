@@ -1,4 +1,4 @@
-"""Births: concurrent requests become transfers together, each exactly once."""
+"""The queue of requests: concurrent requests become transfers in batches, each exactly once."""
 
 import asyncio
 from collections import deque
@@ -12,9 +12,9 @@ from tidegate.core.ports import (
     Tx,
 )
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import BATCH, USER, CheckedRequest, Request, fee_veto, own_refusal
+from tidegate.core.request import BATCH, USER, CheckedRequest, Request, fee_veto, fields_refusal
 from tidegate.engine.batch_replies import BatchReplies
-from tidegate.engine.batch_timer import MANY, BatchTimer
+from tidegate.engine.batch_timer import MANY_CALLERS, BatchTimer
 from tidegate.engine.context import EngineContext
 from tidegate.engine.id_clock import IdClock
 from tidegate.engine.pending_request import (
@@ -23,190 +23,197 @@ from tidegate.engine.pending_request import (
     Receipt,
     ReplyTarget,
     RequestResult,
-    answer,
     grouped_by_key,
+    reply_to_all,
 )
 from tidegate.engine.request_batch import RequestBatch
 from tidegate.engine.stopped import EngineStopped
-from tidegate.engine.write_batch import pause_s, write
+from tidegate.engine.write_batch import retry_delay_s, write
 
 MAX_WAITING = 10_000
-MAX_SHARE = 256  # Of one owner, once half of the places are taken.
-MAX_REPLAYS = 1_000  # Requests that may only be answered if they are known already.
-SHARED_SPACES = (USER, BATCH)  # Whose owners are people. Guilds and operators have no share.
+MAX_SHARE = 256  # Of one owner, once the queue is half full.
+MAX_REPLAYS = 1_000  # Requests that get a transfer only if their key is known already.
+SHARED_SPACES = (USER, BATCH)  # Their owners are single users. Guilds and operators have no limit.
 MAX_BATCH = 1024
-IN_FLIGHT = 2
-LOOKS = 3  # A session that died while it was idle is found out by using it.
+QUEUE_LOOPS = 2
+LOOKUP_RETRIES = 3  # A session that was lost while idle is noticed only when it is used.
 
 
 class RequestQueue(Generic[Tx]):
+    """Queues requests, and writes them in batches by the loops that call `run`."""
+
     def __init__(
-        self, context: EngineContext[Tx], many: int = MANY, follow: FollowTransfer | None = None
+        self,
+        context: EngineContext[Tx],
+        many_callers: int = MANY_CALLERS,
+        follow: FollowTransfer | None = None,
     ) -> None:
         self._context, self._follow = context, follow
         self._waiting: deque[PendingRequest] = deque()
         self._replays: deque[PendingRequest] = deque()
-        self._owners: dict[int, int] = {}  # How many requests of an owner wait.
-        self._loop = asyncio.get_running_loop()  # To ask for it each time is a system call.
+        self._owners: dict[int, int] = {}  # Number of waiting requests by owner.
+        self._loop = asyncio.get_running_loop()  # Kept, because looking it up is a system call.
         self._id_time = IdClock(context.clock)
-        self._batch_timer = BatchTimer(many)
+        self._batch_timer = BatchTimer(many_callers)
         self._stopping = False
-        self._died = ""  # Of what a loop of the engine has died.
+        self._died = ""  # The reason, if a loop of the engine has failed.
 
     async def submit(self, request: Request, veto: Refusal | None = None) -> Receipt | Refusal:
-        """Answered when the transfer is durable, wherever it rests then."""
+        """Return when the transfer is durable, in whatever state it is then."""
         try:
-            return await self.ask(request, veto)
+            return await self.enqueue(request, veto)
         finally:
-            self.left()
+            self.caller_left()
 
-    def ask(
+    def enqueue(
         self, request: Request, veto: Refusal | None = None, wait_s: float | None = None
     ) -> "asyncio.Future[Receipt | Refusal]":
-        """Let a request in. Whoever has waited for the answer, or waits no longer, calls `left`."""
-        answer: asyncio.Future[Receipt | Refusal] = self._loop.create_future()
-        self._enter(request, veto, answer, wait_s)
+        """Add a request. The caller must call `caller_left` when it stops waiting for the reply."""
+        reply: asyncio.Future[Receipt | Refusal] = self._loop.create_future()
+        self._add(request, veto, reply, wait_s)
         self._batch_timer.callers += 1
         self.wake()
-        return answer
+        return reply
 
-    def left(self) -> None:
+    def caller_left(self) -> None:
         self._batch_timer.callers -= 1
 
     async def submit_all(
-        self, asked: Sequence[CheckedRequest], wait_s: float | None = None
+        self, requests: Sequence[CheckedRequest], wait_s: float | None = None
     ) -> list[RequestResult]:
-        """As each by itself, in their order; answered when the last of them is."""
-        tray = BatchReplies[RequestResult](len(asked))
-        for each, place in zip(asked, tray.places(), strict=True):
-            self._enter(each.request, each.veto, place, wait_s)
-        self._batch_timer.callers += len(asked)
+        """Treat each request as if it were submitted alone. Return all results in their order."""
+        replies = BatchReplies[RequestResult](len(requests))
+        for checked, target in zip(requests, replies.targets(), strict=True):
+            self._add(checked.request, checked.veto, target, wait_s)
+        self._batch_timer.callers += len(requests)
         self.wake()
         try:
-            return await tray.filled()
+            return await replies.collect()
         finally:
-            self._batch_timer.callers -= len(asked)
+            self._batch_timer.callers -= len(requests)
 
-    def _enter(
-        self, request: Request, veto: Refusal | None, answer: ReplyTarget, wait_s: float | None
+    def _add(
+        self, request: Request, veto: Refusal | None, target: ReplyTarget, wait_s: float | None
     ) -> None:
-        """Let a request wait for its batch, or answer it at once."""
+        """Queue a request, or reply to it at once."""
         if self._died:
-            answer.set_exception(EngineStopped(self._died, maybe_accepted=False))
+            target.set_exception(EngineStopped(self._died, maybe_accepted=False))
             return
-        origin = self._context.origins.of(request)
-        refusal = origin.absent or own_refusal(request) or origin.refusal
+        kind = self._context.request_kinds.of(request)
+        refusal = kind.unsupported or fields_refusal(request) or kind.refusal
         if self._stopping:
             refusal = Refusal.OVERLOADED
         if request.fee and (flow := self._context.flows.get(request.flow)) is not None:
             veto = veto or fee_veto(request, flow)
         replay = veto is not None and request.cid is not None
-        refusal = refusal or (None if replay else veto or self._crowded(request))
+        refusal = refusal or (None if replay else veto or self._overload(request))
         if replay and len(self._replays) >= MAX_REPLAYS:
             refusal = refusal or veto
-        if origin.kind is None or refusal is not None:
-            answer.set_result(refusal or Refusal.INVALID_REQUEST)
+        if kind.transfer_kind is None or refusal is not None:
+            target.set_result(refusal or Refusal.INVALID_REQUEST)
             return
-        # Whose accounts its creation will lock, if anybody's.
-        locks = request.owner if origin.local and veto is None else None
-        fingerprint = origin.fingerprint(request)
-        pending = PendingRequest(request, origin.kind, answer, fingerprint, veto, wait_s, locks)
+        locks = request.owner if kind.local and veto is None else None
+        fingerprint = kind.fingerprint(request)
+        pending = PendingRequest(
+            request, kind.transfer_kind, target, fingerprint, veto, wait_s, locks
+        )
         if replay:
             self._replays.append(pending)
         else:
             self._waiting.append(pending)
             self._owners[request.owner] = self._owners.get(request.owner, 0) + 1
 
-    def _crowded(self, request: Request) -> Refusal | None:
-        """Whether there is no place for it: all are taken, or too many of them by its owner."""
+    def _overload(self, request: Request) -> Refusal | None:
+        """OVERLOADED if the queue is full, or if its owner has used up an owner's share."""
         waiting = len(self._waiting)
         if waiting < MAX_WAITING // 2:
             return None
         shared = request.space in SHARED_SPACES
-        greedy = shared and self._owners.get(request.owner, 0) >= MAX_SHARE
-        return Refusal.OVERLOADED if waiting >= MAX_WAITING or greedy else None
+        over_share = shared and self._owners.get(request.owner, 0) >= MAX_SHARE
+        return Refusal.OVERLOADED if waiting >= MAX_WAITING or over_share else None
 
     async def run(self) -> None:
-        """Take what arrived while the batch before was on its way, when it is worth its price."""
+        """Write what has arrived during the previous batch, when the batch timer allows it."""
         busy_owners, batch_timer = self._context.busy_owners, self._batch_timer
-        while not (self._stopping and not self._here()):
-            batch_timer.look()
-            if not (self._stopping or await batch_timer.gathered(self._here())):
+        while not (self._stopping and not self._count()):
+            batch_timer.clear()
+            if not (self._stopping or await batch_timer.is_ready(self._count())):
                 continue
-            if batch := self._chosen():
-                batch_timer.left()
+            if batch := self._take_batch():
+                batch_timer.batch_taken()
                 with busy_owners.locking(pending.locks for pending in batch):
                     await self._deliver(batch)
             else:
-                await batch_timer.rest()
+                await batch_timer.wait()
 
-    def _return(self, pending: PendingRequest) -> None:
-        """Nothing became of it: it waits again, and is given a new id."""
+    def _requeue(self, pending: PendingRequest) -> None:
+        """Nothing was written for it: it waits again, and gets a new id."""
         if self._died:
-            answer(pending, EngineStopped(self._died, maybe_accepted=False))
+            reply_to_all(pending, EngineStopped(self._died, maybe_accepted=False))
             return
-        for each in (*reversed(pending.followers), pending):
-            each.followers = []
-            self._waiting.appendleft(each)
-            self._owners[each.request.owner] = self._owners.get(each.request.owner, 0) + 1
+        for entry in (*reversed(pending.followers), pending):
+            entry.followers = []
+            self._waiting.appendleft(entry)
+            owner = entry.request.owner
+            self._owners[owner] = self._owners.get(owner, 0) + 1
         self.wake()
 
-    def _here(self) -> int:
+    def _count(self) -> int:
         return len(self._waiting) + len(self._replays)
 
-    def _chosen(self) -> list[PendingRequest]:
-        chosen = self._context.busy_owners.choose(self._waiting, MAX_BATCH, attrgetter("locks"))
+    def _take_batch(self) -> list[PendingRequest]:
+        batch = self._context.busy_owners.choose(self._waiting, MAX_BATCH, attrgetter("locks"))
         owners = self._owners
-        for pending in chosen:
+        for pending in batch:
             owner = pending.request.owner
             if owners[owner] == 1:
                 del owners[owner]
             else:
                 owners[owner] -= 1
         if self._replays:
-            chosen += self._replays
+            batch += self._replays
             self._replays.clear()
-        return chosen
+        return batch
 
     def wake(self) -> None:
-        self._batch_timer.arrived(self._here())
+        self._batch_timer.notify(self._count())
 
     def stop(self) -> None:
-        """Accept no more; what was accepted is still written."""
+        """Accept no more requests. Those that wait are still written."""
         self._stopping = True
-        self._batch_timer.hurry()
+        self._batch_timer.wake()
 
-    def die(self, cause: str) -> None:
-        """Accept no more, and answer those whom no loop has taken: nothing became of them."""
-        self._died = cause
+    def die(self, reason: str) -> None:
+        """Accept no more requests. Reply to those that wait: nothing was written for them."""
+        self._died = reason
         for waiting in (self._waiting, self._replays):
             while waiting:
-                answer(waiting.popleft(), EngineStopped(cause, maybe_accepted=False))
+                reply_to_all(waiting.popleft(), EngineStopped(reason, maybe_accepted=False))
         self.stop()
 
     async def _deliver(self, batch: Sequence[PendingRequest]) -> None:
         try:
             await self._write(batch)
         except BaseException as bug:
-            # This loop ends with it. Its callers must not wait for ever, and nobody knows what
-            # was committed. What waits must not be taken by another loop meanwhile.
+            # This loop ends. Its callers must not wait forever, and it is unknown what was
+            # committed. First empty the queue, so that the other loop takes nothing meanwhile.
             self.die(repr(bug))
             for pending in batch:
-                answer(pending, EngineStopped(repr(bug), maybe_accepted=True))
+                reply_to_all(pending, EngineStopped(repr(bug), maybe_accepted=True))
             raise
 
     async def _write(self, batch: Sequence[PendingRequest]) -> None:
-        context, first = self._context, grouped_by_key(batch)
-        delivery = RequestBatch(context, self._id_time, self._return, self._follow)
-        for attempt in range(LOOKS + 1):
+        context, unique = self._context, grouped_by_key(batch)
+        source = RequestBatch(context, self._id_time, self._requeue, self._follow)
+        for tries in range(LOOKUP_RETRIES + 1):
             try:
-                work = await delivery.begin(first)
+                work = await source.begin(unique)
                 break
             except StoreUnavailable as fault:
-                # Nothing was ever sent that could have been kept.
-                if attempt == LOOKS or isinstance(fault, NoSession):
+                # Only the lookup has failed: nothing was written.
+                if tries == LOOKUP_RETRIES or isinstance(fault, NoSession):
                     for pending in batch:
-                        answer(pending, fault)
+                        reply_to_all(pending, fault)
                     return
-                await asyncio.sleep(pause_s(attempt, context.dice))
-        await write(context, delivery, work)
+                await asyncio.sleep(retry_delay_s(tries, context.dice))
+        await write(context, source, work)

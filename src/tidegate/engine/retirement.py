@@ -1,4 +1,4 @@
-"""Retirement: the core may forget the operations of transfers that ended long ago."""
+"""Retirement: lets the core forget the operations of transfers that ended long ago."""
 
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -10,11 +10,11 @@ from tidegate.engine.alerts import Alert, AlertCode
 
 
 class Retirement:
-    """Rounds of it, minutes apart.
+    """Raises the floor in rounds that are minutes apart.
 
-    A floor is stored first, so that no new id is made below it, and is sent in the next round. A
-    birth whose transaction began before the floor was stored has ended by then. If it is still
-    open, the floor that is sent stays below it.
+    A round stores a new floor, so that no new id is created below it. The next round sends that
+    floor to the core. By then, a creation whose transaction began before the floor was stored has
+    ended. If the created transfer is still open, the floor that is sent stays below it.
     """
 
     def __init__(
@@ -30,17 +30,18 @@ class Retirement:
         self._stored: UUID | None = None
 
     async def round(self) -> UUID | None:
-        """Store a new floor and send the last one; return the floor of the core, if it was told."""
-        # Two clocks must agree, because a floor that is too high cannot be taken back.
+        """Store a new floor and send the previous one. Return the core's floor if one was sent."""
+        # Both clocks must allow the floor, because a floor that is too high cannot be lowered.
         latest = self._horizon.latest(self._clock())
         lowest = min(await self._floors.lowest(self._horizon.horizon_s), latest)
-        stored, kept = await self._floors.raise_to(lowest), None
+        stored, core_floor = await self._floors.raise_to(lowest), None
         if self._stored is not None:
             floor = min(self._stored, lowest)
-            kept = await self._retire(floor)
-            if kept < floor:
-                cause = f"the core refused the floor {floor}: its clock is behind ours"
+            core_floor = await self._retire(floor)
+            if core_floor < floor:
+                cause = f"the core did not accept the floor {floor}; its clock is behind the clock "
+                cause += "of this process"
                 self._alert(Alert(Alarm.PAGE, AlertCode.FLOOR_REFUSED, cause))
-        # Only now: a round that failed is repeated soon, and this floor is not old enough then.
+        # Set last: a failed round is repeated soon, and this floor would not be old enough then.
         self._stored = stored
-        return kept
+        return core_floor

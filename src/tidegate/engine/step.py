@@ -1,4 +1,7 @@
-"""One step of a lane: ask the system, then write what follows. Safe to kill at any line."""
+"""One step of a lane: ask the system, then write what its answers lead to.
+
+A process may be killed at any line of it: the lease of the rows ends, and they are due again.
+"""
 
 from collections.abc import Sequence
 
@@ -16,57 +19,61 @@ MAX_SPLIT_CALLS = 64
 async def step(
     context: EngineContext[Tx], lane: str, batch: Sequence[Transfer], *, split: bool
 ) -> bool:
-    """Move a batch of one lane by one outside answer each, and on through local systems.
+    """Move each transfer of a batch by one answer of an outside system, then through local ones.
 
-    False if the system raised something, so that the caller knows that it may be ill.
+    Return False if the system raised an exception: the caller then does not split the next batch.
     """
     if lane in context.local:
-        await conclude(context, WriteBatch(batch, lane=lane))
+        await record_answers(context, WriteBatch(batch, lane=lane))
         return True
     questions = context.rules.questions(batch)
     answers = await ask(context.outside[lane], questions)
-    well = not isinstance(answers, Unknown)
+    healthy = not isinstance(answers, Unknown)
     if isinstance(answers, Unknown):
         calls = MAX_SPLIT_CALLS if split else 0
         answers, _ = await _split(context.outside[lane], questions, answers, calls)
-    await conclude(context, WriteBatch(batch, answers, lane))
-    return well
+    await record_answers(context, WriteBatch(batch, answers, lane))
+    return healthy
 
 
 async def ask(system: System, questions: Sequence[Question]) -> Sequence[Answer] | Unknown:
-    """The one place where an exception becomes an answer, and that answer is never «no»."""
+    """Ask a system. Only here does an exception become an answer: Unknown, never Rejected."""
     try:
         answers = await system.ask(questions)
         assert len(answers) == len(questions), f"{system.name} left questions without an answer"
     except Unreachable:
         raise
-    except Exception as fault:  # noqa: BLE001  Whatever it was, the effect is unknown.
+    except Exception as fault:  # noqa: BLE001  After any exception the effect is unknown.
         return Unknown(f"{type(fault).__name__}: {fault}")
     return answers
 
 
 async def _split(
-    system: System, questions: Sequence[Question], doubt: Unknown, calls: int
+    system: System, questions: Sequence[Question], unknown: Unknown, calls: int
 ) -> tuple[list[Answer], int]:
-    """Others get answers, so that some of these are to blame: they are found by halving.
+    """Find the questions that make the system raise, by halving the batch.
 
-    Within a bound, so that a system which is ill as a whole is not asked everything one by one.
+    The number of calls is bounded: a system that fails for every question is not asked them one by
+    one. Return the answers and the number of calls that are left.
     """
     if len(questions) == 1 or calls < 2:
-        return [doubt] * len(questions), calls
+        return [unknown] * len(questions), calls
     half, calls = len(questions) // 2, calls - 2
     answers: list[Answer] = []
     parts = [(part, await ask(system, part)) for part in (questions[:half], questions[half:])]
-    for part, said in parts:
-        if isinstance(said, Unknown):
-            said, calls = await _split(system, part, said, calls)  # noqa: PLW2901
-        answers += said
+    for part, part_answers in parts:
+        if isinstance(part_answers, Unknown):
+            found, calls = await _split(system, part, part_answers, calls)
+            answers += found
+        else:
+            answers += part_answers
     return answers, calls
 
 
 class _LaneBatches(BatchSource):
-    """A lane's batches: a row that cannot be written stays, and pages. Which of them have moved
-    meanwhile is seen when they are locked.
+    """The source of a lane's batches. A row that cannot be written stays in its state, and pages.
+
+    Rows that have moved meanwhile are left out when the batch is locked.
     """
 
     def __init__(self, context: EngineContext[Tx]) -> None:
@@ -74,13 +81,13 @@ class _LaneBatches(BatchSource):
 
     async def failed(self, work: WriteBatch, fault: Exception) -> None:
         if isinstance(fault, StoreFault) and fault.retryable:
-            raise fault  # The leases run out, and the rows are due again.
+            raise fault  # The leases end, and the rows are due again.
+        message = f"the answer cannot be recorded: {fault}"
         for transfer in work.batch:
-            cause, where = f"cannot be recorded: {fault}", (work.lane, transfer.id, transfer.state)
-            about = (*where, transfer.retries, transfer.waited_s)
-            self._alert(Alert(Alarm.PAGE, AlertCode.RECORD_REFUSED, cause, *about))
+            where = (work.lane, transfer.id, transfer.state, transfer.retries, transfer.waited_s)
+            self._alert(Alert(Alarm.PAGE, AlertCode.RECORD_REFUSED, message, *where))
 
 
-async def conclude(context: EngineContext[Tx], work: WriteBatch) -> None:
-    """Write what was answered about existing transfers, and what follows from it."""
+async def record_answers(context: EngineContext[Tx], work: WriteBatch) -> None:
+    """Write the answers about existing transfers, and what they lead to."""
     await write(context, _LaneBatches(context), work)

@@ -1,14 +1,14 @@
-"""What a caller is told when the engine stops working before its request is answered."""
+"""The error that callers get when the engine stops before it has answered their request."""
 
 from tidegate.core.ports import StoreFault
 
 
 class EngineStopped(StoreFault):
-    """The engine has died, or was stopped, before it could answer.
+    """The engine has failed, or was stopped, before it could answer.
 
-    If `maybe_accepted`, nobody knows whether the transfer was made: repeat it with the same cid.
+    If `maybe_accepted` is true, the transfer may exist: repeat the request with the same cid.
     """
 
-    def __init__(self, cause: str, *, maybe_accepted: bool) -> None:
-        super().__init__(f"the engine has stopped: {cause}")
+    def __init__(self, reason: str, *, maybe_accepted: bool) -> None:
+        super().__init__(f"the engine has stopped: {reason}")
         self.maybe_accepted = maybe_accepted

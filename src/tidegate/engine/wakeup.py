@@ -1,39 +1,42 @@
-"""A bell that ends rests, for less than `asyncio.timeout` around an event: nothing is cancelled."""
+"""An event with a timeout per wait, cheaper than `asyncio.timeout` around an event."""
 
 import asyncio
 
 
 class Wakeup:
-    """Whoever rests hears it, also one that was about to."""
+    """Wakes every waiter when it is set. It stays set until it is cleared.
+
+    A timeout resolves the waiter's future. Nothing is cancelled, which is why it is cheap.
+    """
 
     def __init__(self) -> None:
-        self._rung = False
-        self._resting: dict[asyncio.Future[None], None] = {}
+        self._is_set = False
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
-    def ring(self) -> None:
-        self._rung = True
-        for rest in self._resting:
-            _end(rest)
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in self._waiters:
+            _resolve(waiter)
 
-    def silence(self) -> None:
-        self._rung = False
+    def clear(self) -> None:
+        self._is_set = False
 
-    async def rest(self, seconds: float | None = None) -> None:
-        """Until it rings, or the time is over."""
-        if self._rung:
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return when it is set, at once if it is set already, or after the timeout."""
+        if self._is_set:
             return
         loop = asyncio.get_running_loop()
-        rest = loop.create_future()
-        timer = None if seconds is None else loop.call_later(seconds, _end, rest)
-        self._resting[rest] = None
+        waiter = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _resolve, waiter)
+        self._waiters[waiter] = None
         try:
-            await rest
+            await waiter
         finally:
             if timer is not None:
                 timer.cancel()
-            del self._resting[rest]
+            del self._waiters[waiter]
 
 
-def _end(rest: "asyncio.Future[None]") -> None:
-    if not rest.done():
-        rest.set_result(None)
+def _resolve(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""Pure: one table per flow. To learn what Tidegate does, read these."""
+"""The flows of Tidegate, one table per module. Read these to learn what Tidegate does."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,8 @@
 """Deposit: money enters the books from outside.
 
-Each owner has an OUTSIDE book, whose balance is what the owner brought in, negated; so that every
-owner's books sum to zero together with what is in flight. Money that has arrived cannot be sent
-back by itself: where the account refuses it, it waits in the owner's suspense book.
+Each owner has an OUTSIDE book. Its balance is minus the money that the owner brought in, so that
+the books of an owner and the owner's money in flight sum to zero. Money that has arrived cannot be
+sent back automatically: if the account refuses it, it is credited to the owner's suspense book.
 """
 
 from enum import StrEnum
@@ -31,7 +31,7 @@ DEPOSIT = Flow(
             Verb.CREDIT,
             done=State.COMPLETED,
             rejected=State.SUSPENDING,
-            patience=URGENT,
+            retry=URGENT,
             opens=True,
         ),
         State.SUSPENDING: Ask(
@@ -39,7 +39,7 @@ DEPOSIT = Flow(
             "suspense",
             Verb.CREDIT,
             done=State.SUSPENDED,
-            patience=URGENT,
+            retry=URGENT,
             opens=True,
         ),
         State.COMPLETED: End(Place.TARGET),

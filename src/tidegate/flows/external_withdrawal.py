@@ -29,11 +29,11 @@ EXTERNAL_WITHDRAWAL = Flow(
             Verb.CREDIT,
             done=State.COMPLETED,
             rejected=State.RETURNING,
-            patience=URGENT,
+            retry=URGENT,
             opens=True,
         ),
         State.RETURNING: Ask(
-            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.RETURNED, patience=URGENT
+            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.RETURNED, retry=URGENT
         ),
         State.COMPLETED: End(Place.TARGET),
         State.FAILED: End(Place.SOURCE),

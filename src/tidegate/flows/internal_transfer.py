@@ -1,7 +1,7 @@
 """Internal transfer: money moves between two accounts of one owner.
 
-`source` and `target` are each a book of the ledger or of the trading core. Neither can join the
-other's transaction, so the money is in flight between the two answers.
+`source` and `target` are each a book of the ledger or of the trading core. The two systems cannot
+share a transaction, so the money is in flight between their answers.
 """
 
 from enum import StrEnum
@@ -28,7 +28,7 @@ INTERNAL_TRANSFER = Flow(
         State.SOURCE_PENDING: Ask(
             Place.SOURCE, "source", Verb.DEBIT, done=State.SOURCE_DONE, rejected=State.FAILED
         ),
-        # The critical state: the money has left the source and is nowhere else yet.
+        # The critical state: the money has left the source and has not reached the target.
         State.SOURCE_DONE: Pass(Place.IN_FLIGHT, to=State.TARGET_PENDING),
         State.TARGET_PENDING: Ask(
             Place.IN_FLIGHT,
@@ -36,11 +36,11 @@ INTERNAL_TRANSFER = Flow(
             Verb.CREDIT,
             done=State.COMMITTED,
             rejected=State.COMPENSATING,
-            patience=URGENT,
+            retry=URGENT,
         ),
-        # There is no column for a refused refund: the owner's money must come home.
+        # There is no state for a refused refund, because the owner must get the money back.
         State.COMPENSATING: Ask(
-            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.ROLLED_BACK, patience=URGENT
+            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.ROLLED_BACK, retry=URGENT
         ),
         State.COMMITTED: End(Place.TARGET),
         State.FAILED: End(Place.SOURCE),

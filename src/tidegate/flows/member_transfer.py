@@ -1,6 +1,6 @@
-"""Member transfer: a member of a guild pays another at once, or is told at once why not.
+"""Member transfer: a member of a guild pays another one at once, or gets the refusal at once.
 
-All its systems are in our own database, so that it is born, judged and ended in one transaction.
+All its systems are in our own database, so one transaction creates, checks and ends it.
 """
 
 from enum import StrEnum
@@ -35,11 +35,11 @@ MEMBER_TRANSFER = Flow(
             Verb.CREDIT,
             done=State.COMPLETED,
             rejected=State.RETURNING,
-            patience=URGENT,
+            retry=URGENT,
             opens=True,
         ),
         State.RETURNING: Ask(
-            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.REFUSED, patience=URGENT
+            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.REFUSED, retry=URGENT
         ),
         State.COMPLETED: End(Place.TARGET),
         State.REFUSED: End(Place.SOURCE),

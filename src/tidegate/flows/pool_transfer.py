@@ -1,8 +1,8 @@
-"""Pool transfer: a member of a guild pays another, checked first and executed as soon as it may be.
+"""Pool transfer: a member of a guild pays another one as soon as all checks allow it.
 
-The checks answer in rounds, and wait with what cannot pass yet: for a cooldown, for the next day,
-for money. They reserve nothing, so that the allowance is asked once more in the transaction that
-moves the money, under the initiator's lock; where it says no, the next round of checks begins.
+The checks run in rounds. A transfer that cannot pass yet waits: for a cooldown, for the next day,
+for money. The checks reserve nothing. So the allowance is asked once more in the transaction that
+moves the money, while the initiator is locked. If it refuses, the next round of checks begins.
 """
 
 from enum import StrEnum
@@ -10,9 +10,9 @@ from enum import StrEnum
 from tidegate.core.flow import URGENT, Ask, End, Flow, Pass, Place, RetryPolicy, Verb
 
 EXPIRES_S = 24 * 3600.0
-# 1 s, 2 s, 4 s … 300 s, ten times. A time that is known, such as midnight, is no pause of these.
-POOLED = RetryPolicy(
-    first_s=1.0, cap_s=300.0, page_attempts=None, page_after_s=None, chance=0.0, most=10
+# Ten pauses: 1 s, 2 s, 4 s … 300 s. Waiting until a known time, such as midnight, is not counted.
+POOL_RETRY = RetryPolicy(
+    first_s=1.0, cap_s=300.0, page_attempts=None, page_after_s=None, jitter=0.0, max_retries=10
 )
 
 
@@ -32,18 +32,18 @@ POOL_TRANSFER = Flow(
     first=State.PENDING,
     rows={
         State.PENDING: Pass(Place.SOURCE, to=State.CHECKING),
-        # It rests, so that a round is seen to begin before it is seen to end.
+        # It rests, so that other programs see a round begin before they see it end.
         State.CHECKING: Ask(
             Place.SOURCE,
             "checks",
             Verb.CHECK,
             done=State.APPROVED,
             rejected=State.REJECTED,
-            patience=POOLED,
+            retry=POOL_RETRY,
             deadline_s=EXPIRES_S,
             rests=True,
         ),
-        # From here on all is one transaction, and what was approved does not expire.
+        # From here on everything is one transaction. An approved transfer does not expire.
         State.APPROVED: Ask(
             Place.SOURCE,
             "allowance",
@@ -67,11 +67,11 @@ POOL_TRANSFER = Flow(
             Verb.CREDIT,
             done=State.COMPLETED,
             rejected=State.RETURNING,
-            patience=URGENT,
+            retry=URGENT,
             opens=True,
         ),
         State.RETURNING: Ask(
-            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.REJECTED, patience=URGENT
+            Place.IN_FLIGHT, "source", Verb.REFUND, done=State.REJECTED, retry=URGENT
         ),
         State.COMPLETED: End(Place.TARGET),
         State.REJECTED: End(Place.SOURCE),

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: find its programs, run it as a child, end it with its parent."""
+"""The embedded PostgreSQL: find its programs and run a server as a child process."""
 
 from tidegate.postgres.binaries import (
     Binaries,

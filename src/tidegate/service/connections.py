@@ -1,4 +1,4 @@
-"""The connections of clients: one request is served at a time, and none is waited for for ever."""
+"""HTTP connections: each serves one request at a time, and every wait on a client has a limit."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from tidegate.core.refusals import Refusal
 from tidegate.service.http import CLOSE, ClientGone, HttpReply, HttpRequest
 from tidegate.service.problem import problem
 
-MAX_CONNECTIONS = 2_000  # There are only so many, and they are for everybody.
-HEADERS_S = 10.0  # From the first byte, or from connecting, to the end of a request's headers.
-KEEP_ALIVE_S = 30.0  # From an answer to the first byte of what is asked next.
-WRITE_S = 30.0  # For the client to take what was written to it.
-HEALTH_SHUTDOWN_S = 1  # For those who ask about health, when all else has ended.
-SHUTDOWN_S = 12.0  # For the requests under way at the end of the server, and for their answers.
+MAX_CONNECTIONS = 2_000  # Per process. Requests on further connections are refused.
+HEADERS_S = 10.0  # From connecting, or from a request's first byte, to the end of its headers.
+KEEP_ALIVE_S = 30.0  # From a reply to the first byte of the next request.
+WRITE_S = 30.0  # For the client to read what was written to it.
+HEALTH_SHUTDOWN_S = 1  # The health server stops last; it waits this long for its requests.
+SHUTDOWN_S = 12.0  # The API waits this long for running requests and their replies.
 MAX_HEADERS = 32 * 1024
-MAX_AHEAD = 64 * 1024  # Of a body that nobody has asked for yet.
+MAX_AHEAD = 64 * 1024  # Bytes of a body that are read before the route asks for the body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
@@ -35,7 +35,7 @@ log = logging.getLogger("tidegate.http")
 
 
 class RequestServer(Protocol):
-    """What stands behind the connections."""
+    """The application: it answers requests, also those that are refused or have failed."""
 
     async def __call__(self, request: HttpRequest, /) -> HttpReply: ...
 
@@ -45,13 +45,13 @@ class RequestServer(Protocol):
 
 
 def server_of(api: RequestServer, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Server:
-    """It listens, tells the date and ends in order. What is said on a connection is ours."""
+    """Uvicorn listens, adds the Date header and shuts down; `Connection` speaks HTTP."""
     config = uvicorn.Config(
         api,
         host=host,
         port=port,
         http=Connection,
-        interface="asgi3",  # Or rather what we speak: it is handed on as it is.
+        interface="asgi3",  # Not ASGI, but this setting passes the application on unchanged.
         proxy_headers=False,
         ws="none",
         lifespan="off",
@@ -62,7 +62,7 @@ def server_of(api: RequestServer, host: str = "127.0.0.1", port: int = 0) -> uvi
 
 
 class HttpServer(uvicorn.Server):
-    """It runs beside another, which takes the signals for both."""
+    """A second server in the process. It leaves the signals to the first one."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,47 +76,49 @@ def health_server_of(api: RequestServer, host: str) -> uvicorn.Server:
 
 
 class Connection(asyncio.Protocol):
+    """HTTP/1.1 on one connection: one request is served at a time, further ones wait."""
+
     _transport: asyncio.Transport
     _timer: asyncio.TimerHandle | None = None
     _timer_s = 0.0
-    _due_s = 0.0  # When we give up waiting. It moves with every request; the timer does not.
-    _expecting = False  # A request, and not only whether there will be one more.
-    _heading = 0  # Bytes that came before the end of the headers; nothing is read twice.
-    _arriving: HttpRequest | None = None
+    _deadline_s = 0.0  # When to stop waiting. Each request moves it; the timer follows lazily.
+    _expecting = False  # True from a request's first byte on, while its headers are awaited.
+    _header_bytes = 0  # Bytes received since the last complete headers or chunk of a body.
+    _receiving: HttpRequest | None = None  # The request whose body is still being received.
     _serving: HttpRequest | None = None
-    _drained: asyncio.Future[None] | None = None  # While the client does not take what we write.
-    _writing: asyncio.TimerHandle | None = None  # Cuts off a client that does not read.
-    _paused = _crowded = _leaving = False
+    _drained: asyncio.Future[None] | None = None  # Set while the client does not read.
+    _write_timer: asyncio.TimerHandle | None = None  # Cuts off a client that does not read.
+    _paused = _over_limit = _closing = False
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, **_: object) -> None:
         self._api: RequestServer = config.loaded_app
         self._server = server_state
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
-        # What follows a request that is to be the last is nobody's, and no reason to refuse it.
+        # Bytes after a request with "Connection: close" are ignored, not an error.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        # Requests that came while another is served: no more than are read at once.
+        # Requests received while another is served: at most those of one read.
         self._waiting: deque[HttpRequest] = deque()
 
-    # What the transport tells.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._server.connections.add(self)  # type: ignore[arg-type]
-        self._crowded = len(self._server.connections) > MAX_CONNECTIONS
+        self._over_limit = len(self._server.connections) > MAX_CONNECTIONS
         self._expect()
 
     def data_received(self, chunk: bytes, /) -> None:
-        self._heading += len(chunk)
+        self._header_bytes += len(chunk)
         try:
             self._parser.feed_data(chunk)
         except httptools.HttpParserUpgrade:
-            # We speak nothing else, and what follows is no HTTP any more.
-            self._leaving = True
+            # No other protocol is offered, and the bytes that follow are not HTTP.
+            self._closing = True
         except httptools.HttpParserError:
             self._refuse("Invalid HTTP request received.")
-        if self._heading > MAX_HEADERS:
-            self._refuse("The headers do not end.")
+        if self._header_bytes > MAX_HEADERS:
+            self._refuse(f"The headers are longer than {MAX_HEADERS} bytes.")
         if self._serving is None:
             self._expect()
 
@@ -124,34 +126,34 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._writing is not None:
-            self._writing.cancel()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
         self._waiting.clear()
-        if self._arriving is not None:
-            self._arriving.leave()
+        if self._receiving is not None:
+            self._receiving.disconnect()
         self.resume_writing()
-        del self._parser  # Which knows us as we know it.
+        del self._parser  # It refers back to this object: break the cycle.
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
         self._limit_write()
 
     def resume_writing(self) -> None:
-        if self._writing is not None and not self._transport.is_closing():
-            self._writing.cancel()
-            self._writing = None
+        if self._write_timer is not None and not self._transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
 
     def shutdown(self) -> None:
-        """The server is about to end: whatever is being served is the last."""
+        """The server is shutting down: the current request is the last."""
         if self._serving is None:
             self._close()
         else:
-            self._leaving = True
+            self._closing = True
 
-    # What the parser tells.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._url = b""
@@ -164,7 +166,7 @@ class Connection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._heading = 0
+        self._header_bytes = 0
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         request = HttpRequest(
@@ -174,10 +176,10 @@ class Connection(asyncio.Protocol):
             self._headers,
             self._want_body,
         )
-        self._headers = []  # What comes behind the body is no header of the request.
-        lasting = self._parser.get_http_version() != "1.0"
-        request.keeps = lasting and self._parser.should_keep_alive()
-        self._arriving = request
+        self._headers = []  # Trailers after the body are not headers of the request.
+        persistent = self._parser.get_http_version() != "1.0"
+        request.keep_alive = persistent and self._parser.should_keep_alive()
+        self._receiving = request
         if self._serving is None:
             self._serve(request)
         else:
@@ -185,16 +187,14 @@ class Connection(asyncio.Protocol):
             self._waiting.append(request)
 
     def on_body(self, chunk: bytes) -> None:
-        self._heading = 0
-        if self._arriving is not None and self._arriving.grow(chunk) > MAX_AHEAD:
+        self._header_bytes = 0
+        if self._receiving is not None and self._receiving.grow(chunk) > MAX_AHEAD:
             self._pause()
 
     def on_message_complete(self) -> None:
-        if self._arriving is not None:
-            self._arriving.end()
-            self._arriving = None
-
-    # What we make of it.
+        if self._receiving is not None:
+            self._receiving.end()
+            self._receiving = None
 
     def _serve(self, request: HttpRequest) -> None:
         self._serving = request
@@ -204,75 +204,77 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: HttpRequest) -> None:
         try:
-            said = self._api.turned_away() if self._crowded else await self._api(request)
+            reply = self._api.turned_away() if self._over_limit else await self._api(request)
         except Exception:
             self._send(request, self._api.failed())
             raise
         if self._drained is not None:
             await self._drained
-        self._send(request, said)
+        self._send(request, reply)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._server.tasks.discard(task)
         fault = None if task.cancelled() else task.exception()
         if fault is not None and not isinstance(fault, ClientGone):
-            log.error("a request could not be answered", exc_info=fault)
+            log.error("request_failed", exc_info=fault)
         if fault is not None or task.cancelled():
             self._close()
 
-    def _send(self, request: HttpRequest, said: HttpReply) -> None:
+    def _send(self, request: HttpRequest, reply: HttpReply) -> None:
         if self._transport.is_closing():
             return
-        headers = said.headers
-        keeps = request.keeps and not self._leaving and headers.get("Connection") != "close"
-        if not keeps:
+        headers = reply.headers
+        keep_alive = (
+            request.keep_alive and not self._closing and headers.get("Connection") != "close"
+        )
+        if not keep_alive:
             headers = {**headers, **CLOSE}
-        head = head_of(said, headers, self._server.default_headers)
-        # In one piece, so that it is one packet.
-        self._transport.write(head if request.method == "HEAD" else head + said.body)
+        head = head_of(reply, headers, self._server.default_headers)
+        # One write, so that a short reply is one packet.
+        self._transport.write(head if request.method == "HEAD" else head + reply.body)
         self._server.total_requests += 1
-        if keeps:
-            self._go_on(request)
+        if keep_alive:
+            self._serve_next(request)
         else:
             self._close()
 
-    def _go_on(self, answered: HttpRequest) -> None:
+    def _serve_next(self, answered: HttpRequest) -> None:
         self._serving = None
-        if self._arriving is answered:
-            self._arriving = None  # Whatever comes of its body is thrown away.
+        if self._receiving is answered:
+            self._receiving = None  # The rest of its body is discarded.
         if self._waiting:
             self._serve(self._waiting.popleft())
         else:
             self._resume()
             self._expecting = False
-            self._give_up_after(KEEP_ALIVE_S)
+            self._set_deadline(KEEP_ALIVE_S)
 
     def _want_body(self) -> None:
-        """The body of the request that is served is waited for, and is not here in full."""
+        """The route waits for the rest of the body: read on."""
         self._resume()
         request = self._serving
         if request is not None and (request.header(b"expect") or "").lower() == "100-continue":
             self._transport.write(CONTINUE)
 
     def _refuse(self, detail: str) -> None:
-        """What is no request of HTTP has no id either; in all else it is a problem like others."""
-        self._leaving = True
-        if self._serving is not None and self._serving is not self._arriving:
-            # The next answer belongs to the request that is served: this must not pass for it.
+        """Refuse bytes that are not valid HTTP. The problem has no request id."""
+        self._closing = True
+        if self._serving is not None and self._serving is not self._receiving:
+            # The client would take this reply for that of the request being served: send none.
             self._pause()
         elif not self._transport.is_closing():
-            said = problem(Refusal.INVALID_REQUEST, "none", detail, headers=CLOSE)
-            self._transport.write(head_of(said, said.headers, ()) + said.body)
+            reply = problem(Refusal.INVALID_REQUEST, "none", detail, headers=CLOSE)
+            self._transport.write(head_of(reply, reply.headers, ()) + reply.body)
             self._close()
 
     def _close(self) -> None:
-        """Close when all is written. A client that does not read must not hold it open."""
+        """Close after the last byte is written. A client that does not read is cut off."""
         self._transport.close()
         self._limit_write()
 
     def _limit_write(self) -> None:
-        if self._writing is None:
-            self._writing = self._loop.call_later(WRITE_S, self._transport.abort)
+        if self._write_timer is None:
+            self._write_timer = self._loop.call_later(WRITE_S, self._transport.abort)
 
     def _pause(self) -> None:
         if not self._paused:
@@ -285,43 +287,43 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _expect(self) -> None:
-        """A request has begun, or should: from the first byte on there is only so much time."""
+        """Limit the time for the headers, from connecting or from the request's first byte."""
         if not self._expecting:
             self._expecting = True
-            self._give_up_after(HEADERS_S)
+            self._set_deadline(HEADERS_S)
 
-    def _give_up_after(self, seconds: float) -> None:
-        self._due_s = self._loop.time() + seconds
-        if self._timer is None or self._due_s < self._timer_s:
-            self._set_timer()
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline_s = self._loop.time() + seconds
+        if self._timer is None or self._deadline_s < self._timer_s:
+            self._start_timer()
 
-    def _set_timer(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_s = self._due_s
-        self._timer = self._loop.call_at(self._timer_s, self._look)
+        self._timer_s = self._deadline_s
+        self._timer = self._loop.call_at(self._timer_s, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if self._serving is not None:
-            return  # There is a new timer when it is answered.
-        if self._loop.time() < self._due_s:
-            self._set_timer()
+            return  # The reply sets a new deadline.
+        if self._loop.time() < self._deadline_s:
+            self._start_timer()
         else:
             self._close()
 
 
 def head_of(
-    said: HttpReply, headers: Mapping[str, str], more: Iterable[tuple[bytes, bytes]]
+    reply: HttpReply, headers: Mapping[str, str], defaults: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-    text = "".join([*lines, f"Content-Length: {len(said.body)}\r\n\r\n"])
-    # One more, and somebody else than we would have written a part of it.
-    assert text.count("\n") == len(lines) + 2, "a header has several lines"
+    text = "".join([*lines, f"Content-Length: {len(reply.body)}\r\n\r\n"])
+    # A line break in a header's value would let a client inject headers.
+    assert text.count("\n") == len(lines) + 2, "a header contains a line break"
     return b"".join(
         [
-            STATUS_LINES[said.status],
-            *[b"%s: %s\r\n" % pair for pair in more],
+            STATUS_LINES[reply.status],
+            *[b"%s: %s\r\n" % pair for pair in defaults],
             text.encode("latin-1"),
         ]
     )

@@ -1,4 +1,4 @@
-"""A request and its reply, as HTTP has them."""
+"""HTTP requests and replies."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-BODY_S = 10.0  # A body that drips longer than this is not waited for.
+BODY_S = 10.0  # For the whole body to arrive.
 JSON = "application/json"
 CLOSE: Mapping[str, str] = {"Connection": "close"}
 _encoder = msgspec.json.Encoder()
@@ -22,16 +22,16 @@ class HttpReply(NamedTuple):
 def json_reply(
     body: object, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = JSON
 ) -> HttpReply:
-    said = {"Content-Type": kind} if headers is None else {"Content-Type": kind, **headers}
-    return HttpReply(status, _encoder.encode(body), said)
+    all_headers = {"Content-Type": kind} if headers is None else {"Content-Type": kind, **headers}
+    return HttpReply(status, _encoder.encode(body), all_headers)
 
 
 class ClientGone(Exception):
-    """The client left before all of its request was here."""
+    """The client disconnected before its request was complete."""
 
 
 class HttpRequest:
-    """One request. It is served as soon as its headers are here: the body may be on its way."""
+    """A request. It is served when its headers are complete: its body may still arrive."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class HttpRequest:
         path: str,
         query: bytes,
         headers: list[tuple[bytes, bytes]],
-        wanted: Callable[[], None],
+        want_body: Callable[[], None],
     ) -> None:
         self.method, self.path, self.query, self.headers = method, path, query, headers
-        self.named: Mapping[str, str] = {}  # What stands in the path where its rule has a name.
-        self.keeps = False  # Whether the connection is for more requests than this.
-        self._wanted = wanted  # Is told when the body is waited for.
-        self._first: dict[bytes, bytes] | None = None
+        self.named: Mapping[str, str] = {}  # The path's parameters, by the route's names.
+        self.keep_alive = False  # Whether the connection stays open after the reply.
+        self._want_body = want_body  # Called when the route waits for the body.
+        self._first: dict[bytes, bytes] | None = None  # The first header of each name.
         self._body = bytearray()
-        self._whole = self._gone = False
-        self._arrived: asyncio.Future[None] | None = None  # Of whoever waits for the body.
+        self._complete = self._disconnected = False
+        self._arrival: asyncio.Future[None] | None = None  # Resolved when more of the body arrives.
 
     def header(self, name: bytes) -> str | None:
-        """By its name in lower case; the first, if there are several."""
+        """Return the first header of this name, which must be in lower case."""
         if self._first is None:
             self._first = dict(reversed(self.headers))
         value = self._first.get(name)
@@ -70,36 +70,36 @@ class HttpRequest:
         return dict(self.pairs)
 
     async def body(self, limit: int) -> bytes:
-        """All of it; or, as soon as it is longer than the limit, what is here."""
-        if not self._whole and len(self._body) <= limit:
+        """Wait for the whole body. If it exceeds the limit, return what has arrived so far."""
+        if not self._complete and len(self._body) <= limit:
             async with asyncio.timeout(BODY_S):
-                await self._rest(limit)
+                await self._receive_rest(limit)
         return bytes(self._body)
 
-    async def _rest(self, limit: int) -> None:
-        self._wanted()
-        while not self._whole and len(self._body) <= limit:
-            if self._gone:
+    async def _receive_rest(self, limit: int) -> None:
+        self._want_body()
+        while not self._complete and len(self._body) <= limit:
+            if self._disconnected:
                 raise ClientGone
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
 
-    # What the connection tells.
+    # Called by the connection.
 
     def grow(self, chunk: bytes) -> int:
-        """More of the body came. How much is here that nobody has waited for?"""
+        """Add a chunk of the body. Return how much has arrived before the route asked for it."""
         self._body += chunk
         self._wake()
-        return len(self._body) if self._arrived is None else 0
+        return len(self._body) if self._arrival is None else 0
 
     def end(self) -> None:
-        self._whole = True
+        self._complete = True
         self._wake()
 
-    def leave(self) -> None:
-        self._gone = True
+    def disconnect(self) -> None:
+        self._disconnected = True
         self._wake()
 
     def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)

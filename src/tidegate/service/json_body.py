@@ -1,7 +1,7 @@
-"""The body of a request, taken strictly or not at all.
+"""Strict parsing of JSON bodies.
 
-What JSON parsers differ on is refused, so that nobody in front of us can read another request
-than we do: a second key of the same name, NaN, half a surrogate pair, a number of any length.
+Everything that JSON parsers read differently is refused: duplicate keys, NaN, half a surrogate
+pair, numbers of any length. Otherwise a proxy could check another request than the one we run.
 """
 
 import json
@@ -19,13 +19,13 @@ DETAIL_CHARS = 120
 
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
-CLOSED_TYPES: set[object] = set()  # Found to forbid unknown fields, at their first use.
+CLOSED_TYPES: set[object] = set()  # Types that were checked: they forbid unknown fields.
 
 T = TypeVar("T")
 
 
 class MalformedBody(ValueError):
-    """A body that is not taken. Its text is one short line, and safe to send back."""
+    """The body is refused. The message is one short line that is safe to send to the client."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -33,7 +33,7 @@ class MalformedBody(ValueError):
 
 
 def decode(raw: bytes, type_: type[T], *, max_bytes: int, max_depth: int = MAX_DEPTH) -> T:
-    """Read one JSON object as the type, which must forbid unknown fields in all its parts."""
+    """Parse one JSON object into the type. All structs in it must forbid unknown fields."""
     if len(raw) > max_bytes:
         raise MalformedBody(f"the body has {len(raw)} bytes: send at most {max_bytes}")
     if type_ not in CLOSED_TYPES:
@@ -50,7 +50,7 @@ def parse(raw: bytes, max_depth: int) -> dict[str, Any]:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise MalformedBody(f"the body is not UTF-8 at byte {error.start}: encode it so") from None
+        raise MalformedBody(f"the body is not UTF-8 at byte {error.start}: send UTF-8") from None
     if text.startswith("\ufeff"):
         raise MalformedBody("the body begins with a byte order mark: leave it out")
     try:
@@ -67,7 +67,7 @@ def parse(raw: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def refuse_depth(value: dict[str, Any], max_depth: int) -> None:
-    """Level by level, each of what is inside the one before."""
+    """Refuse more than `max_depth` levels. Each round collects the containers one level deeper."""
     level: list[Any] = [value]
     for _ in range(max_depth):
         level = [
@@ -82,74 +82,77 @@ def refuse_depth(value: dict[str, Any], max_depth: int) -> None:
 
 
 def refuse_controls(text: str, value: object) -> None:
-    """Written as they are, the parser has refused all below the space; here come the others."""
+    """Refuse control characters and half surrogate pairs in strings, escaped or not.
+
+    The parser has already refused unescaped characters below the space.
+    """
     if "\\" in text:
-        found = any(map(CONTROLS.search, strings(value)))
+        forbidden = any(map(CONTROLS.search, strings(value)))
     elif text.isascii():
-        found = "\x7f" in text
+        forbidden = "\x7f" in text
     else:
-        found = CONTROLS.search(text.translate(WHITESPACE)) is not None
-    if found:
+        forbidden = CONTROLS.search(text.translate(WHITESPACE)) is not None
+    if forbidden:
         raise MalformedBody(
             "a string has a control character or half a surrogate pair: leave it out"
         )
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in the value, keys included."""
-    rest = [value]
-    while rest:
-        match rest.pop():
+    """Yield every string in the value, including keys."""
+    stack = [value]
+    while stack:
+        match stack.pop():
             case str(text):
                 yield text
             case dict(fields):
                 yield from fields
-                rest.extend(fields.values())
+                stack.extend(fields.values())
             case list(items):
-                rest.extend(items)
+                stack.extend(items)
 
 
-def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        last = {name: place for place, (name, _) in enumerate(pairs)}
-        twin = next(name for place, (name, _) in enumerate(pairs) if last[name] != place)
-        raise MalformedBody(f"the key {quoted(twin)} is there twice: send it once")
+        last = {name: index for index, (name, _) in enumerate(pairs)}
+        duplicate = next(name for index, (name, _) in enumerate(pairs) if last[name] != index)
+        raise MalformedBody(f"the key {quoted(duplicate)} occurs twice: send it once")
     return fields
 
 
-def whole(digits: str) -> int:
+def bounded_int(digits: str) -> int:
     if len(digits) > MAX_NUMBER_CHARS or not MIN_NUMBER <= (number := int(digits)) <= MAX_NUMBER:
         raise MalformedBody(f"the number {quoted(digits)} is too large: amounts are strings")
     return number
 
 
-def fraction(digits: str) -> float:
+def bounded_float(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise MalformedBody(f"the number {quoted(digits)} is too large: amounts are strings")
     return number
 
 
-def no_number(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
     raise MalformedBody(f"{name} is not a number: amounts are strings")
 
 
 def quoted(text: str, limit: int = QUOTED_CHARS) -> str:
-    """As much of what a stranger wrote as is safe to repeat."""
+    """Shorten a client's text and replace what is not printable, so that it is safe to repeat."""
     short = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(c if c.isprintable() else "?" for c in short)
 
 
 def refuse_open_structs(type_: object) -> None:
-    """A type that would drop an unknown field in silence is our bug, found at its first use."""
+    """Assert at a type's first use that it forbids unknown fields: dropping one would be a bug."""
     for part in parts(msgspec.inspect.type_info(type_), set()):
         if isinstance(part, msgspec.inspect.StructType):
-            assert part.forbid_unknown_fields, f"{part.cls.__name__} lets unknown fields pass"
+            assert part.forbid_unknown_fields, f"{part.cls.__name__} accepts unknown fields"
 
 
 def parts(type_: object, seen: set[int]) -> Iterator[object]:
-    """The type and all the types it is made of. A type may contain itself."""
+    """Yield the type and all types it is made of. A type may contain itself."""
     if isinstance(type_, tuple):
         for item in type_:
             yield from parts(item, seen)
@@ -162,8 +165,8 @@ def parts(type_: object, seen: set[int]) -> Iterator[object]:
 
 WHITESPACE = dict.fromkeys(map(ord, "\t\n\r"))
 PARSER = json.JSONDecoder(
-    object_pairs_hook=without_twins,
-    parse_int=whole,
-    parse_float=fraction,
-    parse_constant=no_number,
+    object_pairs_hook=unique_fields,
+    parse_int=bounded_int,
+    parse_float=bounded_float,
+    parse_constant=refuse_constant,
 )

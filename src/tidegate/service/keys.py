@@ -1,6 +1,6 @@
-"""Public keys that tokens are checked with: each has a name (kid) and one algorithm.
+"""Public keys for verifying tokens: each has an id (kid) and exactly one algorithm.
 
-The algorithm follows from the key and never from the token. There are no symmetric keys.
+The algorithm follows from the key and never from the token. Symmetric keys are not supported.
 """
 
 import asyncio
@@ -42,29 +42,29 @@ Fetch: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
 class UnusableKey(ValueError):
-    """A key that is not taken, and why, in one line."""
+    """A key is not accepted; the message says why in one line."""
 
 
 class PublicKey(NamedTuple):
     kid: str
     algorithm: str
     public: KeyMaterial
-    material: bytes  # By which two readings of the same key are known to be the same.
+    material: bytes  # DER encoding: equal for two objects that hold the same key.
 
-    def signed(self, message: bytes, signature: bytes) -> bool:
+    def verify(self, message: bytes, signature: bytes) -> bool:
         return ALGORITHMS[self.algorithm].verify(message, self.public, signature)
 
 
 class KeySource(Protocol):
     def find(self, kid: str, now: float) -> PublicKey | None:
-        """Return the key of this name if it is to be believed now."""
+        """Return the key with this id if it is trusted now."""
 
     async def fetch_for(self, kid: str, now: float) -> bool:
-        """Look for a key that is not known; false if there is no point in asking again."""
+        """Fetch the keys to look for this id. True if it is known afterwards."""
 
 
 class FixedKeys:
-    """Keys from the configuration. To rotate one, list the old and the new for a while."""
+    """Keys from the configuration. To rotate one, list the old and the new key together."""
 
     def __init__(self, keys: Iterable[PublicKey]) -> None:
         self._keys = by_kid(keys)
@@ -77,12 +77,12 @@ class FixedKeys:
 
 
 class KeyRefresh(msgspec.Struct, frozen=True, kw_only=True):
-    """How long fetched keys are believed, and how often they are asked for."""
+    """How long fetched keys are trusted, and how often they are fetched."""
 
-    refresh_s: float = 300  # After this they are fetched again: so long may a removed key live.
-    ttl_s: float = 3_600  # After this, without a single answer, they are believed no more.
-    retry_s: float = 30  # Between two fetches, whatever strangers write into their tokens.
-    fetch_s: float = 5
+    refresh_s: float = 300  # Fetch again after this time: a removed key is trusted this long.
+    ttl_s: float = 3_600  # Without one successful fetch in this time, trust no key.
+    retry_s: float = 30  # The least time between fetches: tokens with unknown kids cost no more.
+    fetch_s: float = 5  # Timeout of one fetch.
 
     def __post_init__(self) -> None:
         if not 0 < self.retry_s <= self.refresh_s <= self.ttl_s or self.fetch_s <= 0:
@@ -90,46 +90,46 @@ class KeyRefresh(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchedKeys:
-    """Keys from a JWKS document. `fetch` raises OSError when it cannot get one."""
+    """Keys from a JWKS document. `fetch` raises OSError if the document cannot be fetched."""
 
-    def __init__(self, fetch: Fetch, clock: Callable[[], float], patience: KeyRefresh) -> None:
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], refresh: KeyRefresh) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._patience = patience
+        self._times = refresh
         self._keys: Mapping[str, PublicKey] = {}
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
-        self.trouble: str | None = None  # Why the last fetch failed: for the log and readiness.
+        self.last_error: str | None = None  # Why the last fetch failed, for the log.
 
     def find(self, kid: str, now: float) -> PublicKey | None:
-        return self._keys.get(kid) if now - self._fetched_at < self._patience.ttl_s else None
+        return self._keys.get(kid) if now - self._fetched_at < self._times.ttl_s else None
 
     async def fetch_for(self, kid: str, now: float) -> bool:
-        if not self._running() and 0 <= now - self._tried_at < self._patience.retry_s:
+        if not self._is_fetching() and 0 <= now - self._tried_at < self._times.retry_s:
             return False
         await self._join()
         return self.find(kid, self._clock()) is not None
 
     async def refresh(self) -> None:
-        """Fetch the document if that is due. A clock that was put back makes it due."""
+        """Fetch the document if that is due. It is also due after the clock was set back."""
         now = self._clock()
-        if 0 <= now - self._fetched_at < self._patience.refresh_s:
+        if 0 <= now - self._fetched_at < self._times.refresh_s:
             return
-        if self._running() or not 0 <= now - self._tried_at < self._patience.retry_s:
+        if self._is_fetching() or not 0 <= now - self._tried_at < self._times.retry_s:
             await self._join()
 
     async def keep_fresh(self) -> None:
-        """One round of what runs beside the service. Raise if the keys cannot be had."""
+        """Run one round of the background task. Raise if the last fetch failed."""
         await self.refresh()
-        if self.trouble is not None:
-            raise OSError(self.trouble)
+        if self.last_error is not None:
+            raise OSError(self.last_error)
 
-    def _running(self) -> bool:
+    def _is_fetching(self) -> bool:
         return self._fetching is not None and not self._fetching.done()
 
     async def _join(self) -> None:
-        # One fetch serves all who wait, and outlives the request that began it.
+        # All callers share one fetch. It is shielded: the first caller may be cancelled.
         if self._fetching is None or self._fetching.done():
             self._tried_at = self._clock()
             self._fetching = asyncio.create_task(self._replace())
@@ -137,18 +137,18 @@ class FetchedKeys:
 
     async def _replace(self) -> None:
         try:
-            async with asyncio.timeout(self._patience.fetch_s):
+            async with asyncio.timeout(self._times.fetch_s):
                 document = await self._fetch()
             fresh = by_kid(keys_of(document))
         except (OSError, ValueError) as error:
-            self.trouble = json_body.quoted(
+            self.last_error = json_body.quoted(
                 f"{type(error).__name__}: {error}", json_body.DETAIL_CHARS
             )
             return
-        # A key that is still there stays the same object, and what it verified stays verified.
+        # An unchanged key stays the same object, so that the tokens it verified stay cached.
         self._keys = {kid: same(self._keys.get(kid), key) for kid, key in fresh.items()}
         self._fetched_at = self._tried_at
-        self.trouble = None
+        self.last_error = None
 
 
 def same(old: PublicKey | None, new: PublicKey) -> PublicKey:
@@ -156,12 +156,12 @@ def same(old: PublicKey | None, new: PublicKey) -> PublicKey:
 
 
 def by_kid(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
-    found: dict[str, PublicKey] = {}
+    index: dict[str, PublicKey] = {}
     for key in keys:
-        if key.kid in found:
+        if key.kid in index:
             raise UnusableKey(f"two keys are named {json_body.quoted(key.kid)}: rename one")
-        found[key.kid] = key
-    return found
+        index[key.kid] = key
+    return index
 
 
 def key_of_pem(kid: str, pem: bytes) -> PublicKey:
@@ -173,10 +173,10 @@ def key_of_pem(kid: str, pem: bytes) -> PublicKey:
 
 
 def key_of_jwk(jwk: Mapping[str, Any]) -> PublicKey:
-    kid, kind = jwk.get("kid"), jwk.get("kty")
+    kid, key_type = jwk.get("kid"), jwk.get("kty")
     if not isinstance(kid, str):
         raise UnusableKey("a key has no kid: give it one")
-    parser = JWK_PARSERS.get(kind) if isinstance(kind, str) else None
+    parser = JWK_PARSERS.get(key_type) if isinstance(key_type, str) else None
     if parser is None or "d" in jwk or jwk.get("use", "sig") != "sig":
         raise UnusableKey(f"the key {json_body.quoted(kid)} is not a public key for signatures")
     operations = jwk.get("key_ops", ["verify"])
@@ -186,27 +186,27 @@ def key_of_jwk(jwk: Mapping[str, Any]) -> PublicKey:
     if not all(isinstance(number, str) for number in numbers.values()):
         raise UnusableKey(f"the key {json_body.quoted(kid)} is not a JWK")
     try:
-        public = parser({"kty": kind, **numbers})
+        public = parser({"kty": key_type, **numbers})
     except (jwt.PyJWTError, ValueError, KeyError):
-        raise UnusableKey(f"the key {json_body.quoted(kid)} is not a JWK that we know") from None
+        raise UnusableKey(f"the key {json_body.quoted(kid)} is not a valid JWK") from None
     key = key_of(kid, public)
     if jwk.get("alg", key.algorithm) != key.algorithm:
-        raise UnusableKey(f"the key {json_body.quoted(kid)} names another algorithm than its own")
+        raise UnusableKey(f"the key {json_body.quoted(kid)} must have alg {key.algorithm}")
     return key
 
 
 def keys_of(document: bytes) -> list[PublicKey]:
-    """The keys of a JWKS document that we can use. It may list others, for others."""
+    """Return the usable keys of a JWKS document. It may also list keys for other services."""
     listed = json_body.decode(document, dict, max_bytes=MAX_DOCUMENT_BYTES).get("keys")
     if not isinstance(listed, list):
         raise UnusableKey("the JWKS document has no list of keys")
-    found = []
+    keys = []
     for jwk in listed:
         try:
-            found.append(key_of_jwk(jwk if isinstance(jwk, dict) else {}))
+            keys.append(key_of_jwk(jwk if isinstance(jwk, dict) else {}))
         except UnusableKey:
             continue
-    return found
+    return keys
 
 
 def key_of(kid: str, public: object) -> PublicKey:
@@ -230,7 +230,7 @@ def key_of(kid: str, public: object) -> PublicKey:
 
 
 def new_keypair() -> tuple[bytes, bytes]:
-    """Make an Ed25519 key; return its private and its public half as PEM."""
+    """Make an Ed25519 key pair; return the private and the public key as PEM."""
     private = Ed25519PrivateKey.generate()
     return (
         private.private_bytes(
@@ -245,9 +245,11 @@ def new_keypair() -> tuple[bytes, bytes]:
 
 
 def issue(private_pem: bytes, kid: str, claims: Mapping[str, Any]) -> str:
-    """Sign a token. A service never does: this is for development and for tests."""
+    """Sign a token, for development and tests. A production service never signs one."""
     private = serialization.load_pem_private_key(private_pem, password=None)
     if not isinstance(private, Ed25519PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey):
-        raise UnusableKey(f"the key {json_body.quoted(kid)} does not sign tokens")
+        raise UnusableKey(
+            f"the key {json_body.quoted(kid)} is not a private key that can sign tokens"
+        )
     algorithm = key_of(kid, private.public_key()).algorithm
     return jwt.encode(dict(claims), private, algorithm=algorithm, headers={"kid": kid})

@@ -1,4 +1,4 @@
-"""What is counted and timed, under the names that dashboards were built on."""
+"""Prometheus metrics. Existing dashboards rely on their names, so the names do not change."""
 
 from collections import Counter as Count
 from collections.abc import Callable, Mapping, Sequence
@@ -19,44 +19,47 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        here = ["lane", "flow", "state"]
+        labels = ["lane", "flow", "state"]
         counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
         timer = partial(Histogram, registry=registry, buckets=BUCKETS)
         requests = counter(
             "internal_transfer_requests", "Requests, by route and status", ["route", "status"]
         )
-        # A gauge that only grows: a counter would be renamed, and this name is relied on.
-        states = gauge("internal_transfer_by_status", "Transfers at an end", ["status", "flow"])
-        # Of every request, so that they are looked up once and not each time.
+        # A gauge that only grows: a counter's name would get the suffix "_total".
+        states = gauge("internal_transfer_by_status", "Transfers that ended", ["status", "flow"])
+        # Every request uses these, so their label lookups are cached.
         self._requests: Callable[[str, int], Counter] = cache(requests.labels)
         self._states: Callable[[str, str], Gauge] = cache(states.labels)
-        self._refusals = counter("internal_transfer_validation_errors", "Refused", ["code"])
+        self._refusals = counter(
+            "internal_transfer_validation_errors", "Refused requests", ["code"]
+        )
         durations = timer("internal_transfer_request_duration_seconds", "Time to answer", ["route"])
-        lags = timer("internal_transfer_settlement_lag_seconds", "From birth to end", ["flow"])
+        lags = timer("internal_transfer_settlement_lag_seconds", "From creation to end", ["flow"])
         self._durations: Callable[[str], Histogram] = cache(durations.labels)
         self._lags: Callable[[str], Histogram] = cache(lags.labels)
-        self._backlog = gauge("tidegate_backlog", "Transfers that rest here", here)
-        self._dwell = gauge("tidegate_oldest_seconds", "How long the oldest has rested", here)
-        self._ring = gauge("tidegate_ring", "Handed over and not yet asked", ["lane"])
+        self._backlog = gauge("tidegate_backlog", "Transfers that rest labels", labels)
+        self._dwell = gauge("tidegate_oldest_seconds", "How long the oldest has waited", labels)
+        self._ring = gauge("tidegate_ring", "Transfers in the queue of the lane", ["lane"])
         self._closed = gauge("tidegate_lane_closed", "1 while a system is unreachable", ["lane"])
         self._alerts = counter("tidegate_alerts", "Alerts raised", ["alarm", "code"])
-        self._gap = gauge("tidegate_conservation_gap", "What is missing in the books", ["asset"])
+        self._gap = gauge("tidegate_conservation_gap", "Amount missing in the books", ["asset"])
         self._full_audit = gauge(
-            "tidegate_full_audit_age_seconds", "Since the last full audit in slices was begun"
+            "tidegate_full_audit_age_seconds", "Time since the last full audit in slices started"
         )
         self._floor = gauge(
-            "tidegate_core_floor_seconds", "Of transfers born before it the core has forgotten all"
+            "tidegate_core_floor_seconds",
+            "The core has retired the operations of transfers created before this",
         )
-
         self._ages = gauge(
             "tidegate_background_age_seconds",
-            "Since the last success of a background task",
+            "Time since the last success of a background task",
             ["task"],
         )
-
         self._database = gauge(
-            "tidegate_database_unusable", "1 while it is full, read-only or unreachable", ["cause"]
+            "tidegate_database_unusable",
+            "1 while the database is full, read-only or unreachable",
+            ["cause"],
         )
 
     def database(self, trouble: str | None) -> None:
@@ -78,7 +81,7 @@ class Metrics:
         self._refusals.labels(code).inc()
 
     def ended(self, transfers: Sequence[Transfer]) -> None:
-        """By the engine, in whichever process records the ends."""
+        """Called by the engine in the process that records the ends."""
         for (state, flow), count in Count((t.state, t.flow) for t in transfers).items():
             self._states(state, flow).inc(count)
         for transfer in transfers:
@@ -92,17 +95,17 @@ class Metrics:
         self._full_audit.set(age_s)
 
     def floor(self, id_: UUID) -> None:
-        """An id begins with the milliseconds at which it was made."""
+        """Report the floor as a time: an id begins with its time of creation in milliseconds."""
         self._floor.set((id_.int >> 80) / 1000)
 
     def lane(self, name: str, waiting: int, *, closed: bool) -> None:
         self._ring.labels(name).set(waiting)
         self._closed.labels(name).set(closed)
 
-    def backlog(self, found: list[LaneBacklog]) -> None:
+    def backlog(self, rows: list[LaneBacklog]) -> None:
         self._backlog.clear()
         self._dwell.clear()
-        for row in found:
+        for row in rows:
             self._backlog.labels(row.lane, row.flow, row.state).set(row.count)
             self._dwell.labels(row.lane, row.flow, row.state).set(row.oldest_s)
 

@@ -1,4 +1,4 @@
-"""The routes of those who answer for the money: deposits, brakes, searches, histories."""
+"""The routes of operators: deposits, withdrawals, halts, searches, histories, audits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,23 +11,14 @@ from tidegate.core import wire
 from tidegate.core.account import Account
 from tidegate.core.kind import Transfer
 from tidegate.core.money import format_amount, parse_amount
-from tidegate.core.ports import MAX_HALTS, Outage
+from tidegate.core.ports import Outage
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import MAX_OWNER
 from tidegate.engine import resolution
 from tidegate.engine.audit import Audit
 from tidegate.engine.pending_request import Receipt
 from tidegate.engine.request_forms import LEDGER, ExternalTransfer
-from tidegate.service.http import HttpReply, json_reply
-from tidegate.service.problem import NOT_FOUND, code_of
-from tidegate.service.request_types import (
+from tidegate.service.formats import (
     NO_TRANSFER,
-    AssetBody,
-    ExternalTransferBody,
-    ReasonBody,
-    ResolveBody,
-    ResumeBody,
-    StatusBody,
     asset_of,
     asset_shape,
     cursor_from,
@@ -38,38 +29,63 @@ from tidegate.service.request_types import (
     ulid_of,
     word_from,
 )
+from tidegate.service.http import HttpReply, json_reply
+from tidegate.service.parameters import MAX_STUCK_DIGITS
+from tidegate.service.problem import NOT_FOUND, code_of
+from tidegate.service.reply_types import (
+    AccountStatusSet,
+    AuditProgressShown,
+    ExternalTransferMade,
+    HaltAdded,
+    HaltList,
+    HaltsEnded,
+    OperatorPage,
+    OperatorTransfer,
+    ResolutionConfirmed,
+    ResolutionProposed,
+    TransferAnswer,
+    TransferAttempt,
+    TransferHistory,
+)
+from tidegate.service.request_types import (
+    AssetBody,
+    ExternalTransferBody,
+    ReasonBody,
+    ResolveBody,
+    ResumeBody,
+    StatusBody,
+)
 from tidegate.service.routing import Call, RequestRefused
 from tidegate.service.shared_memory import SharedAuditProgress
 from tidegate.store import operator_reads, resolutions
 from tidegate.store.resolutions import Proposal
 from tidegate.systems.ledger import LedgerStatus
 
-MAX_REASON = 500
 PROGRESS_EVERY_S = 0.2
-STUCK_DIGITS = 9  # Thirty years, in seconds.
 
 
 async def deposit(call: Call) -> HttpReply:
     body = call.body(ExternalTransferBody)
-    crossing = ExternalTransfer(body.account, body.asset, body.amount, body.cid)
-    return _crossed(call, await call.service.gate.deposit(crossing, body.user_id))
+    wanted = ExternalTransfer(body.account, body.asset, body.amount, body.cid)
+    return _made(call, await call.service.gate.deposit(wanted, body.user_id))
 
 
 async def withdraw(call: Call) -> HttpReply:
     body = call.body(ExternalTransferBody)
-    crossing = ExternalTransfer(body.account, body.asset, body.amount, body.cid)
-    return _crossed(call, await call.service.gate.withdraw(crossing, body.user_id))
+    wanted = ExternalTransfer(body.account, body.asset, body.amount, body.cid)
+    return _made(call, await call.service.gate.withdraw(wanted, body.user_id))
 
 
-def _crossed(call: Call, said: Receipt | Refusal) -> HttpReply:
-    if isinstance(said, Refusal):
-        raise RequestRefused(said)
-    transfer = said.transfer
+def _made(call: Call, result: Receipt | Refusal) -> HttpReply:
+    if isinstance(result, Refusal):
+        raise RequestRefused(result)
+    transfer, duplicate = result.transfer, result.duplicate
     if transfer.state in ("FAILED", "RETURNED"):
         more: dict[str, object] = {"req_id": ulid_of(transfer.id), "state": transfer.state}
         raise RequestRefused(code_of(transfer.error), "the money has not moved", more)
-    status = 202 if transfer.lane else 200 if said.duplicate else 201
-    return json_reply(shown(call, transfer) | {"duplicate": said.duplicate}, status)
+    status = 202 if transfer.lane else 200 if duplicate else 201
+    fields = msgspec.structs.asdict(operator_transfer(call, transfer))
+    return json_reply(ExternalTransferMade(**fields, duplicate=duplicate), status)
 
 
 async def account_status(call: Call) -> HttpReply:
@@ -80,10 +96,6 @@ async def account_status(call: Call) -> HttpReply:
         raise RequestRefused(Refusal.INVALID_ACCOUNT_TYPE)
     if asset is None:
         raise RequestRefused(Refusal.INVALID_ASSET)
-    if not 0 < body.user_id <= MAX_OWNER:
-        raise RequestRefused(Refusal.INVALID_REQUEST, "there is no such user")
-    if body.status not in LedgerStatus.__members__:
-        raise RequestRefused(Refusal.INVALID_REQUEST, "status is ACTIVE, FROZEN or DISABLED")
     if account.system == LEDGER:
         key = Account(body.user_id, account.book, asset.id)
         if not await gate.ledger.set_status(gate.store, key, LedgerStatus(body.status)):
@@ -92,7 +104,7 @@ async def account_status(call: Call) -> HttpReply:
         assert gate.core is not None
         status = wire.AccountStatus[body.status]
         await gate.core.set_status(body.user_id, account.book, asset.id, status)
-    return json_reply(msgspec.structs.asdict(body))
+    return json_reply(AccountStatusSet(body.user_id, body.account, body.asset, body.status))
 
 
 async def set_asset(call: Call) -> HttpReply:
@@ -101,8 +113,6 @@ async def set_asset(call: Call) -> HttpReply:
     asset = gate.assets.get(call.request.named["code"])
     if asset is None:
         raise RequestRefused(NOT_FOUND, "there is no such asset")
-    if body.status not in (None, "ACTIVE", "SUSPENDED"):
-        raise RequestRefused(Refusal.INVALID_REQUEST, "status is ACTIVE or SUSPENDED")
     minimum = _amount(body.min_transfer_amount, asset.decimals)
     maximum = _amount(body.max_transfer_amount or None, asset.decimals)
     lowest = minimum or asset.min_transfer_amount
@@ -135,7 +145,7 @@ async def search(call: Call) -> HttpReply:
     before = cursor_from(query.get("cursor"))
     store = call.service.gate.store
     if "stuck_s" in query:
-        stuck_s = _number("stuck_s", query["stuck_s"], STUCK_DIGITS)
+        stuck_s = _number("stuck_s", query["stuck_s"], MAX_STUCK_DIGITS)
         flows = call.service.gate.engine.context.flows.values()
         found = await operator_reads.stuck(store, flows, stuck_s, before, limit)
     else:
@@ -143,12 +153,12 @@ async def search(call: Call) -> HttpReply:
         flow, state = word_from(query.get("flow")), word_from(query.get("state"))
         wanted = operator_reads.Search(owner, flow, state)
         found = await operator_reads.search(store, wanted, before, limit)
-    rows = [shown(call, transfer) for transfer in await _as_they_wait(call, found)]
-    return json_reply({"transfers": rows, "next_cursor": _cursor(found, limit)})
+    rows = [operator_transfer(call, transfer) for transfer in await _with_outages(call, found)]
+    return json_reply(OperatorPage(rows, _cursor(found, limit)))
 
 
-async def _as_they_wait(call: Call, found: Sequence[Transfer]) -> Sequence[Transfer]:
-    """With the attempts and the reason of an unreachable system, which no row of theirs has."""
+async def _with_outages(call: Call, found: Sequence[Transfer]) -> Sequence[Transfer]:
+    """Add the attempts and the reason of an unreachable system, which are not in their rows."""
     if all(transfer.lane is None for transfer in found):
         return found
     outages = {outage.lane: outage for outage in await call.service.gate.store.outages()}
@@ -158,7 +168,7 @@ async def _as_they_wait(call: Call, found: Sequence[Transfer]) -> Sequence[Trans
 def _waiting(transfer: Transfer, outage: Outage) -> Transfer:
     probes = outage.probes_since(transfer.updated_us)
     error = f"unreachable: {outage.reason}"
-    return transfer.but(retries=transfer.retries + probes, error=error)
+    return transfer.replace(retries=transfer.retries + probes, error=error)
 
 
 def _cursor(found: Sequence[Transfer], limit: int) -> str | None:
@@ -171,27 +181,27 @@ def _number(name: str, text: str, digits: int = 18) -> int:
     return int(text)
 
 
-def shown(call: Call, transfer: Transfer) -> dict[str, object]:
-    """A transfer as an operator sees it: everything but the hash."""
+def operator_transfer(call: Call, transfer: Transfer) -> OperatorTransfer:
+    """A transfer as operators see it: everything but the hash."""
     asset = asset_of(call.service.gate.assets, transfer.asset_id)
-    return {
-        "req_id": ulid_of(transfer.id),
-        "user_id": transfer.owner,
-        "flow": transfer.flow,
-        "state": transfer.state,
-        "lane": transfer.lane,
-        "asset": asset.code,
-        "amount": format_amount(transfer.amount, asset.decimals),
-        "parties": {role: f"{p.system}/{p.book}/{p.owner}" for role, p in transfer.parties.items()},
-        "cid": transfer.cid,
-        "version": transfer.version,
-        "attempts": transfer.attempts,
-        "retries": transfer.retries,
-        "paged": transfer.paged,
-        "error": transfer.error,
-        "created_at": time_of(transfer.created_us),
-        "updated_at": time_of(transfer.updated_us),
-    }
+    return OperatorTransfer(
+        req_id=ulid_of(transfer.id),
+        user_id=transfer.owner,
+        flow=transfer.flow,
+        state=transfer.state,
+        lane=transfer.lane,
+        asset=asset.code,
+        amount=format_amount(transfer.amount, asset.decimals),
+        parties={role: f"{p.system}/{p.book}/{p.owner}" for role, p in transfer.parties.items()},
+        cid=transfer.cid,
+        version=transfer.version,
+        attempts=transfer.attempts,
+        retries=transfer.retries,
+        paged=transfer.paged,
+        error=transfer.error,
+        created_at=time_of(transfer.created_us),
+        updated_at=time_of(transfer.updated_us),
+    )
 
 
 async def _found(call: Call) -> Transfer:
@@ -203,28 +213,28 @@ async def _found(call: Call) -> Transfer:
 
 
 async def history(call: Call) -> HttpReply:
-    """One transfer with every answer and the attempts that are kept."""
-    [transfer] = await _as_they_wait(call, [await _found(call)])
+    """One transfer with all its answers and the attempts that are kept."""
+    [transfer] = await _with_outages(call, [await _found(call)])
     store = call.service.gate.store
     answers = [
-        {
-            "version": a.version,
-            "path": a.path,
-            "verb": a.verb,
-            "answer": a.answer,
-            "reason": a.reason,
-            "evidence": a.evidence,
-            "actor": a.actor,
-            "at": time_of(a.at_us),
-            "hash": a.hash,
-        }
+        TransferAnswer(
+            version=a.version,
+            path=list(a.path),
+            verb=a.verb,
+            answer=a.answer,
+            reason=a.reason,
+            evidence=dict(a.evidence),
+            actor=a.actor,
+            at=time_of(a.at_us),
+            hash=a.hash,
+        )
         for a in await operator_reads.history(store, transfer.id)
     ]
     attempts = [
-        {"version": a.version, "retry": a.retry, "reason": a.reason, "at": time_of(a.at_us)}
+        TransferAttempt(a.version, a.retry, a.reason, time_of(a.at_us))
         for a in await operator_reads.attempts(store, transfer.id)
     ]
-    return json_reply({"transfer": shown(call, transfer), "history": answers, "attempts": attempts})
+    return json_reply(TransferHistory(operator_transfer(call, transfer), answers, attempts))
 
 
 async def retry_now(call: Call) -> HttpReply:
@@ -236,7 +246,7 @@ async def retry_now(call: Call) -> HttpReply:
     # If only another process has the system, its next scan finds what was released.
     if transfer.lane in gate.engine.lanes:
         gate.engine.lanes[transfer.lane].wake()
-    return json_reply(shown(call, transfer), 202)
+    return json_reply(operator_transfer(call, transfer), 202)
 
 
 async def propose(call: Call) -> HttpReply:
@@ -250,14 +260,14 @@ async def propose(call: Call) -> HttpReply:
         transfer.id,
         body.version,
         body.answer,
-        body.reason.strip()[:MAX_REASON],
+        _reason(body),
         body.evidence,
         call.identity.subject,
     )
-    said = await resolution.propose(gate, transfer, proposal)
-    if isinstance(said, Refusal):
-        raise RequestRefused(said, "name the open version, an answer, a reason and evidence")
-    return json_reply({"resolution": said, "req_id": ulid_of(transfer.id)}, 201)
+    number = await resolution.propose(gate, transfer, proposal)
+    if isinstance(number, Refusal):
+        raise RequestRefused(number, "name the open version, an answer, a reason and evidence")
+    return json_reply(ResolutionProposed(number, ulid_of(transfer.id)), 201)
 
 
 async def confirm(call: Call) -> HttpReply:
@@ -274,9 +284,8 @@ async def confirm(call: Call) -> HttpReply:
     outcome = await resolution.confirm(gate, found, call.identity.subject)
     transfer = await operator_reads.one(gate.store, found.proposal.transfer_id)
     assert transfer is not None, "it was there when it was resolved"
-    return json_reply(
-        {"resolution": found.id, "outcome": outcome, "transfer": shown(call, transfer)}
-    )
+    shown = operator_transfer(call, transfer)
+    return json_reply(ResolutionConfirmed(found.id, outcome, shown))
 
 
 async def halt(call: Call) -> HttpReply:
@@ -284,34 +293,27 @@ async def halt(call: Call) -> HttpReply:
     store = call.service.gate.store
     number = await store.halt(reason, call.identity.subject)
     in_force = [halt_shape(halt) for halt in await store.halts()]
-    return json_reply({"halted": bool(in_force), "halt": number, "halts": in_force})
+    return json_reply(HaltAdded(bool(in_force), number, in_force))
 
 
 async def halts(call: Call) -> HttpReply:
     in_force = [halt_shape(halt) for halt in await call.service.gate.store.halts()]
-    return json_reply({"halted": bool(in_force), "halts": in_force})
+    return json_reply(HaltList(bool(in_force), in_force))
 
 
 async def resume(call: Call) -> HttpReply:
-    """End the halts named, or all. Money moves again when none is left."""
+    """End the halts that are named, or all. Money moves again when none is left."""
     body = call.body(ResumeBody)
-    reason, named = _reason(body), body.halts
-    if named is not None and not (
-        0 < len(named) <= MAX_HALTS and all(0 < number < 2**63 for number in named)
-    ):
-        raise RequestRefused(
-            Refusal.INVALID_REQUEST, f"halts are 1 to {MAX_HALTS} numbers of halts"
-        )
-    store = call.service.gate.store
-    ended = await store.resume(reason, call.identity.subject, named)
+    reason, store = _reason(body), call.service.gate.store
+    ended = await store.resume(reason, call.identity.subject, body.halts)
     left = [halt_shape(halt) for halt in await store.halts()]
-    return json_reply({"halted": bool(left), "ended": list(map(halt_shape, ended)), "halts": left})
+    return json_reply(HaltsEnded(bool(left), list(map(halt_shape, ended)), left))
 
 
-def _reason(body: ReasonBody | ResumeBody) -> str:
+def _reason(body: ReasonBody | ResumeBody | ResolveBody) -> str:
     reason = body.reason.strip()
-    if not 0 < len(reason) <= MAX_REASON:
-        raise RequestRefused(Refusal.INVALID_REQUEST, f"a reason of 1 to {MAX_REASON} characters")
+    if not reason:
+        raise RequestRefused(Refusal.INVALID_REQUEST, "the reason is empty: say why")
     return reason
 
 
@@ -320,36 +322,37 @@ async def audit(call: Call) -> HttpReply:
     if audit is None:
         raise RequestRefused(NOT_FOUND, "no audit runs here")
     full = call.request.parameters.get("full", "true") != "false"
-    async with _told(call.service.progress, audit):
+    async with _progress_shared(call.service.progress, audit):
         return json_reply(await audit.run(full=full))
 
 
 @asynccontextmanager
-async def _told(progress: SharedAuditProgress | None, audit: Audit) -> AsyncIterator[None]:
-    """Tell the other processes of this port: who asks how far it is may reach one of them."""
-    if progress is None:
+async def _progress_shared(shared: SharedAuditProgress | None, audit: Audit) -> AsyncIterator[None]:
+    """Share the progress with the other processes of this port: any may be asked for it."""
+    if shared is None:
         yield
         return
 
-    async def tell() -> None:
+    async def share() -> None:
         while True:
-            progress.tell(audit.read["transfers"])
+            shared.tell(audit.read["transfers"])
             await asyncio.sleep(PROGRESS_EVERY_S)
 
-    telling = asyncio.create_task(tell())
+    sharing = asyncio.create_task(share())
     try:
         yield
     finally:
-        telling.cancel()
-        progress.tell(audit.read["transfers"])
+        sharing.cancel()
+        shared.tell(audit.read["transfers"])
 
 
 async def audit_progress(call: Call) -> HttpReply:
-    """How far the audit under way has come, or how much the last one has read."""
-    audit, progress = call.service.audit, call.service.progress
+    """How much the running audit has read, or the last one."""
+    audit, shared = call.service.audit, call.service.progress
     if audit is None:
         raise RequestRefused(NOT_FOUND, "no audit runs here")
-    told = None if progress is None else progress.heard()
-    read = audit.read["transfers"] if told is None else told
+    read = None if shared is None else shared.heard()
+    if read is None:
+        read = audit.read["transfers"]
     about = await operator_reads.about_how_many(call.service.gate.store)
-    return json_reply({"read": read, "of_about": about})
+    return json_reply(AuditProgressShown(read, about))

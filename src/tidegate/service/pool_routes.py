@@ -14,54 +14,19 @@ from tidegate.core.ports import StoreFault, StoreUnavailable
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import MAX_OWNER, well_formed_cid
 from tidegate.engine.inbox_reader import NAME as INBOX
+from tidegate.service.formats import NO_TRANSFER, id_from, limit_from
 from tidegate.service.http import HttpReply, json_reply
+from tidegate.service.parameters import MAX_OFFSET, POOL_STATUSES
 from tidegate.service.problem import NOT_FOUND
-from tidegate.service.request_types import NO_TRANSFER, id_from, limit_from
+from tidegate.service.reply_types import PoolPage, PoolTransfer
+from tidegate.service.request_types import PoolBody
 from tidegate.service.routing import Call, RequestRefused
 from tidegate.store.pool_schema import STATEMENTS
 
-STATUSES = ("pending", "checking", "approved", "completed", "rejected")
 ENDS = ("completed", "rejected")
 TRIES, PAUSE_S = 3, 0.1
-MAX_HOURS, MAX_OFFSET, MAX_REASON = 8_784, 10**6, 500
 AMOUNT_AT, TIMES_AT = 4, slice(10, 13)  # In a row, whose columns are the fields of PoolTransfer.
 MISMATCH = "TG422"  # As the function that creates transfers calls it.
-
-
-class PoolBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /api/v1/pool_transfers`. The caller is the initiator; an amount is whole points."""
-
-    guild_id: int
-    target_id: int
-    amount: str
-    reason: str | None = None
-    cid: str | None = None
-    expires_hours: float | None = None
-
-
-class PoolTransfer(msgspec.Struct, frozen=True):
-    """A transfer as the pool has it. Times are ISO 8601, the amount a decimal string."""
-
-    transfer_id: UUID
-    guild_id: int
-    initiator_id: int
-    target_id: int
-    amount: str
-    status: str
-    checks: dict[str, int]
-    retry_count: int
-    round: int
-    metadata: dict[str, Any]
-    expires_at: str
-    created_at: str
-    updated_at: str
-    cid: str | None = None
-    duplicate: bool = False
-
-
-class PoolPage(msgspec.Struct, frozen=True):
-    transfers: list[PoolTransfer]
-    next_offset: int | None
 
 
 async def create(call: Call) -> HttpReply:
@@ -130,21 +95,11 @@ def _as_asked(values: Mapping[str, Any]) -> PoolTransfer:
 
 
 def _values(call: Call, body: PoolBody) -> dict[str, Any]:
-    """Checked in a fixed order; the database would refuse the same, less politely."""
-    for name, number in (("guild_id", body.guild_id), ("target_id", body.target_id)):
-        if not 0 < number <= MAX_OWNER:
-            raise RequestRefused(Refusal.INVALID_REQUEST, f"{name} is a whole number from 1 on")
+    """Checked in a fixed order. The database would refuse the same with a less clear error."""
     cid = _key(call, body)
     hours = 24.0 if body.expires_hours is None else body.expires_hours
-    if not 0 < hours <= MAX_HOURS:
-        raise RequestRefused(
-            Refusal.INVALID_REQUEST, f"expires_hours is more than 0, up to {MAX_HOURS}"
-        )
-    reason = body.reason
-    if reason is not None and (not 0 < len(reason) <= MAX_REASON or "\x00" in reason):
-        raise RequestRefused(Refusal.INVALID_REQUEST, f"reason has 1 to {MAX_REASON} characters")
     if body.target_id == call.owner:
-        raise RequestRefused(Refusal.SAME_ACCOUNT, "nobody pays themselves")
+        raise RequestRefused(Refusal.SAME_ACCOUNT, "a member cannot pay themselves")
     amount = parse_amount(body.amount, 0)
     if isinstance(amount, Refusal):
         raise RequestRefused(amount)
@@ -155,14 +110,14 @@ def _values(call: Call, body: PoolBody) -> dict[str, Any]:
         "initiator_id": call.owner,
         "target_id": body.target_id,
         "amount": amount,
-        "metadata": json.dumps({} if reason is None else {"reason": reason}),
+        "metadata": json.dumps({} if body.reason is None else {"reason": body.reason}),
         "expires_hours": hours,
         "cid": cid,
     }
 
 
 def _key(call: Call, body: PoolBody) -> str | None:
-    """The header and the field are one thing; where both are given they must agree."""
+    """The header and the field mean the same. If both are given, they must be equal."""
     header = call.request.header(b"idempotency-key")
     if header is not None:
         header = header.strip().removeprefix('"').removesuffix('"')
@@ -171,7 +126,7 @@ def _key(call: Call, body: PoolBody) -> str | None:
     cid = body.cid if header is None else header
     if cid is not None and not well_formed_cid(cid):
         raise RequestRefused(
-            Refusal.INVALID_REQUEST, "a cid has 1 to 64 printable ASCII characters"
+            Refusal.INVALID_REQUEST, "a cid must have 1 to 64 printable ASCII characters"
         )
     return cid
 
@@ -181,7 +136,7 @@ async def show(call: Call) -> HttpReply:
 
 
 async def _shown(call: Call, id_: UUID) -> PoolTransfer:
-    """A stranger's transfer and one that is not there get the same answer."""
+    """Another member's transfer gets the same answer as one that does not exist."""
     values = {"transfer_id": id_, "owner": call.owner}
     rows = await call.service.gate.store.run(STATEMENTS["show"], values)
     if not rows:
@@ -192,8 +147,10 @@ async def _shown(call: Call, id_: UUID) -> PoolTransfer:
 async def list_own(call: Call) -> HttpReply:
     query = call.request.parameters
     limit, status = limit_from(query.get("limit")), query.get("status")
-    if status is not None and status not in STATUSES:
-        raise RequestRefused(Refusal.INVALID_REQUEST, f"a status is one of {', '.join(STATUSES)}")
+    if status is not None and status not in POOL_STATUSES:
+        raise RequestRefused(
+            Refusal.INVALID_REQUEST, f"a status is one of {', '.join(POOL_STATUSES)}"
+        )
     offset = _number("offset", query.get("offset"), MAX_OFFSET) or 0
     values = {
         "owner": call.owner,

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problems: a stable code, whether to try again, never a stack or SQL."""
+"""Errors as RFC 9457 problems: a stable code and whether to retry, never a stack trace or SQL."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -8,13 +8,15 @@ from tidegate.service.http import HttpReply, json_reply
 
 SYSTEM_ERROR, NOT_FOUND, METHOD_NOT_ALLOWED = "SYSTEM_ERROR", "NOT_FOUND", "METHOD_NOT_ALLOWED"
 PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
-UNAVAILABLE = "UNAVAILABLE"  # A system outside gave no word: what it did is not known.
+UNAVAILABLE = "UNAVAILABLE"  # An external system did not answer: the result is unknown.
 DATABASE_UNAVAILABLE = "DATABASE_UNAVAILABLE"
-OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"  # The engine died over it: it may have been accepted.
-TRANSFER_REFUSED = "TRANSFER_REFUSED"  # For reasons that are no code of ours.
+OUTCOME_UNKNOWN = (
+    "OUTCOME_UNKNOWN"  # The engine failed during the request: it may have been accepted.
+)
+TRANSFER_REFUSED = "TRANSFER_REFUSED"  # The reason is a system's or a person's own text.
 MEDIA_TYPE = "application/problem+json"
 
-# The shape of a request is wrong: 400. The request is well-formed and refused: 422.
+# 400 if the request is malformed, 422 if it is well-formed and refused.
 STATUS: Mapping[str, int] = {
     Refusal.UNAUTHORIZED: 401,
     Refusal.FORBIDDEN: 403,
@@ -53,43 +55,43 @@ STATUS: Mapping[str, int] = {
 TRY_AGAIN = frozenset({429, 500, 503})
 
 DETAILS: Mapping[str, str] = {
-    Refusal.UNAUTHORIZED: "a valid bearer token is needed",
-    Refusal.FORBIDDEN: "this token may not do this",
+    Refusal.UNAUTHORIZED: "a valid bearer token is required",
+    Refusal.FORBIDDEN: "the role of this token does not allow this request",
     Refusal.IDEMPOTENCY_MISMATCH: "this cid was used for another request; choose a new one",
-    Refusal.INVALID_PARTIES: "the parties are not the roles of the flow",
+    Refusal.INVALID_PARTIES: "the parties do not match the roles of the flow",
     Refusal.SAME_ACCOUNT: "from and to are the same account",
-    Refusal.INVALID_ACCOUNT_TYPE: "an account is FUNDING or SPOT",
-    Refusal.UNSUPPORTED_ACCOUNT_TYPE: "this account type is not offered",
-    Refusal.INVALID_ASSET: "there is no such asset; see /api/v1/assets",
+    Refusal.INVALID_ACCOUNT_TYPE: "the account must be FUNDING or SPOT",
+    Refusal.UNSUPPORTED_ACCOUNT_TYPE: "this account type is not supported",
+    Refusal.INVALID_ASSET: "the asset does not exist; see /api/v1/assets",
     Refusal.ASSET_SUSPENDED: "this asset is suspended",
     Refusal.TRANSFER_NOT_ALLOWED: "this asset cannot be transferred internally",
-    Refusal.INVALID_AMOUNT: "amount must be a positive decimal string such as «12.50»",
-    Refusal.INVALID_FEE: "the fee is from 0 to below the amount, in a flow that takes one",
+    Refusal.INVALID_AMOUNT: "amount must be a positive decimal string such as '12.50'",
+    Refusal.INVALID_FEE: "the fee must be at least 0 and below the amount, in a flow with a fee",
     Refusal.PRECISION_OVERFLOW: "amount has more decimals than the asset",
     Refusal.AMOUNT_TOO_SMALL: "amount is below the asset's minimum",
     Refusal.AMOUNT_TOO_LARGE: "amount is above the asset's maximum",
-    Refusal.OVERFLOW: "amount is larger than any transfer can be",
-    Refusal.HALTED: "transfers are halted; an operator will resume them",
+    Refusal.OVERFLOW: "amount is larger than the largest possible transfer",
+    Refusal.HALTED: "transfers are halted until an operator resumes them",
     Refusal.OVERLOADED: "too many requests are waiting; nothing was accepted",
     Refusal.TOO_LATE: "the request waited too long; nothing was accepted",
-    Refusal.EXPIRED: "the request expired before it was taken; nothing has moved",
+    Refusal.EXPIRED: "the request expired before it was processed; no money has moved",
     Refusal.KEY_REFUSED: "the request with this cid was refused before; use a new cid",
-    SYSTEM_ERROR: "something failed on our side; nothing was accepted",
-    UNAVAILABLE: "a system does not answer; look before you ask again",
-    DATABASE_UNAVAILABLE: "the database takes no requests now; nothing was accepted",
-    OUTCOME_UNKNOWN: "it is not known whether this was done: repeat it with the same cid, or look",
-    NOT_FOUND: "there is nothing here",
-    METHOD_NOT_ALLOWED: "this method is not offered here",
-    PAYLOAD_TOO_LARGE: "the body is larger than this route takes",
+    SYSTEM_ERROR: "internal error; nothing was accepted",
+    UNAVAILABLE: "a system does not answer; check the current state before you retry",
+    DATABASE_UNAVAILABLE: "the database is unavailable; nothing was accepted",
+    OUTCOME_UNKNOWN: "the result is unknown: repeat the request with the same cid, or look it up",
+    NOT_FOUND: "not found",
+    METHOD_NOT_ALLOWED: "this route does not support this method",
+    PAYLOAD_TOO_LARGE: "the body is larger than this route accepts",
     TRANSFER_REFUSED: "the transfer was refused and has ended; no money has moved",
 }
 DEFAULT_STATUS = 422  # A system's own reason: well-formed, and refused.
 
 
 def code_of(reason: str | None) -> str:
-    """A reason of ours as a stable code. A person's or a stranger's words are not one."""
-    ours = reason in Reason.__members__ or reason in Refusal.__members__
-    return str(reason) if ours else TRANSFER_REFUSED
+    """Return a known reason as its code. A system's or a person's own text is not a code."""
+    known = reason in Reason.__members__ or reason in Refusal.__members__
+    return str(reason) if known else TRANSFER_REFUSED
 
 
 def problem(
@@ -106,14 +108,14 @@ def problem(
         "status": status,
         "detail": detail or DETAILS.get(code, "the request was refused"),
         "code": code,
-        # Without a key, a repeat of what may have been done would do it twice.
+        # A retry without a cid could do the same thing twice.
         "retryable": status in TRY_AGAIN and code != OUTCOME_UNKNOWN,
         "request_id": request_id,
         **(more or {}),
     }
-    said = {**(headers or {}), "X-Request-Id": request_id}
+    all_headers = {**(headers or {}), "X-Request-Id": request_id}
     if status == HTTPStatus.UNAUTHORIZED:
-        said["WWW-Authenticate"] = "Bearer"
+        all_headers["WWW-Authenticate"] = "Bearer"
     if status in TRY_AGAIN:
-        said.setdefault("Retry-After", "1")
-    return json_reply(body, status, said, MEDIA_TYPE)
+        all_headers.setdefault("Retry-After", "1")
+    return json_reply(body, status, all_headers, MEDIA_TYPE)

@@ -1,4 +1,4 @@
-"""Requests per second and owner: a bucket that fills steadily and holds one second's worth."""
+"""Limits on requests per second and owner: a token bucket that holds one second's requests."""
 
 import struct
 from collections import OrderedDict
@@ -7,22 +7,24 @@ from typing import Protocol
 
 from tidegate.service.shared_memory import RATES_AT, SIZE, SharedMemory
 
-MAX_OWNERS = 100_000  # Remembered at once; who has been quiet longest is forgotten first.
+MAX_OWNERS = 100_000  # Beyond this the least recently used bucket is dropped.
 
-# The table that processes share: an owner has a row, and a place in it among a few others.
-ENTRY = struct.Struct("=qdd")  # The owner, what was left, and since when.
-PLACES = 8
-ROW = ENTRY.size * PLACES
+# The table that processes share is a hash table: an owner's bucket is in one of its row's entries.
+ENTRY = struct.Struct("=qdd")  # The owner, the tokens left, and the time of that count.
+ENTRIES_PER_ROW = 8
+ROW = ENTRY.size * ENTRIES_PER_ROW
 ROWS = (SIZE - RATES_AT) // ROW
-SPREAD = 0x9E3779B97F4A7C15  # Odd: neighbouring owners get rows far apart.
+MULTIPLIER = 0x9E3779B97F4A7C15  # Multiplicative hashing: neighbouring owners get distant rows.
 
 
 class RateLimit(Protocol):
     def admits(self, owner: int) -> bool:
-        """Take one from the owner's bucket, if there is one left."""
+        """Take a token from the owner's bucket. False if the bucket is empty."""
 
 
 class OwnerRateLimit:
+    """The buckets of one process."""
+
     def __init__(self, per_second: int | None, clock: Callable[[], float]) -> None:
         self._per_second = per_second
         self._clock = clock
@@ -33,7 +35,7 @@ class OwnerRateLimit:
             return True
         now_s = self._clock()
         left, since_s = self._buckets.pop(owner, (float(self._per_second), now_s))
-        left = filled(left, now_s - since_s, self._per_second)
+        left = refilled(left, now_s - since_s, self._per_second)
         admitted = left >= 1.0
         self._buckets[owner] = (left - admitted, now_s)
         if len(self._buckets) > MAX_OWNERS:
@@ -42,38 +44,38 @@ class OwnerRateLimit:
 
 
 class SharedRateLimit:
-    """The same for all processes together: an owner has one bucket, whoever answers.
+    """The buckets of all processes of a port, in shared memory.
 
-    An owner that finds its row full takes the place of the one that has been quiet longest.
+    If an owner's row is full, the owner replaces the least recently used entry in it.
     """
 
     def __init__(
         self, per_second: int | None, clock: Callable[[], float], memory: SharedMemory
     ) -> None:
         self._per_second = per_second
-        self._clock = clock  # It must be the same for all processes, as the system's is.
+        self._clock = clock  # All processes must use the same clock, such as the system's.
         self._memory = memory
 
     def admits(self, owner: int) -> bool:
         if self._per_second is None:
             return True
-        start = RATES_AT + (owner * SPREAD % 2**64 * ROWS >> 64) * ROW
+        start = RATES_AT + (owner * MULTIPLIER % 2**64 * ROWS >> 64) * ROW
         with self._memory.locked(start, ROW) as held:
-            # Not knowing how many there were, the safe answer is «too many».
+            # Without the lock the count is unknown: refuse.
             return held and self._take(start, owner, self._per_second)
 
     def _take(self, start: int, owner: int, per_second: int) -> bool:
         table, now_s = self._memory.bytes, self._clock()
         offsets = range(start, start + ROW, ENTRY.size)
         entries = {offset: ENTRY.unpack_from(table, offset) for offset in offsets}
-        ours = [offset for offset, entry in entries.items() if entry[0] == owner]
-        offset = ours[0] if ours else min(offsets, key=lambda each: entries[each][2])
-        _, left, since_s = entries[offset] if ours else (owner, float(per_second), now_s)
-        left = filled(left, now_s - since_s, per_second)
+        own = [offset for offset, entry in entries.items() if entry[0] == owner]
+        offset = own[0] if own else min(offsets, key=lambda offset: entries[offset][2])
+        _, left, since_s = entries[offset] if own else (owner, float(per_second), now_s)
+        left = refilled(left, now_s - since_s, per_second)
         admitted = left >= 1.0
         ENTRY.pack_into(table, offset, owner, left - admitted, now_s)
         return admitted
 
 
-def filled(left: float, passed_s: float, per_second: int) -> float:
+def refilled(left: float, passed_s: float, per_second: int) -> float:
     return min(left + max(passed_s, 0.0) * per_second, float(per_second))

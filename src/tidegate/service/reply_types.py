@@ -1,11 +1,11 @@
-"""What the routes reply, as types: the document is made from them."""
+"""What the routes reply."""
 
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
-from tidegate.service import request_types
+from tidegate.service.request_types import FROM_TO
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -24,18 +24,45 @@ class Problem(msgspec.Struct, frozen=True):
     duplicate: bool = False
 
 
+class HaltShape(msgspec.Struct, frozen=True):
+    """A halt in force: who halted all transfers, and why."""
+
+    id: int
+    reason: str
+    by: str
+    at: str
+
+
+class TransferShape(msgspec.Struct, frozen=True, rename=FROM_TO):
+    """A transfer as its owner sees it. Both ids carry the same ULID."""
+
+    transfer_id: str
+    req_id: str
+    source: str
+    target: str
+    asset: str
+    amount: str
+    state: str
+    message: str
+    cid: str | None
+    created_at: str
+    updated_at: str
+    duplicate: bool = False
+    code: str | None = None  # Why it was refused, if it has ended so.
+
+
 class TransferPage(msgspec.Struct, frozen=True):
-    transfers: list[request_types.TransferShape]
+    transfers: list[TransferShape]
     next_cursor: str | None
 
 
-class BatchItem(msgspec.Struct, frozen=True):
-    """What one item would have got by itself: a transfer, or a code, or both."""
+class BatchItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of one item, as if it had been sent alone: a transfer, a code, or both."""
 
     status: int
     code: str = ""
     detail: str = ""
-    transfer: request_types.TransferShape | msgspec.UnsetType = msgspec.UNSET
+    transfer: TransferShape | msgspec.UnsetType = msgspec.UNSET
 
 
 class BatchItems(msgspec.Struct, frozen=True):
@@ -158,19 +185,19 @@ class HaltList(msgspec.Struct, frozen=True):
     """Those in force; nothing moves while there is one."""
 
     halted: bool
-    halts: list[request_types.HaltShape]
+    halts: list[HaltShape]
 
 
 class HaltAdded(msgspec.Struct, frozen=True):
     halted: bool
     halt: int  # The number of this one.
-    halts: list[request_types.HaltShape]
+    halts: list[HaltShape]
 
 
 class HaltsEnded(msgspec.Struct, frozen=True):
     halted: bool  # Still, because other halts are in force.
-    ended: list[request_types.HaltShape]
-    halts: list[request_types.HaltShape]
+    ended: list[HaltShape]
+    halts: list[HaltShape]
 
 
 class AuditProgressShown(msgspec.Struct, frozen=True):
@@ -186,14 +213,41 @@ class Liveness(msgspec.Struct, frozen=True):
 
 class Readiness(msgspec.Struct, frozen=True):
     status: Literal["ok", "unavailable"]
-    database: str = ""
-    halted: bool = False
-    halts: list[request_types.HaltShape] = []
-    lanes: dict[str, Literal["open", "closed"]] = {}
+    database: str | msgspec.UnsetType = msgspec.UNSET
+    halted: bool | msgspec.UnsetType = msgspec.UNSET
+    halts: list[HaltShape] | msgspec.UnsetType = msgspec.UNSET
+    lanes: dict[str, Literal["open", "closed"]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenApiDocument(msgspec.Struct, frozen=True, rename={"about": "info"}):
     openapi: str
     about: dict[str, Any]
+    servers: list[dict[str, str]]
+    tags: list[dict[str, str]]
     paths: dict[str, Any]
     components: dict[str, Any]
+
+
+class PoolTransfer(msgspec.Struct, frozen=True):
+    """A transfer of the pool. Times are ISO 8601, the amount is a decimal string."""
+
+    transfer_id: UUID
+    guild_id: int
+    initiator_id: int
+    target_id: int
+    amount: str
+    status: str
+    checks: dict[str, int]
+    retry_count: int
+    round: int
+    metadata: dict[str, Any]
+    expires_at: str
+    created_at: str
+    updated_at: str
+    cid: str | None = None
+    duplicate: bool = False
+
+
+class PoolPage(msgspec.Struct, frozen=True):
+    transfers: list[PoolTransfer]
+    next_offset: int | None

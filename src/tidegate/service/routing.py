@@ -1,8 +1,10 @@
-"""What every route shares: who asks, may they, what did they send, and errors as problems."""
+"""What all routes share: authentication, permission, reading the body, errors as problems."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from tidegate.core.answers import Unreachable
 from tidegate.core.ports import StoreFault, StoreUnavailable
@@ -14,6 +16,7 @@ from tidegate.service.auth import Identity
 from tidegate.service.http import JSON, HttpReply, HttpRequest
 from tidegate.service.json_body import MalformedBody, decode, quoted
 from tidegate.service.metrics import Metrics
+from tidegate.service.parameters import Parameter
 from tidegate.service.problem import (
     DATABASE_UNAVAILABLE,
     OUTCOME_UNKNOWN,
@@ -33,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What the routes work on. Put together in the composition root."""
+    """What the endpoints work with."""
 
     gate: Gate
     authenticate: Callable[[str], Awaitable[Identity | None]]
@@ -43,12 +46,12 @@ class ServiceContext:
     audit: Audit | None = None
     wait_s: float = 0.5
     rate: RateLimit | None = None
-    ages: Callable[[], Mapping[str, float]] = dict  # Of the last success of background tasks.
+    ages: Callable[[], Mapping[str, float]] = dict  # Of background tasks, since their last success.
     progress: SharedAuditProgress | None = None  # Where several processes serve one port.
 
 
 class RequestRefused(Exception):
-    """A route's own «no», on its way to becoming a problem."""
+    """An endpoint refuses the request. It becomes a problem reply."""
 
     def __init__(self, code: str, detail: str = "", more: dict[str, object] | None = None) -> None:
         super().__init__(code)
@@ -56,7 +59,7 @@ class RequestRefused(Exception):
 
 
 class Call(NamedTuple):
-    """One request that was let in."""
+    """A request that passed authentication and permission."""
 
     service: ServiceContext
     request: HttpRequest
@@ -88,33 +91,36 @@ ANYBODY: frozenset[str] = frozenset()
 
 
 class Route(NamedTuple):
-    """One route and who may use it. There is no route without one."""
+    """One route: who may use it, what it takes, and what it returns. OpenAPI is made of this."""
 
     method: str
     path: str
     endpoint: Endpoint
     roles: frozenset[str]
     summary: str
-    query: tuple[str, ...] = ()  # The parameters that it takes. Others are refused.
+    replies: Mapping[int, type[msgspec.Struct] | str]  # By status: a type, or a media type.
+    body: type[msgspec.Struct] | None = None
+    parameters: tuple[Parameter, ...] = ()
+    refuses: tuple[int, ...] = ()  # Statuses besides those of every route of its kind.
     max_body: int = MAX_BODY
 
 
-async def guarded(service: ServiceContext, rule: Route, request: HttpRequest) -> HttpReply:
-    """A route behind its rule: nobody gets in but those whom the rule names."""
+async def guarded(service: ServiceContext, route: Route, request: HttpRequest) -> HttpReply:
+    """A route behind its route: nobody gets in but those whom the route names."""
     request_id = service.new_id()
     began_s = service.clock()
-    said = await _answer(service, rule, request, request_id)
+    reply = await _answer(service, route, request, request_id)
     took_s = service.clock() - began_s
-    service.metrics.request(rule.path, said.status, took_s)
-    return HttpReply(said.status, said.body, {**said.headers, "X-Request-Id": request_id})
+    service.metrics.request(route.path, reply.status, took_s)
+    return HttpReply(reply.status, reply.body, {**reply.headers, "X-Request-Id": request_id})
 
 
 async def _answer(
-    service: ServiceContext, rule: Route, request: HttpRequest, request_id: str
+    service: ServiceContext, route: Route, request: HttpRequest, request_id: str
 ) -> HttpReply:
     try:
-        call = await _let_in(service, rule, request, request_id)
-        return await rule.endpoint(call)
+        call = await _let_in(service, route, request, request_id)
+        return await route.endpoint(call)
     except MalformedBody as fault:
         service.metrics.refusal(Refusal.INVALID_REQUEST)
         return problem(Refusal.INVALID_REQUEST, request_id, str(fault))
@@ -124,45 +130,46 @@ async def _answer(
     except Unreachable:
         return problem(UNAVAILABLE, request_id)
     except StoreFault as fault:
-        # What it says is about our database: for the log, not for the caller.
+        # Its text is about our database, so it is not sent to the caller.
         return problem(fault_code(fault), request_id)
 
 
 async def _let_in(
-    service: ServiceContext, rule: Route, request: HttpRequest, request_id: str
+    service: ServiceContext, route: Route, request: HttpRequest, request_id: str
 ) -> Call:
-    """Check who asks, and read all of the request before any of it is executed.
+    """Check the caller, and read the whole body before anything is executed.
 
-    A body that breaks off or is no HTTP is answered with 400 by the connection, whether the route
-    needs a body or not: so nothing may have been done by then.
+    The connection answers 400 to a body that breaks off or is not valid HTTP, also on routes that
+    ignore the body. Nothing may have been done by then.
     """
-    identity = await _identity(service, request) if rule.roles else NOBODY
+    identity = await _identity(service, request) if route.roles else NOBODY
     if identity is None:
         raise RequestRefused(Refusal.UNAUTHORIZED)
-    if rule.roles and not identity.roles & rule.roles:
+    if route.roles and not identity.roles & route.roles:
         raise RequestRefused(Refusal.FORBIDDEN)
     if request.query:
-        _check_query(rule, request)
+        _check_query(route, request)
     try:
-        raw = await request.body(rule.max_body)
+        raw = await request.body(route.max_body)
     except TimeoutError as late:
         raise RequestRefused(Refusal.INVALID_REQUEST, "the body took too long to arrive") from late
-    if len(raw) > rule.max_body:
+    if len(raw) > route.max_body:
         raise RequestRefused(PAYLOAD_TOO_LARGE)
     return Call(service, request, identity, request_id, raw)
 
 
-def _check_query(rule: Route, request: HttpRequest) -> None:
-    """A misspelt filter that is ignored would answer another question than was asked."""
+def _check_query(route: Route, request: HttpRequest) -> None:
+    """Refuse unknown parameters: ignoring a misspelt filter would answer another question."""
     names = [name for name, _ in request.pairs]
+    known = [parameter.name for parameter in route.parameters if parameter.where == "query"]
     for name in names:
-        if name not in rule.query:
-            known = f"this route takes {', '.join(rule.query) or 'none'}"
+        if name not in known:
+            expected = f"this route takes {', '.join(known) or 'none'}"
             raise RequestRefused(
-                Refusal.INVALID_REQUEST, f"unknown parameter {quoted(name)}: {known}"
+                Refusal.INVALID_REQUEST, f"unknown parameter {quoted(name)}: {expected}"
             )
     if len(set(names)) < len(names):
-        raise RequestRefused(Refusal.INVALID_REQUEST, "a parameter is there twice: send it once")
+        raise RequestRefused(Refusal.INVALID_REQUEST, "a parameter is sent twice: send it once")
 
 
 def fault_code(fault: StoreFault) -> str:
@@ -173,7 +180,7 @@ def fault_code(fault: StoreFault) -> str:
 
 async def _identity(service: ServiceContext, request: HttpRequest) -> Identity | None:
     given = request.headers_of(b"authorization")
-    # Of two, somebody in front of us may have read the other.
+    # Reject duplicate headers: a proxy may have used the other one.
     scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:
         return None

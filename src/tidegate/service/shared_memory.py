@@ -1,4 +1,4 @@
-"""What the API processes of one port know together: a file in memory, locked in parts."""
+"""Memory that the API processes of one port share: a memfd, whose parts are locked separately."""
 
 import fcntl
 import mmap
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SIZE = 4 * 2**20
-TRIES = 1_000  # About a millisecond: a lock is held for microseconds.
-PROGRESS = struct.Struct("=qq")  # Whether there is any, and how many transfers were read.
+TRIES = 1_000  # About a millisecond; a lock is normally held for microseconds.
+PROGRESS = struct.Struct("=qq")  # 1 once an audit has started, and how many transfers it has read.
 PROGRESS_AT = 0
 RATES_AT = 4096
 
 
 def create_memory() -> int:
-    """The descriptor of such a file. Processes that inherit it know the same."""
+    """Create the file and return its descriptor. Processes that inherit it share the memory."""
     file = os.memfd_create("tidegate-shared")
     os.ftruncate(file, SIZE)
     return file
 
 
 class SharedMemory:
-    """A process that is killed leaves its locks: the kernel frees them."""
+    """The mapped file. If a process is killed, the kernel releases its locks."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -30,7 +30,7 @@ class SharedMemory:
 
     @contextmanager
     def locked(self, start: int, length: int) -> Iterator[bool]:
-        """Yield whether this part is ours for now. False: a process has stopped while it had it."""
+        """Lock a part and yield True, or False if a stopped process still holds the lock."""
         held = any(self._lock(start, length) for _ in range(TRIES))
         try:
             yield held
@@ -47,18 +47,18 @@ class SharedMemory:
 
 
 class SharedAuditProgress:
-    """How much the audit that somebody asked for last has read, whichever process makes it."""
+    """How much the latest requested audit has read, in whichever process it runs."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
 
     def tell(self, read: int) -> None:
-        # If the lock cannot be had, the next word comes in a moment.
+        # Without the lock, skip this update: the next one follows soon.
         with self._memory.locked(PROGRESS_AT, PROGRESS.size) as held:
             if held:
                 PROGRESS.pack_into(self._memory.bytes, PROGRESS_AT, 1, read)
 
     def heard(self) -> int | None:
         with self._memory.locked(PROGRESS_AT, PROGRESS.size):
-            told, read = PROGRESS.unpack_from(self._memory.bytes, PROGRESS_AT)
-        return int(read) if told else None
+            started, read = PROGRESS.unpack_from(self._memory.bytes, PROGRESS_AT)
+        return int(read) if started else None

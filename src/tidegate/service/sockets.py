@@ -1,4 +1,4 @@
-"""Ports to listen on: of one program at a time, and shared only by that program's processes."""
+"""Ports to listen on: one program reserves a port, and only its processes share it."""
 
 import socket
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 
 class PortUnusable(OSError):
-    """Nobody can listen there; one line says why, and what to do."""
+    """The port cannot be used; the message says why and what to do in one line."""
 
 
-def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket at this address. If it is shared, so must be every other socket there."""
+def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Bind a socket. If it is shared, every other socket on this address must be shared too."""
     opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,14 +29,15 @@ def share(opened: socket.socket) -> None:
 
 
 @contextmanager
-def taken(host: str, port: int) -> Iterator[socket.socket]:
-    """The port for this program alone: bound, and not listening yet; 0 is any free one.
+def reserved_port(host: str, port: int) -> Iterator[socket.socket]:
+    """Reserve a port for this program: bind it, without listening. Port 0 is any free port.
 
-    It is never shared while it is bound, so that a program that listens there is noticed. Two
-    programs may still bind a port on which nobody listens yet. So there is a name besides, which
-    only one can have; the kernel frees it when its owner ends.
+    The port is bound without SO_REUSEPORT, so that binding fails if another program listens
+    there. But with SO_REUSEADDR two programs can bind a port on which neither listens yet. So this
+    also binds an abstract Unix socket, whose name only one process can have. The kernel frees
+    the name when the process ends.
     """
-    with bound(host, port) as opened, socket.socket(socket.AF_UNIX) as claim:
+    with bound_socket(host, port) as opened, socket.socket(socket.AF_UNIX) as claim:
         number = opened.getsockname()[1]
         try:
             claim.bind(f"\0tidegate-port-{host}-{number}")
@@ -46,5 +47,5 @@ def taken(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _unusable(host: str, port: int, fault: OSError) -> PortUnusable:
-    said = fault.strerror or str(fault)
-    return PortUnusable(f"port {port} of {host} cannot be used ({said}): choose another")
+    reason = fault.strerror or str(fault)
+    return PortUnusable(f"port {port} of {host} cannot be used ({reason}): choose another")

@@ -1,4 +1,4 @@
-"""Who asks for transfers, again and again, until somebody says what became of each."""
+"""Clients that request transfers and repeat each request until they get an outcome."""
 
 from uuid import UUID
 
@@ -8,7 +8,7 @@ from tidegate.core.refusals import Refusal
 from tidegate.core.request import CheckedRequest, Request
 from tidegate.engine.engine import Engine
 from tidegate.engine.pending_request import Receipt
-from tidegate.simulation.inbox import FLOWS, Programs, in_words
+from tidegate.simulation.inbox import FLOWS, Programs, with_book_names
 from tidegate.simulation.loop import done_within, sleep
 from tidegate.simulation.store import SimTransaction
 from tidegate.simulation.world import SimWorker, World
@@ -19,98 +19,103 @@ DAILY = (Refusal.DAILY_LIMIT_EXCEEDED, Refusal.DAILY_AMOUNT_EXCEEDED)
 
 
 class Clients:
-    """All clients of a world, and what they were told."""
+    """All clients of a world, and the transfer id that each of them received."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.told: dict[tuple[int, str | None], UUID] = {}
-        self.patience_s = CLIENT_S
-        self.by_inbox = 0.4  # How often a program asks, where workers look into the inbox.
+        self.transfer_ids: dict[tuple[int, str | None], UUID] = {}
+        self.timeout_s = CLIENT_S
+        self.inbox_share = 0.4  # The share of requests made by programs, if workers read the inbox.
         self.programs = Programs(world)
 
-    async def ask(self, wish: Request, delay_s: float) -> None:
-        """Asks with one cid until somebody says what became of it, whoever dies meanwhile."""
+    async def request_transfer(self, request: Request, delay_s: float) -> None:
+        """Repeat the request under one cid until there is an outcome, even if workers die."""
         world, dice = self.world, self.world.dice
         await sleep(delay_s)
-        if world.terms.inbox and wish.flow in FLOWS:
-            wish = in_words(wish)
-            if dice.random() < self.by_inbox:
-                await self._by_inbox(wish)
+        if world.variant.inbox and request.flow in FLOWS:
+            request = with_book_names(request)
+            if dice.random() < self.inbox_share:
+                await self._request_by_inbox(request)
                 return
         waits = dice.random() < 0.5
         while True:
-            living = [node for node in world.living() if node.engine is not None]
-            said = await self._attempt(dice.choice(living), wish, waits) if living else None
-            if isinstance(said, Receipt) and said.transfer.id not in world.auditor.lives:
-                said = None  # Accepted, and not there yet: ask again under the same cid.
-            if isinstance(said, Receipt):
-                self._tell(wish, said.transfer.id)
-                if wish.amount != said.transfer.amount:
-                    world.auditor.blame(f"{wish.cid} is told of a transfer of another amount")
+            living = [worker for worker in world.living() if worker.engine is not None]
+            reply = await self._attempt(dice.choice(living), request, waits) if living else None
+            if isinstance(reply, Receipt) and reply.transfer.id not in world.auditor.transfers:
+                reply = None  # Accepted but not created yet: ask again under the same cid.
+            if isinstance(reply, Receipt):
+                self._note_id(request, reply.transfer.id)
+                if request.amount != reply.transfer.amount:
+                    world.auditor.report(f"{request.cid} got a transfer of another amount")
                 return
-            if said is Refusal.IDEMPOTENCY_MISMATCH:
-                world.meddling["mismatch"] += 1
+            if reply is Refusal.IDEMPOTENCY_MISMATCH:
+                world.events["mismatch"] += 1
                 return
-            if said in DAILY:
-                world.limits.told(wish)
+            if reply in DAILY:
+                world.limits.refused_by_limit(request)
                 return
-            if isinstance(said, Refusal) and self.programs.refused(wish):
-                world.limits.turn_away(wish)
+            if isinstance(reply, Refusal) and self.programs.refused(request):
+                world.limits.refused(request)
                 return
             await sleep(dice.random())
 
-    async def _by_inbox(self, wish: Request) -> None:
-        outcome = await self.programs.ask(wish)
+    async def _request_by_inbox(self, request: Request) -> None:
+        outcome = await self.programs.request_transfer(request)
         if outcome is None:
-            self.world.meddling["mismatch"] += 1
+            self.world.events["mismatch"] += 1
         elif isinstance(outcome, UUID):
-            self._tell(wish, outcome)
+            self._note_id(request, outcome)
         elif outcome in DAILY:
-            self.world.limits.told(wish)
+            self.world.limits.refused_by_limit(request)
         else:
-            self.world.limits.turn_away(wish)
+            self.world.limits.refused(request)
 
-    def _tell(self, wish: Request, id_: UUID) -> None:
-        first = self.told.setdefault((wish.owner, wish.cid), id_)
+    def _note_id(self, request: Request, id_: UUID) -> None:
+        first = self.transfer_ids.setdefault((request.owner, request.cid), id_)
         if first != id_:
-            self.world.auditor.blame(f"{wish.cid} became {first} and {id_}")
+            self.world.auditor.report(f"{request.cid} became {first} and {id_}")
 
     async def _attempt(
-        self, node: SimWorker, wish: Request, waits: bool
+        self, worker: SimWorker, request: Request, waits: bool
     ) -> Receipt | Refusal | None:
-        """The client's patience is its own: a process that dies says nothing any more."""
-        engine = node.engine
+        """One call. The client has its own timeout, because a dead worker never answers."""
+        engine = worker.engine
         assert engine is not None
         if not waits:
-            work = engine.submit(wish)
-        elif wish.cid is None or wish.owner % 2:
-            work = engine.transfer(wish)
+            work = engine.submit(request)
+        elif request.cid is None or request.owner % 2:
+            work = engine.transfer(request)
         else:
-            work = self._twice(engine, wish)
-        doubts = node.doubts
-        asked = self.world.loop.create_task(work, context=node.context)
-        done = await done_within(asked, self.patience_s)
-        if not node.alive or not done or isinstance(asked.exception(), StoreFault):
+            work = self._twice(engine, request)
+        doubts = worker.doubts
+        task = self.world.loop.create_task(work, context=worker.context)
+        done = await done_within(task, self.timeout_s)
+        if not worker.alive or not done or isinstance(task.exception(), StoreFault):
             return None
-        said: Receipt | Refusal = asked.result()
-        if isinstance(said, Receipt) and doubts == node.doubts:
-            self._judge_acceptance(said.transfer)
-        return said
+        reply: Receipt | Refusal = task.result()
+        if isinstance(reply, Receipt) and doubts == worker.doubts:
+            self._check_acceptance(reply.transfer)
+        return reply
 
-    def _judge_acceptance(self, transfer: Transfer) -> None:
-        """No COMMIT is in doubt: what is accepted is there, or it waits in the inbox."""
+    def _check_acceptance(self, transfer: Transfer) -> None:
+        """No COMMIT is in doubt, so an accepted transfer exists or waits in the inbox."""
         tables = self.world.tables
-        if transfer.id not in self.world.auditor.lives and transfer.id not in tables.rows[INBOX]:
-            self.world.auditor.blame(f"{transfer.id} was accepted, and it is not there")
+        if (
+            transfer.id not in self.world.auditor.transfers
+            and transfer.id not in tables.rows[INBOX]
+        ):
+            self.world.auditor.report(f"{transfer.id} was accepted but does not exist")
 
-    async def _twice(self, engine: Engine[SimTransaction], wish: Request) -> Receipt | Refusal:
-        """In one batch, as a client may that repeats itself: both are told the same."""
-        said, again = await engine.transfer_all([CheckedRequest(wish), CheckedRequest(wish)])
-        for each in (said, again):
-            if isinstance(each, StoreFault):
-                raise each
-        assert not isinstance(said, StoreFault)
-        told = [each.transfer.id if isinstance(each, Receipt) else each for each in (said, again)]
-        if told[0] != told[1]:
-            self.world.auditor.blame(f"{wish.cid} is {told[0]} and {told[1]} in one batch")
-        return said
+    async def _twice(self, engine: Engine[SimTransaction], request: Request) -> Receipt | Refusal:
+        """The same request twice in one batch: both must get the same reply."""
+        replies = await engine.transfer_all([CheckedRequest(request), CheckedRequest(request)])
+        for reply in replies:
+            if isinstance(reply, StoreFault):
+                raise reply
+        first, second = [
+            reply.transfer.id if isinstance(reply, Receipt) else reply for reply in replies
+        ]
+        if first != second:
+            self.world.auditor.report(f"{request.cid} is {first} and {second} in one batch")
+        assert not isinstance(replies[0], StoreFault)
+        return replies[0]

@@ -1,4 +1,4 @@
-"""A simulated worker's client of the trading core, which raises or dies around its calls."""
+"""A simulated worker's client of the trading core, with faults around its calls."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,32 +16,32 @@ CALL_S = 2.0  # How long a worker waits for the core.
 
 
 class SimTrading(TradingCoreClient):
-    """The client of the core in one worker, which dies or raises around it."""
+    """The core client of one worker. A call may raise, or the worker may die before or after."""
 
-    def __init__(self, node: "SimWorker") -> None:
-        self.node = node
-        caller = CoreCaller(node.name, CALL_S)
-        super().__init__(CORE, node.connect, caller, node.recalled, node.refused)
-        self.on_floor = node.raise_floor
-        self.reversible = node.world.terms.reversible
+    def __init__(self, worker: "SimWorker") -> None:
+        self.worker = worker
+        caller = CoreCaller(worker.name, CALL_S)
+        super().__init__(CORE, worker.connect, caller, worker.recalled, worker.refused)
+        self.on_floor = worker.raise_floor
+        self.reversible = worker.world.variant.reversible
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        node = self.node
-        fault = node.world.fate("ask")
+        worker = self.worker
+        fault = worker.world.next_fault("ask")
         if fault is Fault.KILLED_BEFORE:
-            await node.die()
+            await worker.die()
         if fault is Fault.RAISES:
-            raise ValueError("the batch makes no sense")
+            raise ValueError("the batch is malformed")
         try:
             answers = await super().ask(questions)
         except Unreachable:
-            node.unreached_s.append(node.world.loop.now_s)
+            worker.unreached_s.append(worker.world.loop.now_s)
             raise
         if fault is Fault.KILLED_AFTER:
-            await node.die()
+            await worker.die()
         if fault is Fault.RAISES_AFTER:
-            raise ValueError("the answers make no sense")
+            raise ValueError("the answers are malformed")
         if fault is Fault.IN_DOUBT:
-            throw = node.world.dice.random
-            return [Unknown("no word of this one") if throw() < 0.5 else a for a in answers]
+            random = worker.world.dice.random
+            return [Unknown("no answer to this one") if random() < 0.5 else a for a in answers]
         return answers

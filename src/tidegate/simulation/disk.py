@@ -15,27 +15,26 @@ ERRORS = {Fault.EIO: errno.EIO, Fault.ENOSPC: errno.ENOSPC}
 
 
 class SimInode:
-    """A file's content, of which only a prefix has reached the platter."""
+    """A file's content. Only a prefix of it is durable."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.content = bytearray()
         self.synced = 0
         self.audited = 0  # How far the auditor has read.
-        self.spoilt = (
-            False  # A sync has failed: the kernel calls the pages clean, and they are not.
-        )
+        # After a failed sync the kernel marks the pages as clean although they are not written.
+        self.sync_failed = False
 
 
 class DirectoryChange(NamedTuple):
-    """What a create, rename or unlink did to the directory."""
+    """The effect of a create, rename or unlink on the directory."""
 
     removed: str | None
     added: tuple[str, SimInode] | None
 
 
 class DiskContent:
-    """The hardware: one directory, which outlives every process that uses it."""
+    """The storage device: one directory, which survives every process that uses it."""
 
     def __init__(self) -> None:
         self.entries: dict[str, SimInode] = {}
@@ -43,7 +42,7 @@ class DiskContent:
         self.unsynced: list[DirectoryChange] = []
 
     def change(self, change: DirectoryChange) -> None:
-        _carry_out(self.entries, change)
+        _apply(self.entries, change)
         self.unsynced.append(change)
 
     def sync_directory(self) -> None:
@@ -51,23 +50,22 @@ class DiskContent:
         self.unsynced.clear()
 
     def lose_power(self, dice: random.Random) -> None:
-        """Of unsynced changes of the directory any may survive; of an unsynced tail any prefix,
-        and what did may be torn."""
+        """Keep some unsynced directory changes, and a prefix of each unsynced tail, maybe torn."""
         changes = self.unsynced
         if dice.random() < 0.5:  # A disk without a journal may keep any of them.
             changes = [change for change in changes if dice.random() < 0.5]
         else:
             changes = changes[: dice.randint(0, len(changes))]
         for change in changes:
-            _carry_out(self.durable, change)
+            _apply(self.durable, change)
         self.unsynced.clear()
         for name, inode in self.durable.items():
             inode.name = name
-            _tear(inode, dice)
+            _tear_tail(inode, dice)
         self.entries = dict(self.durable)
 
 
-def _carry_out(entries: dict[str, SimInode], change: DirectoryChange) -> None:
+def _apply(entries: dict[str, SimInode], change: DirectoryChange) -> None:
     if change.removed is not None:
         entries.pop(change.removed, None)
     if change.added is not None:
@@ -76,7 +74,7 @@ def _carry_out(entries: dict[str, SimInode], change: DirectoryChange) -> None:
         inode.name = name
 
 
-def _tear(inode: SimInode, dice: random.Random) -> None:
+def _tear_tail(inode: SimInode, dice: random.Random) -> None:
     tail = len(inode.content) - inode.synced
     if tail:
         kept = dice.randint(0, tail)
@@ -84,31 +82,31 @@ def _tear(inode: SimInode, dice: random.Random) -> None:
         if kept and dice.random() < 0.5:  # A torn sector: the rest of it reads as zeros.
             torn = dice.randrange(kept)
             inode.content[inode.synced + torn :] = bytes(kept - torn)
-    inode.synced, inode.spoilt = len(inode.content), False
+    inode.synced, inode.sync_failed = len(inode.content), False
 
 
-class DiskSurroundings(NamedTuple):
-    """What a disk needs of the world around it."""
+class DiskEnvironment(NamedTuple):
+    """The parts of the world that a disk needs."""
 
-    fate: Callable[[str], Fault | None]
+    next_fault: Callable[[str], Fault | None]
     dice: random.Random
-    synced: Callable[[SimInode], None]  # The auditor is told what has become durable.
-    crash: Callable[[Fault], None]  # Ends the process that called.
+    synced: Callable[[SimInode], None]  # Notifies the auditor of what is durable now.
+    crash: Callable[[Fault], None]  # Kills the calling process.
 
 
 class SimDisk:
-    """One process's door to the platter. Once it is shut, calls do nothing, and never return."""
+    """One process's access to the storage. After closing, calls do nothing or never return."""
 
-    def __init__(self, platter: DiskContent, hands: DiskSurroundings) -> None:
-        self.platter = platter
-        self.fate, self.dice, self.synced, self.crash = hands
-        self.shut = False
+    def __init__(self, storage: DiskContent, environment: DiskEnvironment) -> None:
+        self.storage = storage
+        self.next_fault, self.dice, self.synced, self.crash = environment
+        self.closed = False
 
-    def strike(self, point: str, effect: Callable[[], None]) -> None:
-        """One system call, and its fate."""
-        if self.shut:
+    def call(self, point: str, effect: Callable[[], None]) -> None:
+        """One system call, with its fault if it has one."""
+        if self.closed:
             return
-        fault = self.fate(point)
+        fault = self.next_fault(point)
         if fault is None:
             effect()
         elif fault in ERRORS:
@@ -123,39 +121,39 @@ class SimDisk:
     def unlock(self) -> None: ...
 
     def names(self) -> list[str]:
-        return sorted(self.platter.entries)
+        return sorted(self.storage.entries)
 
     def read(self, name: str, offset: int = 0, limit: int = -1) -> bytes:
-        if name not in self.platter.entries:
+        if name not in self.storage.entries:
             raise FileNotFoundError(name)
-        content = bytes(self.platter.entries[name].content)
+        content = bytes(self.storage.entries[name].content)
         return content[offset:] if limit < 0 else content[offset : offset + limit]
 
     def create(self, name: str) -> "SimFile":
-        assert self.shut or name not in self.platter.entries, f"{name} exists"
+        assert self.closed or name not in self.storage.entries, f"{name} exists"
         inode = SimInode(name)
-        self.strike("create", lambda: self.platter.change(DirectoryChange(None, (name, inode))))
+        self.call("create", lambda: self.storage.change(DirectoryChange(None, (name, inode))))
         return SimFile(self, inode)
 
     def rename(self, name: str, new_name: str) -> None:
-        if not self.shut:
-            change = DirectoryChange(name, (new_name, self.platter.entries[name]))
-            self.strike("rename", lambda: self.platter.change(change))
+        if not self.closed:
+            change = DirectoryChange(name, (new_name, self.storage.entries[name]))
+            self.call("rename", lambda: self.storage.change(change))
 
     def unlink(self, name: str) -> None:
-        if not self.shut:
-            assert name in self.platter.entries, f"{name} does not exist"
-            self.strike("unlink", lambda: self.platter.change(DirectoryChange(name, None)))
+        if not self.closed:
+            assert name in self.storage.entries, f"{name} does not exist"
+            self.call("unlink", lambda: self.storage.change(DirectoryChange(name, None)))
 
     async def fsync_dir(self) -> None:
         await self.work(self.dice.random() * SYNC_S)
-        self.strike("fsync_dir", self.platter.sync_directory)
-        if self.shut:
+        self.call("fsync_dir", self.storage.sync_directory)
+        if self.closed:
             await asyncio.get_running_loop().create_future()
 
     async def work(self, seconds: float) -> None:
-        """While the disk works. A process that has died meanwhile does not come back here."""
-        if self.shut:
+        """Wait for the disk. If the process has died before, this never returns."""
+        if self.closed:
             await asyncio.get_running_loop().create_future()
         await sleep(seconds)
 
@@ -166,13 +164,13 @@ class SimFile:
 
     def append(self, chunk: bytes | memoryview) -> None:
         disk, content = self._disk, self._inode.content
-        if disk.shut:
+        if disk.closed:
             return
-        fault = disk.fate("append")
+        fault = disk.next_fault("append")
         if fault is None:
             content += chunk
             return
-        # A full disk takes some of it, and so does one whose process dies in this call.
+        # A part is written if the disk is full, and also if the process dies in this call.
         content += chunk[: disk.dice.randint(0, len(chunk) - 1)]
         if fault in ERRORS:
             raise OSError(ERRORS[fault], "simulated")
@@ -184,18 +182,18 @@ class SimFile:
 
     async def fdatasync(self) -> None:
         disk, inode = self._disk, self._inode
-        fault = None if disk.shut else disk.fate("fdatasync")
+        fault = None if disk.closed else disk.next_fault("fdatasync")
         stall = disk.dice.uniform(*STALL_S) if fault is Fault.STALLED else 0.0
-        upto = len(inode.content)
+        end = len(inode.content)
         await disk.work(stall + disk.dice.random() * SYNC_S)
         if fault is Fault.EIO:
-            inode.spoilt = True
+            inode.sync_failed = True
             raise OSError(errno.EIO, "simulated")
         if fault in CRASH:
             disk.crash(fault)
             await asyncio.get_running_loop().create_future()
-        if not inode.spoilt:
-            inode.synced = upto
+        if not inode.sync_failed:
+            inode.synced = end
             disk.synced(inode)
 
     def close(self) -> None: ...

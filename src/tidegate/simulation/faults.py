@@ -1,7 +1,8 @@
-"""What goes wrong, and where: every call of a simulated process asks its fate first.
+"""The faults, and the points at which they are injected.
 
-A point is a call that can fail; each has its list of faults. The swarm throws dice for them. A
-plan says «the third call of all suffers this», so that every call can be tried with every fault.
+A point is a kind of call that can fail, and has a list of possible faults. Every call of a
+simulated process asks for its fault first. `RandomFaults` draws it at random. `FaultPlan` injects
+faults at given call indexes, so that every call can be tried with every fault.
 """
 
 import random
@@ -11,26 +12,26 @@ from typing import NamedTuple, Protocol
 
 
 class Fault(StrEnum):
-    """One way to fail. What it means is written at the point where it strikes."""
+    """One kind of failure. The code of each point implements its meaning."""
 
-    KILLED_BEFORE = "killed before"  # The worker dies, and nothing was sent.
-    KILLED_AFTER = "killed after"  # It was done; the worker dies and does not learn of it.
-    LOST = "lost"  # Not done, and an error or a timeout says so little.
-    REPLY_LOST = "reply lost"  # Done, with the same error.
-    LATE = "late"  # An error now, and done some seconds later all the same.
-    KILLED_LATE = "killed, late"  # The worker dies, and it is done some seconds later.
-    DELAYED = "delayed"  # On its way for longer than anybody waits.
-    OVERTAKEN = "overtaken"  # On its way for so long that later ones of others come first.
-    REPEATED = "repeated"  # Done now, and once more later, on another connection.
-    CUT = "cut"  # It arrives, and the connection breaks.
-    RAISES = "raises"  # The system's client raises what makes no sense, before anything is sent.
-    RAISES_AFTER = "raises after"  # The same, after it was answered.
+    KILLED_BEFORE = "killed before"  # The worker dies before the call has any effect.
+    KILLED_AFTER = "killed after"  # The call has its effect; the worker dies before the reply.
+    LOST = "lost"  # No effect. The caller gets an error or a timeout, which does not show this.
+    REPLY_LOST = "reply lost"  # The call has its effect; the caller gets the same error.
+    LATE = "late"  # The caller gets an error now; the effect follows some seconds later.
+    KILLED_LATE = "killed, late"  # The worker dies; the effect follows some seconds later.
+    DELAYED = "delayed"  # The message arrives after every timeout.
+    OVERTAKEN = "overtaken"  # The message arrives after later messages of other connections.
+    REPEATED = "repeated"  # The message arrives now, and again later on another connection.
+    CUT = "cut"  # The message arrives, then the connection breaks.
+    RAISES = "raises"  # The system's client raises an unexpected error before sending.
+    RAISES_AFTER = "raises after"  # The same, after the answer has arrived.
     IN_DOUBT = "in doubt"  # Some questions of the batch get no answer.
-    STALLED = "stalled"  # The disk takes longer than anybody waits.
+    STALLED = "stalled"  # The disk takes longer than every timeout.
     EIO = "input/output error"
     ENOSPC = "no space left"
-    CORE_KILLED = "core killed"  # The core dies; what it wrote is still in the page cache.
-    POWER_LOST = "power lost"  # The core's machine dies, with what was not synced, or part of it.
+    CORE_KILLED = "core killed"  # The core's process dies; its writes remain in the page cache.
+    POWER_LOST = "power lost"  # The core's machine dies and loses all or part of what is unsynced.
 
 
 F = Fault
@@ -38,7 +39,7 @@ STATEMENT = (F.KILLED_BEFORE, F.LOST)
 CALL = (F.KILLED_BEFORE, F.KILLED_AFTER, F.LOST, F.REPLY_LOST)
 CRASH = (F.CORE_KILLED, F.POWER_LOST)
 
-# Every point, and what can happen there.
+# Every point, with the faults that are possible there.
 POINTS: Mapping[str, tuple[Fault, ...]] = {
     "due": STATEMENT,
     "claim": CALL,
@@ -53,7 +54,7 @@ POINTS: Mapping[str, tuple[Fault, ...]] = {
     "admit": STATEMENT,
     "reserve": STATEMENT,
     "write": STATEMENT,
-    "fates": STATEMENT,
+    "aborted": STATEMENT,
     "inbox claim": CALL,
     "take": STATEMENT,
     "decide": STATEMENT,
@@ -73,9 +74,9 @@ POINTS: Mapping[str, tuple[Fault, ...]] = {
 KINDS = tuple((point, fault) for point, faults in POINTS.items() for fault in faults)
 WORKER_POINTS = tuple(POINTS)[: tuple(POINTS).index("append")]
 
-# How often a fault strikes at most, per call. What ends a process for seconds is rarer, and what
-# is seldom called may fail more often.
-USUAL, DEADLY, SELDOM, HARDLY_EVER = 0.12, 0.014, 0.2, 0.5
+# The highest probability of a fault per call. Faults that stop a process for seconds are rarer,
+# and points that are called seldom may fail more often.
+DEFAULT_CHANCE, DEADLY_CHANCE, FEW_CALLS_CHANCE, ABORTED_CHANCE = 0.12, 0.014, 0.2, 0.5
 DEADLY_FAULTS = frozenset({*CRASH, F.KILLED_BEFORE, F.KILLED_AFTER, F.KILLED_LATE, F.EIO})
 FEWER_CALLS = frozenset({"find", "lock", "write", "ask", "request", "reply", "append", "fdatasync"})
 FEW_CALLS = frozenset(
@@ -87,57 +88,61 @@ FEW_CALLS = frozenset(
 
 
 class FaultSource(Protocol):
-    """What the next call at a point suffers. None: nothing."""
+    """Decides the fault of each call."""
 
-    def suffers(self, point: str) -> Fault | None: ...
+    def next_fault(self, point: str) -> Fault | None:
+        """The fault of the next call at a point, or None."""
 
 
 class FaultChance(NamedTuple):
-    chance: float  # That this fault strikes, or one before it in the list.
+    """A fault with its cumulative probability."""
+
+    chance: float  # Of this fault or one before it in the list.
     fault: Fault
 
 
 class RandomFaults:
-    """Dice for each call. Each fault is off in half of the seeds, so that rare ones show."""
+    """Random faults. Each fault is off in half of the seeds, so that rare ones are not masked."""
 
     def __init__(self, dice: random.Random) -> None:
-        self._throw = dice.random
+        self._random = dice.random
         self._kinds: dict[str, list[FaultChance]] = {}
-        self._chances: dict[str, float] = {}  # That any fault strikes at a point.
-        calm = dice.random() < 0.04  # A few seeds in which nothing goes wrong: no false alarm.
+        self._chances: dict[str, float] = {}  # Of any fault at a point.
+        # In a few seeds nothing fails. There must be no alert in them.
+        fault_free = dice.random() < 0.04
         for point, faults in POINTS.items():
             total, kinds = 0.0, []
             for fault in faults:
-                if dice.random() < 0.5 and not calm:
-                    total += dice.random() * most(point, fault)
+                if dice.random() < 0.5 and not fault_free:
+                    total += dice.random() * max_chance(point, fault)
                     kinds.append(FaultChance(total, fault))
             if kinds:
                 self._kinds[point], self._chances[point] = kinds, total
 
-    def suffers(self, point: str) -> Fault | None:
-        # Nothing is thrown for a point at which nothing can happen.
-        most_often = self._chances.get(point)
-        if most_often is None or (chance := self._throw()) >= most_often:
+    def next_fault(self, point: str) -> Fault | None:
+        # No random number is drawn for a point without faults.
+        any_fault = self._chances.get(point)
+        if any_fault is None or (chance := self._random()) >= any_fault:
             return None
         return next(kind.fault for kind in self._kinds[point] if chance < kind.chance)
 
 
-def most(point: str, fault: Fault) -> float:
-    if point == "fates":
-        return HARDLY_EVER  # Asked only about a COMMIT without a reply.
+def max_chance(point: str, fault: Fault) -> float:
+    if point == "aborted":
+        return ABORTED_CHANCE  # Called only after a COMMIT without a reply.
     deadly = fault in DEADLY_FAULTS
     if point in FEW_CALLS:
-        return SELDOM / 2 if deadly else SELDOM
+        return FEW_CALLS_CHANCE / 2 if deadly else FEW_CALLS_CHANCE
     if deadly:
-        return DEADLY * 2.5 if point in FEWER_CALLS else DEADLY
-    return USUAL
+        return DEADLY_CHANCE * 2.5 if point in FEWER_CALLS else DEADLY_CHANCE
+    return DEFAULT_CHANCE
 
 
 class FaultPlan:
-    """Only what is written down: the number of a call, counted from 0, and what it suffers.
+    """Injects only the given faults, each at the index of a call, counted from 0.
 
-    `calls` tells afterwards which points were called, in order, so that the next plan knows
-    what there is to be tried. A fault that its point does not know is a mistake in the plan.
+    `calls` lists afterwards which points were called, in order: the next plan can add faults to
+    these calls. A fault that is not possible at the point is an error in the plan.
     """
 
     def __init__(
@@ -147,7 +152,7 @@ class FaultPlan:
         self.points = frozenset(points)  # Calls at other points are not counted.
         self.calls: list[str] = []
 
-    def suffers(self, point: str) -> Fault | None:
+    def next_fault(self, point: str) -> Fault | None:
         if point not in self.points:
             return None
         fault = self.faults.get(len(self.calls))

@@ -1,4 +1,4 @@
-"""Retirement in a world of seconds: floors rise while clocks are set."""
+"""Retirement of operations in the simulation: the floor rises while clocks jump."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from tidegate.simulation.world import SimWorker
 
 HORIZON = Horizon(20.0, 5.0)
-ROUND_S = 20.0  # Longer than any transaction lives here, as ten minutes are in earnest.
-RETIRING_S = 75.0  # How long a seed lasts in which there are some rounds.
+ROUND_S = 20.0  # Longer than any transaction here, like the ten minutes in production.
+RETIRING_S = 75.0  # The length of a seed with retirement: time for some rounds.
 RETIRED = "retired"
 
 
-async def retire_for_ever(node: "SimWorker", core: TradingCoreClient) -> None:
-    world = node.world
-    retirement = Retirement(node.store, core.retire, node.clock, node.alert, HORIZON)
+async def retire_periodically(worker: "SimWorker", core: TradingCoreClient) -> None:
+    world = worker.world
+    retirement = Retirement(worker.store, core.retire, worker.clock, worker.alert, HORIZON)
     while True:
         await sleep(world.dice.uniform(ROUND_S, ROUND_S * 1.2))
         with suppress(Unreachable, StoreFault):
             floor = await retirement.round()
             if floor is not None:
-                world.meddling[RETIRED] += 1
-                world.note(node.name, f"the core has retired below {floor}")
+                world.events[RETIRED] += 1
+                world.note(worker.name, f"the core has retired below {floor}")

@@ -1,4 +1,4 @@
-"""Daily limits in the simulation: who keeps them, and who counts whether they were kept."""
+"""Daily limits in the simulation: a worker that applies them, and an auditor that checks them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 
 class DailyAllowance(NamedTuple):
-    """What each owner may move in a day. All of a simulation happens within one."""
+    """What each owner may move in a day. A simulation ends within one day."""
 
     transfers: int
     amount: int
 
 
 class SimLimits:
-    """The admission of one worker, which fails and dies around it."""
+    """The daily limits as one worker applies them. A call may fail, or the worker may die."""
 
-    def __init__(self, node: "SimWorker", daily: DailyAllowance) -> None:
-        self._node = node
+    def __init__(self, worker: "SimWorker", daily: DailyAllowance) -> None:
+        self._worker = worker
         self._limits = MemoryDailyLimits(daily.transfers, {ASSET: daily.amount})
 
     async def admit(
         self, tx: "SimTransaction", requests: Sequence[Request]
     ) -> Sequence[Refusal | None]:
-        await self._node.store.reach("admit")
+        await self._worker.store.reach("admit")
         return await self._limits.admit(tx, requests)
 
 
 class LimitsAuditor:
-    """Counts what was created, by itself, and what people were told was not."""
+    """Counts independently what was created, and which requests were refused."""
 
-    def __init__(self, blame: Callable[[str], None], meddling: dict[str, int]) -> None:
-        self._blame, self._meddling = blame, meddling
+    def __init__(self, report: Callable[[str], None], events: dict[str, int]) -> None:
+        self._report, self._events = report, events
         self.daily: DailyAllowance | None = None
         self._created: dict[tuple[int, str | None], Transfer] = {}
         self._ids: set[UUID] = set()
@@ -58,30 +58,30 @@ class LimitsAuditor:
         self._ids.add(transfer.id)
         self._created[key] = transfer
         if transfer.cid and (*key, transfer.amount) in self._refused:
-            self._blame(f"{transfer.cid} was refused, and then it was made")
+            self._report(f"{transfer.cid} was refused and then created")
         if self.daily is None or transfer.flow != "internal_transfer":
             return
         moved = self._moved.setdefault(transfer.owner, [])
         moved.append(transfer.amount)
         if len(moved) > self.daily.transfers or sum(moved) > self.daily.amount:
-            self._blame(f"{transfer.owner} moved {moved} in a day, and the limit is {self.daily}")
+            self._report(f"{transfer.owner} moved {moved} in a day, but the limit is {self.daily}")
 
-    def turn_away(self, wish: Request) -> None:
-        """A client is told that it cannot be made: then nothing of it ever moves."""
-        self._refused.add((wish.owner, wish.cid, wish.amount))
-        known = self._created.get((wish.owner, wish.cid))
-        if wish.cid and known is not None and known.amount == wish.amount:
-            self._blame(f"{wish.cid} was refused, and it was made before")
+    def refused(self, request: Request) -> None:
+        """A client got a refusal: the transfer must never exist."""
+        self._refused.add((request.owner, request.cid, request.amount))
+        known = self._created.get((request.owner, request.cid))
+        if request.cid and known is not None and known.amount == request.amount:
+            self._report(f"{request.cid} was refused after it was created")
 
-    def told(self, wish: Request) -> None:
-        """A client is told that a limit does not allow it."""
-        self._meddling["over the daily limit"] += 1
-        self.turn_away(wish)
-        moved = self._moved.get(wish.owner, [])
-        assert self.daily is not None, "a limit that nobody has set"
-        if len(moved) < self.daily.transfers and sum(moved) + wish.amount <= self.daily.amount:
-            self._blame(f"{wish.cid} was refused, and {moved} leaves room for it in {self.daily}")
+    def refused_by_limit(self, request: Request) -> None:
+        """A client got a refusal by a daily limit: the limit must really be exceeded."""
+        self._events["over the daily limit"] += 1
+        self.refused(request)
+        moved = self._moved.get(request.owner, [])
+        assert self.daily is not None, "refused by a limit that is not set"
+        if len(moved) < self.daily.transfers and sum(moved) + request.amount <= self.daily.amount:
+            self._report(f"{request.cid} was refused, but with {moved} it fits into {self.daily}")
 
-    def turned_away(self) -> int:
+    def refused_count(self) -> int:
         """How many requests never became a transfer."""
         return len({(owner, cid) for owner, cid, _ in self._refused} - self._created.keys())

@@ -1,4 +1,4 @@
-"""Locks of strangers: a session that is idle in a transaction holds a row that others need."""
+"""Foreign sessions that are idle in a transaction and hold a row that workers need."""
 
 from collections.abc import Hashable
 from contextlib import suppress
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from tidegate.simulation.scenario import Scenario
     from tidegate.simulation.world import World
 
-HELD_S = (3.0, 9.0)  # Longer than a lock is waited for, often several times.
-LOOK_S = 0.5
-TRANSFERS_HELD = 0.3  # So often it is the row of an open transfer.
+HELD_S = (3.0, 9.0)  # Longer than a lock timeout, often several times.
+POLL_S = 0.5
+TRANSFERS_HELD = 0.3  # The share of held rows that are open transfers. The others are accounts.
 
 
-def meddle_with_locks(scene: "Scenario") -> None:
+def disturb_locks(scene: "Scenario") -> None:
+    """Maybe let a foreign session lock an account or an open transfer."""
     world, dice = scene.world, scene.world.dice
-    if scene.mood.holds and dice.random() < scene.mood.holds:
+    if scene.behaviour.lock_holds and dice.random() < scene.behaviour.lock_holds:
         table, key = ACCOUNTS, _some_account(scene)
         if world.auditor.open and dice.random() < TRANSFERS_HELD:
             table, key = TRANSFERS, dice.choice(sorted(world.auditor.open))
-        world.later(hold(world, table, key, dice.uniform(*HELD_S)))
+        world.in_background(hold(world, table, key, dice.uniform(*HELD_S)))
 
 
 def _some_account(scene: "Scenario") -> Hashable:
@@ -38,14 +39,14 @@ def _some_account(scene: "Scenario") -> Hashable:
 
 
 async def hold(world: "World", table: str, key: Hashable, seconds: float) -> None:
-    """As soon as nobody else has it, and until people end the session when all heals."""
-    world.meddling["held by a stranger"] += 1
-    world.note("stranger", f"holds {key} of {table} for {seconds:.1f} s")
-    stranger = TwinTransaction(world.tables, round(world.database_time() * 1_000_000), seconds)
+    """Hold a row from when it is free, for the given time or until the faults end."""
+    world.events["held by another session"] += 1
+    world.note("session", f"holds {key} of {table} for {seconds:.1f} s")
+    session = TwinTransaction(world.tables, round(world.database_time() * 1_000_000), seconds)
     until_s = world.loop.now_s + seconds
-    with suppress(LockTimeout):  # Another stranger holds it for long.
-        await stranger.lock(table, [key])
-        while world.loop.now_s < until_s and not world.healed:
-            await sleep(LOOK_S)
-    stranger.end()
-    world.note("stranger", f"lets go of {key}")
+    with suppress(LockTimeout):  # Another foreign session holds it for longer than the timeout.
+        await session.lock(table, [key])
+        while world.loop.now_s < until_s and not world.faults_ended:
+            await sleep(POLL_S)
+    session.end()
+    world.note("session", f"releases {key}")

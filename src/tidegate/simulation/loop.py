@@ -1,4 +1,4 @@
-"""Virtual time and seeded order for ordinary asyncio code: no sockets, no threads, no waiting."""
+"""An event loop with virtual time and seeded order, without sockets, threads or real waiting."""
 
 import asyncio
 import gc
@@ -23,10 +23,10 @@ MAX_ROUNDS = 10
 
 
 class SimHandle(msgspec.Struct, eq=False):
-    """One callback, now or later. Cancelling leaves it where it is, with nothing to do.
+    """One scheduled callback. Cancelling leaves it in its queue, without a callback.
 
-    A struct and no `asyncio.Handle`, which takes three times as long to make: a seed makes
-    thousands.
+    A struct instead of an `asyncio.Handle`, which takes three times as long to create: a seed
+    creates thousands.
     """
 
     callback: Callable[..., object] | None
@@ -40,34 +40,35 @@ class SimHandle(msgspec.Struct, eq=False):
         return self.callback is None
 
 
-_RUNNING: "list[SimLoop]" = []  # The loop, while it runs.
+_RUNNING: "list[SimLoop]" = []  # Contains the loop while it runs.
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """One seed, one schedule: what is ready runs in an order thrown with the seed's dice.
+    """One seed, one schedule: ready callbacks run in a random order that the seed determines.
 
-    Every simulated process has a context, in which all of its tasks run. A process that is
-    killed never runs again, not even its `finally`: its callbacks are dropped.
+    Every simulated process has a context, in which all of its tasks run. A killed process never
+    runs again, not even its `finally`: its callbacks are dropped.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.now_s = START_S
         self.steps = 0
-        self._throw = random.Random(seed).random  # noqa: S311  To be thrown again.
-        self._soon: list[SimHandle] = []
-        self._later: list[tuple[float, int, SimHandle]] = []
-        self._number = 0
-        self.own = self._current = Context()  # Of the world itself, which never dies.
+        self._random = random.Random(seed).random  # noqa: S311  It must be reproducible.
+        self._ready: list[SimHandle] = []
+        self._timers: list[tuple[float, int, SimHandle]] = []
+        self._timer_count = 0
+        self.world_context = self._current = Context()  # Of the world itself, never killed.
         self._dead: set[int] = set()
-        # A collected coroutine would run its `finally`, and of contexts the ids must stay theirs.
-        self._kept: list[tuple[asyncio.Task[Any] | None, Context]] = []
+        # Tasks are referenced here because a collected coroutine would run its `finally`, and
+        # killed contexts because their ids must not be used again.
+        self._references: list[tuple[asyncio.Task[Any] | None, Context]] = []
         self._dropped: list[SimHandle] = []
-        self.unhandled: list[BaseException] = []  # What tasks died of, and nobody noticed.
-        # In place of a method: a future is made at every other step.
+        self.unhandled: list[BaseException] = []  # Exceptions of tasks that were never retrieved.
+        # An attribute instead of a method, which is slower: every other step creates a future.
         self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
 
-    # Never. Asked for every future and every task: so it is no function of Python's.
+    # Always False. A C function, because it is called for every future and every task.
     get_debug = staticmethod(bool)
 
     def time(self) -> float:
@@ -75,175 +76,175 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def kill(self, context: Context) -> None:
         self._dead.add(id(context))
-        self._kept.append((None, context))
+        self._references.append((None, context))
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        due = SimHandle(callback, args, self._current if context is None else context)
-        self._soon.append(due)
-        return due
+        handle = SimHandle(callback, args, self._current if context is None else context)
+        self._ready.append(handle)
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> SimHandle:
-        due = SimHandle(callback, args, self._current if context is None else context)
-        self._number += 1
-        heappush(self._later, (when, self._number, due))
-        return due
+        handle = SimHandle(callback, args, self._current if context is None else context)
+        self._timer_count += 1
+        heappush(self._timers, (when, self._timer_count, handle))
+        return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> SimHandle:
-        # Not by way of `call_at`: half of all that happens in a seed is that somebody sleeps.
-        due = SimHandle(callback, args, self._current if context is None else context)
-        self._number = number = self._number + 1
-        heappush(self._later, (self.now_s + delay, number, due))
-        return due
+        # Does not call `call_at`, for speed: half of all steps of a seed are sleeps.
+        handle = SimHandle(callback, args, self._current if context is None else context)
+        self._timer_count = number = self._timer_count + 1
+        heappush(self._timers, (self.now_s + delay, number, handle))
+        return handle
 
     def create_task(self, coro: Any, *, context: Any = None, **_: object) -> Any:
-        own = self._current if context is None else context
-        # With a name, because to number it takes as long as all the rest.
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name="", context=own)
-        self._kept.append((task, own))
+        task_context = self._current if context is None else context
+        # With a name, because generating one takes as long as everything else here.
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name="", context=task_context)
+        self._references.append((task, task_context))
         return task
 
     @staticmethod
-    def _be_running(loop: "SimLoop | None") -> None:
-        events._set_running_loop(loop)  # noqa: SLF001  As any loop does.
+    def _set_running(loop: "SimLoop | None") -> None:
+        events._set_running_loop(loop)  # noqa: SLF001  As every event loop does.
         _RUNNING[:] = [] if loop is None else [loop]
 
     def run_to_end(self, main: "asyncio.Task[T]") -> None:
-        """Run until one task is done; then the clock stands still."""
-        soon, later, dead, throw = self._soon, self._later, self._dead, self._throw
-        own, ended, steps = self.own, main.done, 0
-        self._be_running(self)
+        """Run until this task is done."""
+        ready, timers, dead, random_ = self._ready, self._timers, self._dead, self._random
+        world_context, main_done, steps = self.world_context, main.done, 0
+        self._set_running(self)
         try:
             while True:
-                if not soon:
-                    if not later:
+                if not ready:
+                    if not timers:
                         raise RuntimeError("deadlock: nothing is ready and no timer is set")
-                    # Never less than the clock's resolution: a timer that fires a hair too
-                    # early and is set anew would otherwise be set for ever.
-                    self.now_s = now_s = max(later[0][0], self.now_s + RESOLUTION_S)
-                    while later and later[0][0] <= now_s:
-                        soon.append(heappop(later)[2])
-                # The last takes the place of the one that is chosen.
-                due = soon.pop()
-                if (others := len(soon)) and (at := int(throw() * (others + 1))) < others:
-                    due, soon[at] = soon[at], due
-                callback, context = due.callback, due.context
+                    # Advance by at least the clock's resolution: otherwise a timer that fires
+                    # slightly early and is set again would be set for ever.
+                    self.now_s = now_s = max(timers[0][0], self.now_s + RESOLUTION_S)
+                    while timers and timers[0][0] <= now_s:
+                        ready.append(heappop(timers)[2])
+                # Choose one at random. The last one moves to its index.
+                handle = ready.pop()
+                if (others := len(ready)) and (index := int(random_() * (others + 1))) < others:
+                    handle, ready[index] = ready[index], handle
+                callback, context = handle.callback, handle.context
                 if callback is None:
                     continue
                 if dead and id(context) in dead:
-                    self._dropped.append(due)
+                    self._dropped.append(handle)
                     continue
                 self._current = context
                 steps += 1
                 # The context is not entered: no simulated code uses context variables.
-                callback(*due.args)
-                if context is own and ended():
+                callback(*handle.args)
+                if context is world_context and main_done():
                     break
         finally:
             self.steps += steps
-            self._be_running(None)
+            self._set_running(None)
 
-    def _leftovers(self) -> "list[asyncio.Task[Any]]":
-        """The tasks that are not done. What others died of unnoticed is kept, but for the dead."""
-        left: list[asyncio.Task[Any]] = []
-        for task, context in self._kept:
+    def _pending_tasks(self) -> "list[asyncio.Task[Any]]":
+        """The tasks that are not done. Also collects unhandled exceptions of live processes."""
+        pending: list[asyncio.Task[Any]] = []
+        for task, context in self._references:
             if task is None:
                 continue
             if not task.done():
-                left.append(task)
+                pending.append(task)
             elif task._log_traceback:  # noqa: SLF001
                 fault = task.exception()
                 if fault is not None and id(context) not in self._dead:
                     self.unhandled.append(fault)
-        self._kept = []
-        return left
+        self._references = []
+        return pending
 
-    def bury(self) -> None:
-        """End what is left over, the dead included, without any effect that counts."""
-        left = self._leftovers()
+    def shut_down(self) -> None:
+        """Cancel all pending tasks, those of killed processes too. No effect counts any more."""
+        pending = self._pending_tasks()
         self._dead.clear()
-        self._soon += self._dropped
-        self._be_running(self)
+        self._ready += self._dropped
+        self._set_running(self)
         try:
-            for _ in range(MAX_ROUNDS):  # Some swallow their cancelling once.
-                for task in left:
+            for _ in range(MAX_ROUNDS):  # Some tasks catch their first cancellation.
+                for task in pending:
                     task.cancel()
-                while self._soon:
-                    due = self._soon.pop()
-                    if due.callback is not None:
-                        due.callback(*due.args)
-                if all(task.done() for task in left):
+                while self._ready:
+                    handle = self._ready.pop()
+                    if handle.callback is not None:
+                        handle.callback(*handle.args)
+                if all(task.done() for task in pending):
                     break
         finally:
-            self._be_running(None)
-        for task in left:
+            self._set_running(None)
+        for task in pending:
             if task.done() and not task.cancelled():
                 task.exception()
-        self._later.clear()
+        self._timers.clear()
         self.close()
 
 
 async def sleep(seconds: float) -> None:
-    """As `asyncio.sleep` does, with as many turns; here it is most of what is simulated."""
+    """Like `asyncio.sleep`, with as many loop steps, but faster: seeds mostly sleep."""
     if seconds <= 0:
         await yield_once()
         return
-    # Not `get_running_loop`, which asks the kernel each time which process this is.
+    # Not `get_running_loop`, which calls getpid each time.
     [loop] = _RUNNING
-    rest = loop.create_future()
-    timer = loop.call_later(seconds, _end, rest)
+    future = loop.create_future()
+    timer = loop.call_later(seconds, _end, future)
     try:
-        await rest
+        await future
     finally:
         timer.cancel()
 
 
 async def done_within(task: "asyncio.Task[Any]", seconds: float) -> bool:
-    """Whether it is done by then. As `asyncio.wait` for one task, with as many turns."""
+    """Whether the task ends in time. Like `asyncio.wait` for one task, with as many steps."""
     [loop] = _RUNNING
-    rest: asyncio.Future[None] = loop.create_future()
+    future: asyncio.Future[None] = loop.create_future()
 
     def end(_: object) -> None:
         timer.cancel()
-        _end(rest)
+        _end(future)
 
-    timer = loop.call_later(seconds, _end, rest)
+    timer = loop.call_later(seconds, _end, future)
     task.add_done_callback(end)
     try:
-        await rest
+        await future
     finally:
         timer.cancel()
         task.remove_done_callback(end)
     return task.done()
 
 
-def _end(rest: "asyncio.Future[None]") -> None:
-    if not rest.done():
-        rest.set_result(None)
+def _end(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def simulate(seed: int, main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":
-    """Run to the end in virtual time. The task is done: with a result, or with an exception."""
+    """Run to the end in virtual time. The returned task is done, maybe with an exception."""
     loop = SimLoop(seed)
     task = cast("asyncio.Task[T]", loop.create_task(main(loop)))
     try:
         loop.run_to_end(task)
     finally:
-        loop.bury()
+        loop.shut_down()
     return task
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: when Python would do it, no seed says.
+def without_garbage_collection() -> Iterator[None]:
+    """Switch the garbage collector off: no seed determines when it would run.
 
-    That of the run before goes first, which nobody holds any more. At the end of a run some of it
-    is still held, would be taken for old, and would never be looked at again.
+    Collects the garbage of the previous run first. At the end of a run some of it is still
+    referenced: it would move to an older generation and never be collected again.
     """
     gc.collect(0)
     gc.disable()

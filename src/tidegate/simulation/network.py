@@ -1,4 +1,4 @@
-"""Connections to the trading core that lose, delay, repeat and overtake what is sent on them."""
+"""Connections to the trading core that lose, delay, repeat or reorder messages."""
 
 import asyncio
 import random
@@ -12,32 +12,32 @@ from tidegate.simulation.loop import SimHandle, SimLoop
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.session import converse
 
-LATE_S = (2.5, 20.0)  # Longer than a client waits.
+LATE_S = (2.5, 20.0)  # Longer than a client's timeout.
 OVERTAKEN_S = (0.05, 1.2)
-KIND_AT = 8  # Of the byte in a frame's head that says what the frame is.
+KIND_OFFSET = 8  # The offset of the frame kind in a frame's head.
 ASK, ANSWERS = int(FrameKind.ASK), int(FrameKind.ANSWERS)
 
 
 class NetworkHost(Protocol):
-    """The machine at the other end: the core that runs there, if one does."""
+    """The machine at the other end, with the core that runs on it, if one does."""
 
     core: Core | None
     context: Context
-    stranger: bool
+    foreign: bool
 
     def crash(self, fault: Fault) -> None: ...
 
 
-class NetworkSurroundings(NamedTuple):
-    """What the network needs of the world around it."""
+class NetworkEnvironment(NamedTuple):
+    """The parts of the world that the network needs."""
 
-    fate: Callable[[str], Fault | None]
+    next_fault: Callable[[str], Fault | None]
     dice: random.Random
-    answered: Callable[[bytes, bytes], None]  # The auditor hears each question with its answer.
+    answered: Callable[[bytes, bytes], None]  # Gives each question and its answer to the auditor.
 
 
 class ReceiveBuffer:
-    """One end of a connection, to be read."""
+    """The reading end of one direction of a connection."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -70,195 +70,197 @@ class ReceiveBuffer:
         return chunk
 
 
-class OneWay:
-    """One direction of a connection: what is sent arrives in order, late, or not at all."""
+class Direction:
+    """One direction of a connection: messages arrive in order, late, or not at all."""
 
-    def __init__(self, network: "Network", line: "SimConnection", inbox: ReceiveBuffer) -> None:
-        self.network, self.line, self.inbox = network, line, inbox
-        self.silent = False  # Nothing gets through any more, not even the end.
-        self.free_s = 0.0  # When what was delayed has arrived.
+    def __init__(self, network: "Network") -> None:
+        self.network = network
+        self.silent = False  # Nothing arrives any more, not even the end of the stream.
+        self.free_s = 0.0  # When the last delayed message has arrived.
 
     def send(self, deliver: Callable[[], None], delay_s: float = 0.0) -> None:
         loop = self.network.loop
         self.free_s = max(self.free_s, loop.now_s + delay_s)
         if self.free_s > loop.now_s:
-            self.network.later(self.free_s, lambda: None if self.silent else deliver())
+            self.network.deliver_at(self.free_s, lambda: None if self.silent else deliver())
         elif not self.silent:
             deliver()
 
 
 class SimConnection:
-    """A connection: two ways, and what was asked on it."""
+    """A connection with its two directions, and the questions that were sent on it."""
 
     def __init__(self, network: "Network", host: NetworkHost, client: object = None) -> None:
         self.network, self.host, self.client = network, host, client
         self.open = True
         self.hello = b""
-        self.asked: dict[int, bytes] = {}
-        self.ours, self.theirs = ReceiveBuffer(network.loop), ReceiveBuffer(network.loop)
-        self.out, self.back = OneWay(network, self, self.theirs), OneWay(network, self, self.ours)
+        self.questions: dict[int, bytes] = {}
+        self.from_core, self.to_core = ReceiveBuffer(network.loop), ReceiveBuffer(network.loop)
+        self.out, self.back = Direction(network), Direction(network)
 
     def close(self) -> None:
-        """Either end hangs up. What is on its way still arrives, and then the end."""
+        """Either end closes. Messages that were sent before still arrive, then the end."""
         if self.open:
             self.open = False
-            self.network.lines.pop(self, None)
-            self.out.send(self.theirs.end)
-            self.back.send(self.ours.end)
+            self.network.connections.pop(self, None)
+            self.out.send(self.to_core.end)
+            self.back.send(self.from_core.end)
 
-    def vanish(self) -> None:
-        """The other machine is gone, and nobody is left to say so."""
+    def go_silent(self) -> None:
+        """The other machine is off: nothing arrives any more, and the client is not notified."""
         self.out.silent = self.back.silent = True
 
 
 class ClientWriter:
-    """The client's end: questions suffer their fate here."""
+    """The client's end. The faults of questions are injected here."""
 
-    def __init__(self, line: SimConnection) -> None:
-        self.line = line
+    def __init__(self, connection: SimConnection) -> None:
+        self.connection = connection
         self.dead = False
 
     def write(self, chunk: bytes, /) -> None:
-        line = self.line
-        if not line.open:
+        connection = self.connection
+        if not connection.open:
             return
-        if chunk[KIND_AT] != ASK:
-            line.hello = line.hello or chunk
-            line.out.send(lambda: line.theirs.feed(chunk))
+        if chunk[KIND_OFFSET] != ASK:
+            connection.hello = connection.hello or chunk
+            connection.out.send(lambda: connection.to_core.feed(chunk))
             return
-        network, head = line.network, HEAD.unpack_from(chunk)
-        line.asked[head[3]] = chunk[HEAD.size :]
-        fault, delay_s = network.wires.fate("request"), 0.0
+        network, head = connection.network, HEAD.unpack_from(chunk)
+        connection.questions[head[3]] = chunk[HEAD.size :]
+        fault, delay_s = network.environment.next_fault("request"), 0.0
         if fault is Fault.LOST:
-            line.out.silent = True
+            connection.out.silent = True
         elif fault is Fault.DELAYED:
-            delay_s = network.wires.dice.uniform(*LATE_S)
+            delay_s = network.environment.dice.uniform(*LATE_S)
         elif fault is Fault.OVERTAKEN:
-            delay_s = network.wires.dice.uniform(*OVERTAKEN_S)
+            delay_s = network.environment.dice.uniform(*OVERTAKEN_S)
         elif fault is Fault.REPEATED:
-            network.repeat_later(line.hello, chunk)
-        line.out.send(lambda: line.theirs.feed(chunk), delay_s)
+            network.repeat_later(connection.hello, chunk)
+        connection.out.send(lambda: connection.to_core.feed(chunk), delay_s)
         if fault is Fault.CUT:
-            line.close()
+            connection.close()
         elif fault in CRASH:
-            line.host.crash(fault)
+            connection.host.crash(fault)
 
     async def drain(self) -> None:
         if self.dead:
-            await self.line.network.loop.create_future()
-        if not self.line.open:
+            await self.connection.network.loop.create_future()
+        if not self.connection.open:
             raise ConnectionResetError("the connection was cut")
 
     def close(self) -> None:
-        self.line.close()
+        self.connection.close()
 
     async def wait_closed(self) -> None: ...
 
 
 class CoreWriter(ClientWriter):
-    """The core's end: answers suffer theirs."""
+    """The core's end. The faults of answers are injected here."""
 
     def write(self, chunk: bytes, /) -> None:
-        line = self.line
-        if not line.open:
+        connection = self.connection
+        if not connection.open:
             return
-        if chunk[KIND_AT] != ANSWERS:
-            line.back.send(lambda: line.ours.feed(chunk))
+        if chunk[KIND_OFFSET] != ANSWERS:
+            connection.back.send(lambda: connection.from_core.feed(chunk))
             return
-        network = line.network
-        network.heard(line, chunk)
-        fault, delay_s = network.wires.fate("reply"), 0.0
+        network = connection.network
+        network.report_answers(connection, chunk)
+        fault, delay_s = network.environment.next_fault("reply"), 0.0
         if fault is Fault.LOST:
-            line.back.silent = True
+            connection.back.silent = True
         elif fault is Fault.DELAYED:
-            delay_s = network.wires.dice.uniform(*LATE_S)
+            delay_s = network.environment.dice.uniform(*LATE_S)
         elif fault is Fault.OVERTAKEN:
-            delay_s = network.wires.dice.uniform(*OVERTAKEN_S)
+            delay_s = network.environment.dice.uniform(*OVERTAKEN_S)
         elif fault is Fault.CUT:
-            line.close()
+            connection.close()
             return
         elif fault in CRASH:
             self.dead = True
-            line.host.crash(fault)
+            connection.host.crash(fault)
             return
-        line.back.send(lambda: line.ours.feed(chunk), delay_s)
+        connection.back.send(lambda: connection.from_core.feed(chunk), delay_s)
 
 
 class RepeatWriter(ClientWriter):
-    """The core's end of a connection on which an old question comes once more."""
+    """The core's end of a connection on which an old question is repeated."""
 
     def write(self, chunk: bytes, /) -> None:
-        if chunk[KIND_AT] == ANSWERS:
-            # A stranger may believe the greeting of one who knew no core yet: to nobody's harm.
-            if not self.line.host.stranger:
-                self.line.network.heard(self.line, chunk)
-            self.line.theirs.end()
+        if chunk[KIND_OFFSET] == ANSWERS:
+            # A foreign core may accept the hello of a client that knew no core yet. No harm.
+            if not self.connection.host.foreign:
+                self.connection.network.report_answers(self.connection, chunk)
+            self.connection.to_core.end()
 
 
 class Network:
-    def __init__(self, loop: SimLoop, host: NetworkHost, wires: NetworkSurroundings) -> None:
-        self.loop, self.host, self.wires = loop, host, wires
-        self.lines: dict[SimConnection, None] = {}
-        self.pending: dict[SimHandle, Callable[[], None]] = {}  # What is still on its way.
+    def __init__(self, loop: SimLoop, host: NetworkHost, environment: NetworkEnvironment) -> None:
+        self.loop, self.host, self.environment = loop, host, environment
+        self.connections: dict[SimConnection, None] = {}
+        self.pending: dict[SimHandle, Callable[[], None]] = {}  # Messages that have not arrived.
 
     async def connect(self, client: object) -> Streams:
-        fault = self.wires.fate("connect")
+        fault = self.environment.next_fault("connect")
         if fault is Fault.LOST:
-            await self.loop.create_future()  # Until the caller's patience is over.
+            await self.loop.create_future()  # Until the caller's timeout.
         if fault is Fault.CUT or self.host.core is None:
-            raise ConnectionRefusedError("nobody listens there")
-        line = SimConnection(self, self.host, client)
-        self.lines[line] = None
-        self._serve(line, CoreWriter(line))
-        return line.ours, ClientWriter(line)
+            raise ConnectionRefusedError("the core does not run")
+        connection = SimConnection(self, self.host, client)
+        self.connections[connection] = None
+        self._serve(connection, CoreWriter(connection))
+        return connection.from_core, ClientWriter(connection)
 
-    def _serve(self, line: SimConnection, writer: ClientWriter) -> None:
+    def _serve(self, connection: SimConnection, writer: ClientWriter) -> None:
         core = self.host.core
         assert core is not None
-        session = converse(core, line.theirs, writer)
+        session = converse(core, connection.to_core, writer)
         self.loop.create_task(session, context=self.host.context)
 
-    def heard(self, line: SimConnection, chunk: bytes) -> None:
+    def report_answers(self, connection: SimConnection, chunk: bytes) -> None:
         request = HEAD.unpack_from(chunk)[3]
-        self.wires.answered(line.asked.pop(request), chunk[HEAD.size :])
+        self.environment.answered(connection.questions.pop(request), chunk[HEAD.size :])
 
-    def later(self, when_s: float, deliver: Callable[[], None]) -> None:
+    def deliver_at(self, when_s: float, deliver: Callable[[], None]) -> None:
         def arrive() -> None:
-            self.pending.pop(due, None)
+            self.pending.pop(handle, None)
             deliver()
 
-        due = self.loop.call_at(when_s, arrive, context=self.loop.own)
-        self.pending[due] = deliver
+        handle = self.loop.call_at(when_s, arrive, context=self.loop.world_context)
+        self.pending[handle] = deliver
 
     def repeat_later(self, hello: bytes, chunk: bytes) -> None:
-        delay_s = self.wires.dice.random() * LATE_S[1]
-        self.later(self.loop.now_s + delay_s, lambda: self._repeat(hello, chunk))
+        delay_s = self.environment.dice.random() * LATE_S[1]
+        self.deliver_at(self.loop.now_s + delay_s, lambda: self._repeat(hello, chunk))
 
     def _repeat(self, hello: bytes, chunk: bytes) -> None:
-        """An old question on a fresh connection, behind a greeting that the core accepts."""
+        """Send an old question on a new connection, after a hello that the core accepts."""
         if self.host.core is not None:
-            line = SimConnection(self, self.host)
-            line.asked[HEAD.unpack_from(chunk)[3]] = chunk[HEAD.size :]
-            self._serve(line, RepeatWriter(line))
-            line.theirs.feed(hello + chunk)
+            connection = SimConnection(self, self.host)
+            connection.questions[HEAD.unpack_from(chunk)[3]] = chunk[HEAD.size :]
+            self._serve(connection, RepeatWriter(connection))
+            connection.to_core.feed(hello + chunk)
 
     def flush(self) -> None:
-        """Everything that is still on its way arrives now."""
-        for due, deliver in list(self.pending.items()):
-            due.cancel()
-            del self.pending[due]
+        """Deliver all pending messages now."""
+        for handle, deliver in list(self.pending.items()):
+            handle.cancel()
+            del self.pending[handle]
             deliver()
 
-    def leave(self, client: object) -> None:
-        """A client has died; its machine says so."""
-        for line in [line for line in self.lines if line.client is client]:
-            line.close()
+    def client_died(self, client: object) -> None:
+        """Close the connections of a dead client, as its operating system does."""
+        for connection in [
+            connection for connection in self.connections if connection.client is client
+        ]:
+            connection.close()
 
-    def hang_up(self, *, silently: bool) -> None:
-        """The core is gone: its clients are told, or hear nothing any more."""
-        for line in list(self.lines):
+    def disconnect_all(self, *, silently: bool) -> None:
+        """The core has ended: close its connections, or let them go silent."""
+        for connection in list(self.connections):
             if silently:
-                line.vanish()
+                connection.go_silent()
             else:
-                line.close()
-        self.lines.clear()
+                connection.close()
+        self.connections.clear()

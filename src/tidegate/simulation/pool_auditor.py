@@ -1,4 +1,4 @@
-"""Whether the transfer pool's own record is true, and whether its rules were kept."""
+"""An auditor of the transfer pool: its own records must be true, and its rules must be kept."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,45 +20,48 @@ PASSED = {"balance": 1, "cooldown": 1, "daily_limit": 1}
 
 
 class PoolAuditor:
-    """Told of what was committed; blames what must not be."""
+    """Checks every committed transfer of a guild, and reports violations."""
 
     def __init__(
-        self, blame: Callable[[str], None], books: Mapping[tuple[str, int, str, int], int]
+        self, report: Callable[[str], None], books: Mapping[tuple[str, int, str, int], int]
     ) -> None:
-        self.blame, self.books = blame, books
+        self.report, self.books = report, books
         self.rules: dict[int, GuildRules] = {}
         self.pending: dict[UUID, PoolRecord] = {}
         self.paid: set[UUID] = set()
         self.sent: Counter[tuple[Party, int]] = Counter()  # By member and day.
         self.last_us: dict[Party, int] = {}
 
-    def look(self, transfer: Transfer, written: Mapping[tuple[str, Any], Any]) -> None:
+    def check(self, transfer: Transfer, written: Mapping[tuple[str, Any], Any]) -> None:
         kind = transfer.kind
-        roles = [seat[0] for seat in kind.party_templates]
+        roles = [template[0] for template in kind.party_templates]
         if "checks" in roles:
             if (record := written.get((PENDING, transfer.id))) is not None:
                 self.pending[transfer.id] = record
-            self._compare(transfer, self.pending.get(transfer.id))
+            self._check_record(transfer, self.pending.get(transfer.id))
         paid = kind.state == "COMPLETED" and "allowance" in roles
         if paid and transfer.id not in self.paid:
-            self._count(transfer, transfer.parties["allowance"])
+            self._check_rules(transfer, transfer.parties["allowance"])
 
-    def _compare(self, transfer: Transfer, record: PoolRecord | None) -> None:
-        wanted = status_of(transfer.state), transfer.retries
-        if record is None or (record.status, record.retry_count) != wanted:
-            self.blame(f"{transfer.id} is {wanted}, and the pool has it as {record}")
+    def _check_record(self, transfer: Transfer, record: PoolRecord | None) -> None:
+        expected = status_of(transfer.state), transfer.retries
+        if record is None or (record.status, record.retry_count) != expected:
+            self.report(f"{transfer.id} is {expected}, but the pool's record is {record}")
             return
         if record.status == "approved" and dict(record.checks) != PASSED:
-            self.blame(f"{transfer.id} was approved by {dict(record.checks)}")
+            self.report(f"{transfer.id} was approved with checks {dict(record.checks)}")
         source = transfer.parties["source"]
         held = self.books[LEDGER, source.owner, source.book, transfer.asset_id]
-        # In the moment of approval; that others are faster afterwards is for the allowance to see.
+        # Only at the moment of approval. The allowance checks payments that come in between.
         approved = transfer.state == "APPROVED" and transfer.attempts <= 1
         if approved and source.system == LEDGER and held < transfer.amount:
-            self.blame(f"{transfer.id} was approved to pay {transfer.amount} out of {held}")
+            self.report(f"{transfer.id} was approved to pay {transfer.amount} from {held}")
 
-    def _count(self, transfer: Transfer, payer: Party) -> None:
-        """What is paid out of the core was allowed in another transaction: it only counts."""
+    def _check_rules(self, transfer: Transfer, payer: Party) -> None:
+        """Check the limit and the cooldown.
+
+        A payment from the core was allowed in an earlier transaction, so it is only counted.
+        """
         at_us, rules = transfer.updated_us, self.rules.get(payer.owner, GuildRules())
         last_us = self.last_us.get(payer, 0)
         day = max(at_us, last_us) // DAY_US
@@ -68,8 +71,6 @@ class PoolAuditor:
         if transfer.parties["source"].system != LEDGER:
             return
         if rules.limit and self.sent[payer, day] > rules.limit:
-            self.blame(
-                f"{payer} sent {self.sent[payer, day]} a day, and {rules.limit} is the limit"
-            )
+            self.report(f"{payer} sent {self.sent[payer, day]} in a day over limit {rules.limit}")
         if rules.every_transfer and at_us < last_us + rules.cooldown_s * SECOND_US:
-            self.blame(f"{payer} paid {transfer.amount} instead of cooling down")
+            self.report(f"{payer} paid {transfer.amount} during the cooldown")

@@ -1,4 +1,4 @@
-"""The shared database, reached by one worker over connections that fail."""
+"""The shared database, as one worker reaches it over connections that fail."""
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -8,17 +8,17 @@ from uuid import UUID
 from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
 from tidegate.core.ports import (
-    Behind,
+    AfterLock,
     CommitUnknown,
     FlowChecksums,
     KeyLookup,
     RequestKey,
     StoreUnavailable,
-    nothing,
+    no_action,
 )
 from tidegate.core.wire import HistoryMark
 from tidegate.simulation.faults import Fault
-from tidegate.simulation.inbox import NodeInbox
+from tidegate.simulation.inbox import WorkerInbox
 from tidegate.simulation.loop import sleep
 from tidegate.store.memory_store import MemoryStore
 from tidegate.store.memory_transaction import TwinTransaction
@@ -29,39 +29,41 @@ if TYPE_CHECKING:
 
 MARKS = "core_positions"
 INTRODUCTION = ("store", "here", [3])  # The store, its database, and the assets that exist.
-LANDING_S = 4.0  # Within which a COMMIT lands that nobody waits for any more.
+LATE_COMMIT_S = 4.0  # Within this time a COMMIT takes effect that no client waits for any more.
 KILLED = frozenset({Fault.KILLED_BEFORE, Fault.KILLED_AFTER, Fault.KILLED_LATE})
 
 
 class SimTransaction(TwinTransaction):
-    """A transaction of a worker. The auditor sees what it really did when it commits."""
+    """A transaction of a worker. On commit the auditor gets everything that it wrote."""
 
-    def __init__(self, node: "SimWorker", at_us: int, lock_s: float) -> None:
-        super().__init__(node.world.tables, at_us, lock_s)
-        self.node = node
+    def __init__(self, worker: "SimWorker", at_us: int, lock_s: float) -> None:
+        super().__init__(worker.world.tables, at_us, lock_s)
+        self.worker = worker
         self.leased: frozenset[UUID] = frozenset()
-        self.heard = True  # Whether the worker will learn that it has committed.
+        self.acknowledged = True  # Whether the worker will get the reply to its COMMIT.
 
     def commit(self) -> None:
         super().commit()
         if self.written:
-            node, world = self.node, self.node.world
-            world.auditor.committed(self.written, self.leased, node if self.heard else None)
+            worker, world = self.worker, self.worker.world
+            world.auditor.committed(
+                self.written, self.leased, worker if self.acknowledged else None
+            )
             world.limits.committed(self.written)
             world.inbox.committed(self.written, self.at_us)
 
     async def fetch(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
-        """What the core's client reads, as the database carries it out."""
+        """The queries of the core's client."""
         await self.pause()
         if statement == trading.STATEMENTS["introduction"]:
             return [INTRODUCTION]
-        assert statement == trading.STATEMENTS["marks"], f"unknown here: {statement}"
+        assert statement == trading.STATEMENTS["marks"], f"not simulated: {statement}"
         rows: dict[Any, Any] = self.tables.rows[MARKS]
         return [mark for key, mark in rows.items() if key[0] == values["core"]]
 
     async def post(self, statement: str, values: Mapping[str, Any]) -> None:
-        """What it writes."""
-        assert statement == trading.STATEMENTS["remember"], f"unknown here: {statement}"
+        """The write of the core's client."""
+        assert statement == trading.STATEMENTS["remember"], f"not simulated: {statement}"
         key = values["core"], values["process"]
         await self.lock(MARKS, [key])
         mark = tuple(values[name] for name in HistoryMark.__struct_fields__)
@@ -72,80 +74,80 @@ class SimTransaction(TwinTransaction):
 
 
 class SimSession:
-    """The way of one transaction: begun, and then committed by fate, or ended."""
+    """A context manager of one transaction. Its commit may fail."""
 
-    # Not a generator, which takes twice as long: every transaction of every worker has one.
+    # Not a generator, which takes twice as long: every transaction of every worker needs one.
     __slots__ = ("_store", "_tx")
 
-    def __init__(self, store: "NodeStore") -> None:
+    def __init__(self, store: "WorkerStore") -> None:
         self._store = store
 
     async def __aenter__(self) -> SimTransaction:
         store = self._store
         await store.reach("begin")
-        self._tx = tx = SimTransaction(store.node, store.now_us(), store.lock_s)
-        store.node.open[tx] = None
+        self._tx = tx = SimTransaction(store.worker, store.now_us(), store.lock_s)
+        store.worker.open[tx] = None
         return tx
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         store, tx = self._store, self._tx
         try:
             if kind is None:
-                await store.commit_by_fate(tx)
+                await store.commit_with_fault(tx)
         except CommitUnknown:
-            store.node.doubts += 1
+            store.worker.doubts += 1
             raise
         finally:
-            # Whoever has been taken out of here ends by itself.
-            if tx in store.node.open:
-                del store.node.open[tx]
+            # A transaction that commits late was removed here, and ends by itself.
+            if tx in store.worker.open:
+                del store.worker.open[tx]
                 tx.end()
 
 
-class NodeStore(MemoryStore):
-    """Every call asks its fate: it is lost before or after it is done, or the worker dies."""
+class WorkerStore(MemoryStore):
+    """The store of one worker. Each call or its reply may be lost, or the worker may die."""
 
-    def __init__(self, node: "SimWorker") -> None:
-        super().__init__(node.world.database_time, node.world.tables)
-        self.node = node
-        self.inbox = NodeInbox(self)
+    def __init__(self, worker: "SimWorker") -> None:
+        super().__init__(worker.world.database_time, worker.world.tables)
+        self.worker = worker
+        self.inbox = WorkerInbox(self)
 
     async def reach(self, point: str) -> Fault | None:
-        """On the way to the server. Time passes, sometimes enough to count."""
-        world = self.node.world
-        if (throw := world.dice.random)() < 0.1:
-            await sleep(throw() * 0.01)
-        fault = world.fate(point)
+        """Send a call to the server: let some time pass, and apply a fault that prevents it."""
+        world = self.worker.world
+        if (random := world.dice.random)() < 0.1:
+            await sleep(random() * 0.01)
+        fault = world.next_fault(point)
         if fault is None:
             return None
         if fault is Fault.KILLED_BEFORE:
-            await self.node.die()
+            await self.worker.die()
         if fault is Fault.LOST:
             raise StoreUnavailable("the server closed the connection")
         return fault
 
     async def returned(self, fault: Fault | None) -> None:
-        """It is done. The way back is another matter."""
+        """The call is done. Apply a fault of its reply."""
         if fault is Fault.KILLED_AFTER:
-            await self.node.die()
+            await self.worker.die()
         if fault is Fault.REPLY_LOST:
             raise StoreUnavailable("the reply was lost")
 
     def transaction(self) -> "SimSession":  # type: ignore[override]
         return SimSession(self)
 
-    async def commit_by_fate(self, tx: SimTransaction) -> None:
-        node = self.node
+    async def commit_with_fault(self, tx: SimTransaction) -> None:
+        worker = self.worker
         try:
             fault = await self.reach("commit")
         except StoreUnavailable as lost:
             raise CommitUnknown(str(lost), tx.xid) from lost
-        tx.heard = fault is None
+        tx.acknowledged = fault is None
         if fault in (Fault.LATE, Fault.KILLED_LATE):
-            del node.open[tx]
-            node.world.later(self._land(tx))
+            del worker.open[tx]
+            worker.world.in_background(self._commit_late(tx))
             if fault is Fault.KILLED_LATE:
-                await node.die()
+                await worker.die()
             raise CommitUnknown("the connection was lost during COMMIT", tx.xid)
         tx.commit()
         tx.end()
@@ -154,9 +156,9 @@ class NodeStore(MemoryStore):
         if fault is not None:
             await self.returned(fault)
 
-    async def _land(self, tx: TwinTransaction) -> None:
-        """The session of a client that has gone: it still holds its locks, and then commits."""
-        await sleep(self.node.world.dice.random() * LANDING_S)
+    async def _commit_late(self, tx: TwinTransaction) -> None:
+        """The client has disconnected. Its session still holds its locks, and then commits."""
+        await sleep(self.worker.world.dice.random() * LATE_COMMIT_S)
         tx.commit()
         tx.end()
 
@@ -167,16 +169,16 @@ class NodeStore(MemoryStore):
     async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         fault = await self.reach("claim")
         claimed = await super().claim(lane, limit, flows)
-        self.node.world.auditor.claimed(claimed)
+        self.worker.world.auditor.claimed(claimed)
         if fault is not None:
             await self.returned(fault)
         return claimed
 
     async def lock(
-        self, tx: TwinTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
+        self, tx: TwinTransaction, transfers: Sequence[Transfer], after_lock: AfterLock = no_action
     ) -> Sequence[Transfer]:
         await self.reach("lock")
-        return await super().lock(tx, transfers, behind)
+        return await super().lock(tx, transfers, after_lock)
 
     async def reserve(self, tx: TwinTransaction, keys: Sequence[RequestKey]) -> None:
         await self.reach("reserve")
@@ -195,7 +197,7 @@ class NodeStore(MemoryStore):
         return await super().look(keys)
 
     async def aborted(self, xids: Sequence[str | None]) -> bool:
-        await self.reach("fates")
+        await self.reach("aborted")
         return await super().aborted(xids)
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
@@ -207,11 +209,11 @@ class NodeStore(MemoryStore):
         await super().release(transfers)
 
     def _begin(self) -> TwinTransaction:
-        """A statement of its own: if the worker dies in it, the server lets go of its rows."""
-        for ended in [tx for tx in self.node.open if tx.ended]:
-            del self.node.open[ended]
+        """A statement outside a transaction: if the worker dies, the server releases its locks."""
+        for ended in [tx for tx in self.worker.open if tx.ended]:
+            del self.worker.open[ended]
         tx = super()._begin()
-        self.node.open[tx] = None
+        self.worker.open[tx] = None
         return tx
 
     async def note_outage(self, lane: str, worker: str, attempts: int, reason: str) -> None:

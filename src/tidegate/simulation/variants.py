@@ -1,9 +1,9 @@
-"""How the workers and the core of a seed are set up."""
+"""The setup of the workers and the core in one seed."""
 
 import random
 from typing import NamedTuple, Self
 
-from tidegate.engine.batch_timer import MANY
+from tidegate.engine.batch_timer import MANY_CALLERS
 from tidegate.flows import FLOWS
 from tidegate.simulation.auditor import CORE, LEDGER
 from tidegate.simulation.limits_auditor import DailyAllowance
@@ -11,28 +11,28 @@ from tidegate.systems.guild import ALLOWANCE, CHECKS
 
 
 class SeedVariant(NamedTuple):
-    """What is chosen anew for each seed, besides what fails."""
+    """The settings that are drawn for each seed, besides its faults and its behaviour."""
 
     loops_per_lane: int = 1
     ring_size: int = 100
     scan_s: float = 1.0
-    many: int = MANY
+    many: int = MANY_CALLERS
     snapshot_records: int = 10**6
-    reversible: bool = True  # Whether the core is said to be able to undo a debit.
-    systems: frozenset[str] = frozenset({CORE, LEDGER, ALLOWANCE, CHECKS})  # What workers serve.
+    reversible: bool = True  # Whether the core's client declares that it can undo a debit.
+    systems: frozenset[str] = frozenset({CORE, LEDGER, ALLOWANCE, CHECKS})  # Served by workers.
     added: str | None = None  # A flow that workers of the older version do not know.
-    inbox: bool = False  # Whether workers take requests from the inbox.
-    daily: DailyAllowance | None = None  # What an owner may move in a day.
-
-    retires: bool = False  # Whether the core forgets what is over.
+    inbox: bool = False  # Whether workers read requests from the inbox.
+    daily: DailyAllowance | None = None  # The daily limits of each owner.
+    retires: bool = False  # Whether the core retires ended operations.
 
     @classmethod
-    def thrown(cls, dice: random.Random) -> Self:
+    def from_dice(cls, dice: random.Random) -> Self:
+        """Draw the setup of a seed."""
         return cls(
             loops_per_lane=dice.choice((1, 1, 2)),
             ring_size=dice.choice((1, 100, 100)),
             scan_s=dice.choice((1.0, 2.0, 2.0)),
-            many=dice.choice((2, MANY)),
+            many=dice.choice((2, MANY_CALLERS)),
             snapshot_records=dice.choice((8, 25, 10**6)),
             reversible=dice.random() < 0.8,
             added=dice.choice(tuple(FLOWS)) if dice.random() < 0.3 else None,

@@ -1,4 +1,4 @@
-"""What people wish and what they do to accounts meanwhile, thrown anew for each seed."""
+"""The requests of a seed, and its disturbances of accounts, clocks and processes."""
 
 import random
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from tidegate.systems.ledger import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 
 ASSET, START, SPOT = 3, 1_000, "SPOT"
 OWNERS = (1, 2, 3, 4)
-# An owner is a guild, too, and these are its members' books.
+# Each owner is also a guild. These are the books of its members.
 MEMBERS = (book_of(1), book_of(2))
 BOOKS = (FUNDING, SPOT, OUTSIDE, SUSPENSE, *MEMBERS)
-POOL_S = 12.0  # Within which a pool transfer passes its checks or expires.
+POOL_S = 12.0  # The life of a pool transfer: it is approved within this time or expires.
 TRANSFERS = 20
-MORE = 6  # Where some are refused.
-SIEGE_S = (105.0, 140.0)  # Longer than any question takes to page somebody.
-LONG_SIEGE_S = (900.0, 1_000.0)
+MORE = 6  # Further transfers, in seeds where daily limits refuse some.
+TROUBLE_S = (105.0, 140.0)  # Longer than any question waits until it pages.
+LONG_TROUBLE_S = (900.0, 1_000.0)
 AMOUNTS = (1, 10, 100, 400, 900, 2_500)
 
 
 class CoreTrouble(StrEnum):
-    """What keeps the core from answering for a while."""
+    """What keeps the core from answering for some time."""
 
     NONE = ""
-    OUTAGE = "outage"  # It is down, for longer than anybody's patience.
-    BUSY = "busy"  # It is there and takes nothing, as long.
-    STRANGER = "stranger"  # Another core is there, on an empty disk.
+    OUTAGE = "outage"  # It is down for longer than any question waits until it pages.
+    BUSY = "busy"  # It runs but accepts nothing, for as long.
+    FOREIGN = "foreign core"  # Another core runs in its place, on an empty disk.
 
     @property
     def lasts(self) -> bool:
@@ -40,106 +40,115 @@ class CoreTrouble(StrEnum):
 
 @dataclass
 class Behaviour:
-    """How people behave in a seed, and what their machines are up to."""
+    """The requests and disturbances of a seed. Numbers without a unit are probabilities."""
 
-    pause_s: float = 0.5  # At most, between two doings.
-    meddling: float = 0.0  # How often a doing touches an account.
+    pause_s: float = 0.5  # The longest pause between two rounds of disturbances.
+    status_changes: float = 0.0  # That a round changes the status of an account.
     books: tuple[str, ...] = BOOKS
-    harsh: float = 0.5  # How often an account is made worse when it is touched.
-    worse: tuple[LedgerStatus, ...] = (LedgerStatus.FROZEN, LedgerStatus.DISABLED)
-    flooded: frozenset[int] = frozenset()  # Whose accounts fill up between debit and refund.
-    siege: CoreTrouble = CoreTrouble.NONE
-    clocks: float = 0.0
-    reaper: float = 0.0
-    from_core: float = 0.5  # How much of what is moved begins in the core.
+    blocking: float = 0.5  # That a status change blocks the account, and does not unblock it.
+    blocked_statuses: tuple[LedgerStatus, ...] = (LedgerStatus.FROZEN, LedgerStatus.DISABLED)
+    # The owners whose core account is filled up between a debit and its refund.
+    filled_owners: frozenset[int] = frozenset()
+    core_trouble: CoreTrouble = CoreTrouble.NONE
+    clock_jumps: float = 0.0  # That a round sets the clock of a worker.
+    kills: float = 0.0  # That a round kills a worker.
+    from_core: float = 0.5  # That money moves from the core, and not to it.
     deposits: float = 0.2
     withdrawals: float = 0.2
-    from_spot: float = 0.5  # How many of these that begin in the core are paid out of it.
-    members: float = 0.3  # How much of what is moved is between members of a guild.
-    holds: float = 0.0  # How often a stranger's session holds an account.
-    steps: float = 0.0  # How often the database's clock is set, to and fro.
-    retiring: bool = False  # The core forgets what is over; the seed lasts long enough for it.
-    siege_s: tuple[float, float] = SIEGE_S
+    from_spot: float = 0.5  # That a guild payment drawn from the core is paid from it.
+    members: float = 0.3  # That a request is a payment between members of a guild.
+    lock_holds: float = 0.0  # That a round lets a foreign session lock an account or a transfer.
+    database_clock_jumps: float = 0.0  # That a round sets the database's clock.
+    retiring: bool = False  # The core retires ended operations, and the seed is longer.
+    trouble_s: tuple[float, float] = TROUBLE_S
 
     @classmethod
-    def thrown(cls, dice: random.Random) -> "Behaviour":
-        mood = cls(
+    def from_dice(cls, dice: random.Random) -> "Behaviour":
+        """Draw the behaviour of a seed."""
+        behaviour = cls(
             pause_s=dice.uniform(0.2, 1.2),
-            meddling=1.0 if dice.random() < 0.8 else 0.0,
+            status_changes=1.0 if dice.random() < 0.8 else 0.0,
             books=BOOKS if dice.random() < 0.5 else (dice.choice(BOOKS),),
-            harsh=dice.uniform(0.2, 0.8),
-            siege=dice.choices(tuple(CoreTrouble), (0.89, 0.035, 0.035, 0.04))[0],
-            clocks=dice.choice((0.0, dice.random() * 0.5)),
-            reaper=dice.choice((0.0, dice.random() * 0.3)),
+            blocking=dice.uniform(0.2, 0.8),
+            core_trouble=dice.choices(tuple(CoreTrouble), (0.89, 0.035, 0.035, 0.04))[0],
+            clock_jumps=dice.choice((0.0, dice.random() * 0.5)),
+            kills=dice.choice((0.0, dice.random() * 0.3)),
         )
-        mood._bend(dice.random())
+        behaviour._favour_rare_paths(dice.random())
         if dice.random() < 0.11:
-            # Nothing of a guild: when a pool transfer expires depends on the clock itself.
-            mood.steps, mood.members = dice.uniform(0.1, 0.5), 0.0
-            mood.retiring = dice.random() < 0.8
-            if mood.retiring:
-                mood.flooded = frozenset()  # The world's own operations are below any floor.
+            # No guild payments: the expiry of a pool transfer depends on the clock itself.
+            behaviour.database_clock_jumps, behaviour.members = dice.uniform(0.1, 0.5), 0.0
+            behaviour.retiring = dice.random() < 0.8
+            if behaviour.retiring:
+                # The ids of the world's own operations are below every floor.
+                behaviour.filled_owners = frozenset()
         if dice.random() < 0.1:
-            mood.holds = dice.uniform(0.1, 0.3)
-        if mood.siege is CoreTrouble.OUTAGE and dice.random() < 0.3:
-            mood.siege_s = LONG_SIEGE_S
-        return mood
+            behaviour.lock_holds = dice.uniform(0.1, 0.3)
+        if behaviour.core_trouble is CoreTrouble.OUTAGE and dice.random() < 0.3:
+            behaviour.trouble_s = LONG_TROUBLE_S
+        return behaviour
 
-    def _bend(self, chance: float) -> None:
-        """Towards what dice alone would seldom bring about."""
+    def _favour_rare_paths(self, chance: float) -> None:
+        """In some seeds, make paths likely that independent draws would seldom reach."""
         if chance < 0.20:
-            # Money that left the core, cannot arrive, and does not fit where it came from.
-            self.flooded, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
-            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
-            self.members, self.from_spot, self.worse = 0.6, 1.0, (LedgerStatus.DISABLED,)
+            # Money leaves the core, the target refuses it, and the refund does not fit.
+            self.filled_owners, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
+            self.events, self.books, self.blocking = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
+            self.members, self.from_spot, self.blocked_statuses = 0.6, 1.0, (LedgerStatus.DISABLED,)
         elif chance < 0.28:
-            # Money that came in, is not taken, and not even by the suspense book.
-            self.meddling, self.books, self.harsh = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
-            self.worse, self.deposits = (LedgerStatus.DISABLED,), 0.6
+            # The target refuses a deposit, and the suspense book refuses it, too.
+            self.events, self.books, self.blocking = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
+            self.blocked_statuses, self.deposits = (LedgerStatus.DISABLED,), 0.6
         elif chance < 0.44:
-            # Money that cannot arrive. Where the core cannot undo, it must wait.
-            self.meddling, self.books, self.harsh = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
+            # The target refuses. If the core cannot undo the debit, the transfer must wait.
+            self.events, self.books, self.blocking = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
             self.members, self.from_spot = 0.65, 1.0
-            self.worse, self.from_core, self.withdrawals = (LedgerStatus.DISABLED,), 0.8, 0.4
+            self.blocked_statuses, self.from_core, self.withdrawals = (
+                (LedgerStatus.DISABLED,),
+                0.8,
+                0.4,
+            )
 
 
-def requests(dice: random.Random, mood: Behaviour, count: int = TRANSFERS) -> list[Request]:
-    """So many transfers, of all flows, both ways; some asked for twice, or under another's key."""
-    made: list[Request] = []
+def requests(dice: random.Random, behaviour: Behaviour, count: int = TRANSFERS) -> list[Request]:
+    """Random requests of all flows. Some come twice, and some with the key of another request."""
+    drawn: list[Request] = []
     for number in range(count):
         owner = dice.choice(OWNERS)
-        flow, parties = _movement(dice, mood, owner)
-        wish = Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}")
+        flow, parties = _movement(dice, behaviour, owner)
+        request = Request(owner, flow, parties, ASSET, dice.choice(AMOUNTS), f"cid-{number}")
         if flow == "pool_transfer":
-            wish = msgspec.structs.replace(wish, lives_s=POOL_S)
-        made.append(wish)
+            request = msgspec.structs.replace(request, lives_s=POOL_S)
+        drawn.append(request)
         if dice.random() < 0.1:
-            again = dice.choice(made)
-            amount = again.amount + (dice.random() < 0.3)
-            made.append(msgspec.structs.replace(again, amount=amount))
-    return made
+            repeated = dice.choice(drawn)
+            amount = repeated.amount + (dice.random() < 0.3)
+            drawn.append(msgspec.structs.replace(repeated, amount=amount))
+    return drawn
 
 
-def _movement(dice: random.Random, mood: Behaviour, owner: int) -> tuple[str, dict[str, Party]]:
+def _movement(
+    dice: random.Random, behaviour: Behaviour, owner: int
+) -> tuple[str, dict[str, Party]]:
     funding, spot = Party(LEDGER, FUNDING, owner), Party(CORE, SPOT, owner)
     outside, suspense = Party(LEDGER, OUTSIDE, owner), Party(LEDGER, SUSPENSE, owner)
-    one, other = (spot, funding) if dice.random() < mood.from_core else (funding, spot)
-    if dice.random() < mood.members:
+    source, target = (spot, funding) if dice.random() < behaviour.from_core else (funding, spot)
+    if dice.random() < behaviour.members:
         return _payment(
-            dice, owner, spot if one is spot and dice.random() < mood.from_spot else None
+            dice, owner, spot if source is spot and dice.random() < behaviour.from_spot else None
         )
     chance = dice.random()
-    if chance < mood.deposits:
-        return "deposit", {"source": outside, "target": one, "suspense": suspense}
-    if chance < mood.deposits + mood.withdrawals:
-        return "external_withdrawal", {"source": one, "target": outside}
-    return "internal_transfer", {"source": one, "target": other}
+    if chance < behaviour.deposits:
+        return "deposit", {"source": outside, "target": source, "suspense": suspense}
+    if chance < behaviour.deposits + behaviour.withdrawals:
+        return "external_withdrawal", {"source": source, "target": outside}
+    return "internal_transfer", {"source": source, "target": target}
 
 
 def _payment(dice: random.Random, guild: int, spot: Party | None) -> tuple[str, dict[str, Party]]:
-    """From one member to another; or out of the core, where the debit is between two commits."""
-    one, other = dice.choice(((1, 2), (2, 1)))
-    parties = dict(payment(guild, one, other))
+    """A payment between two members, or from the core, whose debit is between two commits."""
+    payer, payee = dice.choice(((1, 2), (2, 1)))
+    parties = dict(payment(guild, payer, payee))
     if spot is not None:
         parties["source"] = spot
     flow = dice.choice(("pool_transfer", "member_transfer"))

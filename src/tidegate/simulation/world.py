@@ -1,4 +1,4 @@
-"""A world to simulate in: a database, a core on its disk, workers that die, and a network."""
+"""The simulated world: a database, a core on its disk, workers that can die, and a network."""
 
 import asyncio
 import random
@@ -28,14 +28,14 @@ from tidegate.engine.engine import Engine, EngineParts
 from tidegate.engine.kind_rules import KindRules, RulesOf
 from tidegate.simulation.auditor import CORE, LEDGER, Account, Auditor, AuditorView
 from tidegate.simulation.core_client import SimTrading
-from tidegate.simulation.disk import DiskContent, DiskSurroundings, SimDisk
+from tidegate.simulation.disk import DiskContent, DiskEnvironment, SimDisk
 from tidegate.simulation.faults import Fault, FaultPlan, FaultSource
-from tidegate.simulation.floors import HORIZON, retire_for_ever
+from tidegate.simulation.floors import HORIZON, retire_periodically
 from tidegate.simulation.inbox import InboxAuditor, forms
 from tidegate.simulation.limits_auditor import LimitsAuditor, SimLimits
 from tidegate.simulation.loop import SimLoop, sleep
-from tidegate.simulation.network import Network, NetworkSurroundings
-from tidegate.simulation.store import NodeStore, SimTransaction
+from tidegate.simulation.network import Network, NetworkEnvironment
+from tidegate.simulation.store import SimTransaction, WorkerStore
 from tidegate.simulation.variants import SeedVariant
 from tidegate.store.memory_tables import MemoryTables
 from tidegate.systems.guild import MemoryAllowance, MemoryChecks
@@ -45,23 +45,23 @@ from tidegate.systems.trading import KnownCore, load_known_core
 from tidegate.trading_core.core import Core, CoreBusy, CoreLimits, CoreStopped
 from tidegate.trading_core.wal import LogDamaged
 
-REST_S = 2.0  # Within which whoever died is started again.
-UUID, STRANGE = bytes(range(16)), bytes(range(1, 17))
+RESTART_S = 2.0  # A process that died is started again within this time.
+CORE_UUID, FOREIGN_UUID = bytes(range(16)), bytes(range(1, 17))
 
 
 class SimWorker:
-    """One worker. Once dead it does nothing more, and runs none of its `finally`."""
+    """One worker. After its death it runs nothing more, not even its `finally` blocks."""
 
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name = world, name
         self.alive = True
         self.context = Context()
-        self.open: dict[Any, None] = {}  # Its transactions.
-        self.skew_s = 0.0  # How wrong its clock is.
+        self.open: dict[Any, None] = {}  # Its open transactions.
+        self.skew_s = 0.0  # The error of its clock.
         self.began_s = world.loop.now_s
         self.doubts = 0  # COMMITs whose reply it did not get.
-        self.unreached_s: list[float] = []  # When it asked the core in vain.
-        self.store = NodeStore(self)
+        self.unreached_s: list[float] = []  # When it could not reach the core.
+        self.store = WorkerStore(self)
         self.flows = self._flows()
         self.engine: Engine[SimTransaction] | None = None
 
@@ -69,19 +69,19 @@ class SimWorker:
         return self.name
 
     def _flows(self) -> Mapping[str, Flow]:
-        """What its version knows. The first worker and all in its place are of the newer one.
+        """The flows that its version knows. Worker "a" and its replacements have the newer version.
 
-        The others are thrown anew with each start: they are upgraded, and downgraded.
+        The version of the others is drawn at each start: they are upgraded and downgraded.
         """
-        world, added = self.world, self.world.terms.added
+        world, added = self.world, self.world.variant.added
         if added is None or self.name.startswith("a") or world.dice.random() < 0.5:
             return world.flows
-        world.meddling["older version"] += 1
+        world.events["older version"] += 1
         world.note(self.name, f"does not know {added}")
         return {name: flow for name, flow in world.flows.items() if name != added}
 
     async def start(self) -> None:
-        world, served, daily = self.world, self.world.terms.systems, self.world.terms.daily
+        world, served, daily = self.world, self.world.variant.systems, self.world.variant.daily
         world.limits.daily = daily
         local = MemoryLedger(LEDGER), MemoryAllowance(), MemoryChecks()
         self.engine = Engine(
@@ -91,21 +91,21 @@ class SimWorker:
                 outside=[SimTrading(self)] if CORE in served else [],
                 local=[system for system in local if system.name in served],
                 clock=self.clock,
-                dice=random.Random(world.dice.random()),  # noqa: S311  To be thrown again.
+                dice=random.Random(world.dice.random()),  # noqa: S311  It must be reproducible.
                 alert=self.alert,
-                scan_s=world.terms.scan_s,
-                ring_size=world.terms.ring_size,
-                loops_per_lane=world.terms.loops_per_lane,
-                many=world.terms.many,
+                scan_s=world.variant.scan_s,
+                ring_size=world.variant.ring_size,
+                loops_per_lane=world.variant.loops_per_lane,
+                many_callers=world.variant.many,
                 worker=self.name,
-                forms=forms(self.flows) if world.terms.inbox else {},
+                forms=forms(self.flows) if world.variant.inbox else {},
                 admission=None if daily is None else SimLimits(self, daily),
                 rules_of=world.rules_of,
             )
         )
         await self.engine.__aenter__()
-        if world.terms.retires:
-            self.retiring = asyncio.ensure_future(retire_for_ever(self, SimTrading(self)))
+        if world.variant.retires:
+            self.retiring = asyncio.ensure_future(retire_periodically(self, SimTrading(self)))
 
     def clock(self) -> float:
         return self.world.loop.now_s + self.skew_s
@@ -124,76 +124,78 @@ class SimWorker:
         try:
             await self.store.raise_to(floor)
         except StoreUnavailable as fault:
-            raise Unreachable(f"we cannot keep the floor of the core: {fault}") from fault
+            raise Unreachable(f"cannot store the floor of the core: {fault}") from fault
 
     async def recalled(self) -> KnownCore:
         try:
             async with self.store.transaction() as tx:
                 return await load_known_core(tx, CORE)
         except StoreUnavailable as fault:
-            raise Unreachable(f"we cannot look up what the core has told us: {fault}") from fault
+            raise Unreachable(f"cannot read the known position of the core: {fault}") from fault
 
     async def die(self) -> None:
-        """Killed in the middle of a call: it does not come back from here."""
+        """Kill the worker in the middle of a call. This never returns."""
         self.world.kill(self)
         await self.world.loop.create_future()
 
 
 class CoreHost:
-    """The machine of the core, with a supervisor that starts it again whenever it has ended."""
+    """The machine of the core, with a supervisor that restarts the core when it ends."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.platter = DiskContent()
+        self.storage = DiskContent()
         self.context = Context()
         self.core: Core | None = None
         self.running = False
         self.disk: SimDisk | None = None
-        self.held_back = False  # Nobody starts it for the time being.
-        self.busy = False  # It takes nothing for the time being.
-        self.skew_s = 0.0  # How wrong its clock is.
-        self.stranger = False  # What runs there is another core, on an empty disk.
+        self.start_blocked = False  # The supervisor does not start it for now.
+        self.busy = False  # It accepts nothing for now.
+        self.skew_s = 0.0  # The error of its clock.
+        self.foreign = False  # Another core runs here, on an empty disk.
 
     def start(self) -> None:
         world = self.world
         self.context = Context()
-        hands = DiskSurroundings(world.fate, world.dice, world.auditor.synced, self.crash)
-        platter = self.platter
-        if self.stranger:
-            platter, hands = DiskContent(), hands._replace(synced=lambda _: None)
-        self.disk = SimDisk(platter, hands)
+        environment = DiskEnvironment(
+            world.next_fault, world.dice, world.auditor.synced, self.crash
+        )
+        storage = self.storage
+        if self.foreign:
+            storage, environment = DiskContent(), environment._replace(synced=lambda _: None)
+        self.disk = SimDisk(storage, environment)
         self.running = True
-        world.loop.create_task(self._live(self.disk), context=self.context)
+        world.loop.create_task(self._run_core(self.disk), context=self.context)
 
-    async def _live(self, disk: SimDisk) -> None:
-        """The core's process. An error of its disk ends it, as it ends the real one."""
+    async def _run_core(self, disk: SimDisk) -> None:
+        """The core's process. A disk error ends it, as it ends the real one."""
         limits = CoreLimits(
-            snapshot_records=self.world.terms.snapshot_records, marks=10_000, horizon=HORIZON
+            snapshot_records=self.world.variant.snapshot_records, marks=10_000, horizon=HORIZON
         )
         try:
-            fresh = STRANGE if self.stranger else UUID
-            core = await Core.open(disk, fresh, self.clock, limits)
-            if disk.shut:
-                return  # Killed by its last step: nobody shall talk to its shadow.
+            core_uuid = FOREIGN_UUID if self.foreign else CORE_UUID
+            core = await Core.open(disk, core_uuid, self.clock, limits)
+            if disk.closed:
+                return  # It was killed in its last step, so clients must not connect to it.
             self.core = core
-            self.be_busy(busy=self.busy)
-            self.world.note("core", f"epoch {core.epoch} at position {core.place.position}")
-            if not self.stranger:
-                inode = self.platter.entries[core.log.header.name]
+            self.set_busy(busy=self.busy)
+            self.world.note("core", f"epoch {core.epoch} at position {core.log_position.position}")
+            if not self.foreign:
+                inode = self.storage.entries[core.log.header.name]
                 self.world.auditor.opened(inode, core.book.position, self.balances())
             await core.run()
         except OSError as fault:
             self.world.note("core", f"stops: {fault}")
         except LogDamaged as fault:
-            if not disk.shut:
-                self.world.auditor.blame(f"the core does not read its own disk: {fault}")
-        if not disk.shut:  # Else it has been killed, and this is only its shadow.
+            if not disk.closed:
+                self.world.auditor.report(f"the core cannot read its own disk: {fault}")
+        if not disk.closed:  # Otherwise it was killed, and this task has no effect.
             self._ended(silently=False)
 
     def clock(self) -> float:
         return self.world.loop.now_s + self.skew_s
 
-    def be_busy(self, *, busy: bool) -> None:
+    def set_busy(self, *, busy: bool) -> None:
         self.busy = busy
         if self.core is not None:
             queue = 0 if busy else CoreLimits().queue_requests
@@ -202,139 +204,140 @@ class CoreHost:
     def _ended(self, *, silently: bool) -> None:
         self.running, self.core = False, None
         if self.disk is not None:
-            self.disk.shut = True
-        self.world.network.hang_up(silently=silently)
-        self.world.later(self._restart())
+            self.disk.closed = True
+        self.world.network.disconnect_all(silently=silently)
+        self.world.in_background(self._restart())
 
     def crash(self, fault: Fault) -> None:
-        """Dead at once, and what was not synced with it, if the power went."""
+        """Kill the core at once. If the power is lost, unsynced data may be lost, too."""
         if self.running:
             self.world.loop.kill(self.context)
-            if fault is Fault.POWER_LOST and not self.stranger:
-                self.platter.lose_power(self.world.dice)
+            if fault is Fault.POWER_LOST and not self.foreign:
+                self.storage.lose_power(self.world.dice)
             self._ended(silently=fault is Fault.POWER_LOST)
 
     async def _restart(self) -> None:
-        await sleep(self.world.dice.random() * REST_S)
-        await until(lambda: not self.held_back, 1.0)
+        await sleep(self.world.dice.random() * RESTART_S)
+        await until(lambda: not self.start_blocked, 1.0)
         self.start()
 
-    async def be_strange(self, seconds: float) -> None:
-        """For a while another core answers the door, which knows nothing. Then ours is back."""
-        self.held_back = True
+    async def run_foreign_core(self, seconds: float) -> None:
+        """Run an empty foreign core in place of ours for some time."""
+        self.start_blocked = True
         self.crash(Fault.CORE_KILLED)
         await until(lambda: not self.running, 0.1)
-        self.stranger, self.held_back = True, False
+        self.foreign, self.start_blocked = True, False
         await sleep(seconds)
         await until(lambda: self.running, 0.1)
-        self.held_back = True
+        self.start_blocked = True
         self.crash(Fault.CORE_KILLED)
-        self.stranger, self.held_back = False, False
+        self.foreign, self.start_blocked = False, False
 
     def balances(self) -> Mapping[Account, int]:
-        """What the core holds, by its own account."""
+        """The balances that the core reports."""
         assert self.core is not None
-        book, found = self.core.book, {}
+        book, balances = self.core.book, {}
         for raw, index in book.accounts.items():
             owner = int.from_bytes(raw[5:])
-            found[CORE, owner, CoreBook(raw[0]).name, int.from_bytes(raw[1:5])] = book.balances[
-                index
-            ]
-        return found
+            key = CORE, owner, CoreBook(raw[0]).name, int.from_bytes(raw[1:5])
+            balances[key] = book.balances[index]
+        return balances
 
 
-async def until(holds: Callable[[], object], every_s: float) -> None:
+async def until(is_true: Callable[[], object], every_s: float) -> None:
     """Poll until the condition holds, in a simulated loop or in a real one."""
-    while not holds():  # noqa: ASYNC110
+    while not is_true():  # noqa: ASYNC110
         await asyncio.sleep(every_s)
 
 
 class World:
-    """Everything that outlives a process, and the dice of one seed."""
+    """Everything that survives a process, and the random numbers of one seed."""
 
     def __init__(self, loop: SimLoop, dice: random.Random, flows: Mapping[str, Flow]) -> None:
         self.loop, self.dice, self.flows = loop, dice, flows
         self.rules_of: RulesOf = KindRules
-        self.terms = SeedVariant()
-        self.fates: FaultSource = FaultPlan()
+        self.variant = SeedVariant()
+        self.fault_source: FaultSource = FaultPlan()
         self.faults: Counter[tuple[str, Fault]] = Counter()
-        self.meddling: Counter[str] = Counter()  # What people and machines do besides.
+        self.events: Counter[str] = Counter()  # What happens besides faults.
         self.trace: list[tuple[float, str, str]] = []
-        self.healed = False
-        self.auditor = Auditor(flows, AuditorView(loop.time, self.living_one, self.note))
-        self.auditor.trouble = self.troubled
-        self.limits = LimitsAuditor(self.auditor.blame, self.meddling)
-        self.inbox = InboxAuditor(self.auditor.blame)
+        self.faults_ended = False
+        self.auditor = Auditor(flows, AuditorView(loop.time, self.is_alive, self.note))
+        self.auditor.alerts_expected = self.alerts_expected
+        self.limits = LimitsAuditor(self.auditor.report, self.events)
+        self.inbox = InboxAuditor(self.auditor.report)
         self.tables = MemoryTables()
         self.host = CoreHost(self)
-        self.network = Network(loop, self.host, NetworkSurroundings(self.fate, dice, self.answered))
-        self.nodes: list[SimWorker] = []
+        self.network = Network(
+            loop, self.host, NetworkEnvironment(self.next_fault, dice, self.answered)
+        )
+        self.workers: list[SimWorker] = []
         self.background: set[asyncio.Task[None]] = set()
         self.deaths = 0
-        self.besieged = False
-        self.shift_s = 0.0  # How wrong the database's clock is.
-        self._own = 0
+        self.disturbed = False
+        self.database_skew_s = 0.0  # The error of the database's clock.
+        self._own_operations = 0
 
-    def fate(self, point: str) -> Fault | None:
-        """What the next call at this point suffers; after the healing, nothing any more."""
-        if self.healed:
+    def next_fault(self, point: str) -> Fault | None:
+        """The fault of the next call at this point. None after the faults have ended."""
+        if self.faults_ended:
             return None
-        fault = self.fates.suffers(point)
+        fault = self.fault_source.next_fault(point)
         if fault is not None:
             self.faults[point, fault] += 1
             self.note(point, fault)
         return fault
 
     def answered(self, questions: bytes, reply: bytes) -> None:
-        if self.host.stranger:
-            self.auditor.blame("a core that is not ours was asked, and has answered")
+        if self.host.foreign:
+            self.auditor.report("a foreign core was asked and has answered")
         else:
             self.auditor.answered(questions, reply)
 
     def database_time(self) -> float:
-        return self.loop.now_s + self.shift_s
+        return self.loop.now_s + self.database_skew_s
 
-    def note(self, who: str, what: str) -> None:
-        self.trace.append((self.loop.now_s, who, what))
+    def note(self, source: str, text: str) -> None:
+        self.trace.append((self.loop.now_s, source, text))
 
-    def troubled(self) -> bool:
-        return bool(self.faults) or self.besieged
+    def alerts_expected(self) -> bool:
+        return bool(self.faults) or self.disturbed
 
-    def later(self, landing: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(landing, context=self.loop.own)
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work, context=self.loop.world_context)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
 
-    def kill(self, node: SimWorker) -> None:
-        """The server notices: what was not committed is rolled back, or is just landing."""
-        if not node.alive:
+    def kill(self, worker: SimWorker) -> None:
+        """Kill a worker. The server rolls back its transactions, except for late commits."""
+        if not worker.alive:
             return
-        node.alive = False
+        worker.alive = False
         self.deaths += 1
-        self.note(node.name, "dies")
-        self.loop.kill(node.context)
-        for tx in list(node.open):
+        self.note(worker.name, "dies")
+        self.loop.kill(worker.context)
+        for tx in list(worker.open):
             tx.end()
-        node.open.clear()
-        self.network.leave(node)
-        self.later(self._replace(f"{node.name[0]}{self.deaths}"))
+        worker.open.clear()
+        self.network.client_died(worker)
+        self.in_background(self._replace(f"{worker.name[0]}{self.deaths}"))
 
     async def _replace(self, name: str) -> None:
-        await sleep(self.dice.random() * REST_S)
-        await self.raise_node(name)
+        await sleep(self.dice.random() * RESTART_S)
+        await self.start_worker(name)
 
-    async def raise_node(self, name: str) -> None:
-        node = SimWorker(self, name)
-        self.nodes = [*self.living(), node]
-        await self.loop.create_task(node.start(), context=node.context)
+    async def start_worker(self, name: str) -> None:
+        worker = SimWorker(self, name)
+        self.workers = [*self.living(), worker]
+        await self.loop.create_task(worker.start(), context=worker.context)
 
     def living(self) -> list[SimWorker]:
-        return [node for node in self.nodes if node.alive]
+        return [worker for worker in self.workers if worker.alive]
 
-    def living_one(self, node: object) -> bool:
-        return isinstance(node, SimWorker) and node.alive
+    def is_alive(self, worker: object) -> bool:
+        return isinstance(worker, SimWorker) and worker.alive
 
-    # What people do to accounts, beside the transfers.
+    # Changes of core accounts that are not made by transfers.
 
     def core_status(self, owner: int, asset_id: int, status: AccountStatus) -> None:
         self._submit(
@@ -342,23 +345,23 @@ class World:
         )
 
     def core_move(self, verb: CoreVerb, owner: int, asset_id: int, amount: int) -> None:
-        """Money that comes and goes by itself, under a key of the world's own."""
+        """Add or remove money, under a key of the world's own."""
         self._submit(FrameKind.ASSETS, pack_assets([asset_id]))
-        self._own += 1
-        key = KEY.pack(self._own.to_bytes(16), 0)
+        self._own_operations += 1
+        key = KEY.pack(self._own_operations.to_bytes(16), 0)
         spot = account(CoreBook.SPOT, asset_id, owner)
         self._submit(FrameKind.ASK, OPERATION.pack(key, verb, 0, 0, spot, amount.to_bytes(16)))
 
     def _submit(self, kind: FrameKind, body: bytes) -> None:
-        """Somebody at the core's own machine. If it is down just now, nothing comes of it."""
+        """Submit to the core directly. If it is down or busy, nothing happens."""
         if self.host.core is not None:
             try:
                 self.host.core.submit(kind, body)
             except (CoreBusy, CoreStopped):
-                self.note("core", "takes nothing")
+                self.note("core", "accepts nothing")
 
-    def flood(self, owner: int, asset_id: int) -> None:
-        """Fill an account to the brim, so that not even a refund fits."""
+    def fill(self, owner: int, asset_id: int) -> None:
+        """Fill an account up to the largest amount, so that not even a refund fits."""
         if self.host.core is not None:
             held = self.auditor.books[CORE, owner, CoreBook.SPOT.name, asset_id]
             if held < MAX_AMOUNT:
@@ -369,11 +372,11 @@ class World:
         return {(LEDGER, *key): row.available + row.held for key, row in rows.items()}
 
     def end(self) -> None:
-        """Nothing counts any more."""
-        self.healed = True
-        for node in self.living():
-            node.alive = False
-            for tx in list(node.open):
+        """Stop everything. No effect counts any more."""
+        self.faults_ended = True
+        for worker in self.living():
+            worker.alive = False
+            for tx in list(worker.open):
                 tx.end()
         if self.host.disk is not None:
-            self.host.disk.shut = True
+            self.host.disk.closed = True

@@ -1,1 +1,1 @@
-"""The engine's tables. Every statement that the engine runs is in queries.sql."""
+"""The engine's tables, and the SQL statements that read and write them."""

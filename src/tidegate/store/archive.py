@@ -1,4 +1,4 @@
-"""The archive: what ended long ago is moved out of the engine's way, while the engine runs."""
+"""Moves transfers that ended long ago to the archive tables, while the engine runs."""
 
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
@@ -16,18 +16,18 @@ BATCH = 1_000
 
 
 class ArchiveRefused(Exception):
-    """A transfer is not whole. It and the others of its batch stay where they are."""
+    """The records of a transfer are incomplete. It and the rest of its batch are not moved."""
 
 
 class ArchiveAges(NamedTuple):
-    """How long after its end a transfer is moved, and how long its caller's key is known."""
+    """How long after its end a transfer is archived, and how long its key (cid) is kept."""
 
     older_s: float
     keep_cids_s: float
 
 
 class ArchivedBatch(NamedTuple):
-    """What one transaction has moved, or forgotten."""
+    """How many rows one transaction has moved or deleted."""
 
     transfers: int = 0
     answers: int = 0
@@ -38,9 +38,9 @@ class ArchivedBatch(NamedTuple):
 def archive(
     conninfo: str, schema: str, ages: ArchiveAges, limit: int = BATCH
 ) -> Generator[ArchivedBatch, None, None]:
-    """Move batch by batch, each in one short transaction; tell of each when it is durable.
+    """Archive batch by batch, each in one short transaction; yield each batch after its commit.
 
-    To stop anywhere is safe: the next run goes on with what is left.
+    It is safe to stop at any moment: the next run continues with the rest.
     """
     options = session_options(schema, StoreLimits(), MIGRATOR_ROLE)
     with psycopg.connect(conninfo, autocommit=True, options=options) as session:
@@ -53,16 +53,16 @@ def archive(
 def _batches(
     session: psycopg.Connection, name: str, older_s: float, limit: int
 ) -> Iterator[tuple[Any, ...]]:
-    """Every batch there is, from the oldest on, until one comes back empty."""
+    """Run a statement batch by batch, oldest rows first, until a batch is empty."""
     values = {"after": FIRST, "older_ms": int(older_s * 1000), "limit": limit}
     while True:
         with session.transaction():
             [row] = session.execute(STATEMENTS[name], values).fetchall()
-            last, wanted, put, *_, odd = row
-            if odd is not None:
-                what = "history" if name == "move" else "key"
-                raise ArchiveRefused(f"transfer {odd}: its {what} is not whole; run the audit")
-            assert put == wanted, "a row was locked, and was not there"
+            last, locked_count, changed_count, *_, incomplete_id = row
+            if incomplete_id is not None:
+                part = "history is incomplete" if name == "move" else "key is missing"
+                raise ArchiveRefused(f"transfer {incomplete_id}: its {part}; run the audit")
+            assert changed_count == locked_count, "a locked row was not moved or marked"
         if last is None:
             return
         values["after"] = last

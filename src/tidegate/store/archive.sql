@@ -1,7 +1,7 @@
--- move: transfers that ended long ago, oldest first, with all that was answered about them. In one
--- statement, and so at one moment: nobody sees a transfer twice, or not at all. An id begins with
--- the time of its birth, which is before its end. What somebody holds is left for the next run.
--- Each table is met by an array of ids: by its key, then, whatever the statistics say of its size.
+-- move: move transfers that ended long ago, oldest first, with their history. It is one statement,
+-- so that no reader sees a transfer twice or not at all. An id starts with its creation time, which
+-- is before the end, so ids bound the search. Locked rows are left for the next run. Each table is
+-- matched with an array of ids, so that the planner uses its key whatever the statistics are.
 WITH old AS MATERIALIZED (
     SELECT id
       FROM transfers
@@ -24,12 +24,12 @@ answered AS (
      WHERE h.transfer_id = ANY(ARRAY(SELECT id FROM old))
     RETURNING h.*
 ),
-tried AS (
+removed_attempts AS (
     DELETE FROM attempts AS a
      WHERE a.transfer_id = ANY(ARRAY(SELECT id FROM old))
     RETURNING a.slot
 ),
-kept AS (
+archived AS (
     INSERT INTO archived_transfers (
            id, owner, flow, state, lane, due_at, version, attempts, retries, paged, parties,
            asset_id, amount, undoes, parent, detail, cid, space, head_hash, error, trace,
@@ -40,7 +40,7 @@ kept AS (
       FROM ended
     RETURNING id, version
 ),
-told AS (
+archived_answers AS (
     INSERT INTO archived_history (
            transfer_id, version, flow, from_state, waypoints, to_state, verb, answer, reason,
            evidence, actor, at, hash)
@@ -51,21 +51,22 @@ told AS (
 )
 SELECT (SELECT id FROM old ORDER BY id DESC LIMIT 1),
        (SELECT count(*) FROM old),
-       (SELECT count(*) FROM kept),
-       (SELECT count(*) FROM told),
-       (SELECT count(*) FROM tried),
-       -- The version counts answers: a transfer with more or fewer is not one to be put away.
+       (SELECT count(*) FROM archived),
+       (SELECT count(*) FROM archived_answers),
+       (SELECT count(*) FROM removed_attempts),
+       -- The version counts answers: a transfer with more or fewer history rows is not archived.
        (SELECT k.id
-          FROM kept AS k
+          FROM archived AS k
           LEFT JOIN (SELECT transfer_id, count(*) AS answers
-                       FROM told
+                       FROM archived_answers
                       GROUP BY transfer_id) AS h ON h.transfer_id = k.id
          WHERE k.version <> coalesce(h.answers, 0)
          ORDER BY k.id
          LIMIT 1);
 
--- forget: the keys of archived transfers that ended so long ago that nobody repeats them. Each is
--- marked with the time, so that a key that is missing otherwise is still found by the audit.
+-- forget: delete the keys of archived transfers that ended so long ago that no client repeats them.
+-- The transfer is marked with the time, so that the audit still reports a key that is missing for
+-- another reason.
 WITH old AS MATERIALIZED (
     SELECT id, owner, coalesce(key_of(space, cid), id::text) AS cid
       FROM archived_transfers

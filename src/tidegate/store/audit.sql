@@ -1,19 +1,19 @@
--- begin: everything that one audit reads of the database is of one moment, and it locks nothing.
+-- begin: one audit reads everything in one snapshot of the database, and it locks nothing.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
--- stand: the moment is now; this transaction alone may take its time.
+-- snapshot_time: the time of the snapshot. Only this transaction gets longer timeouts.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        set_config('statement_timeout', '300s', true),
        set_config('idle_in_transaction_session_timeout', '120s', true);
 
--- books: what all accounts of the ledger hold, by book and asset.
+-- books: the sums of all accounts of the ledger, by book and asset.
 SELECT book, asset_id, sum(available), sum(held)
   FROM ledger_accounts
  GROUP BY book, asset_id;
 
--- owners: what each of the next owners holds in the ledger, all books together. An owner with
--- transfers and without any account is one of them, and holds nothing. Each branch ends by itself:
--- of all owners together, every index would be read to its end.
+-- owners: for the next page of owners, their total in the ledger over all books, by asset. An owner
+-- who has transfers but no account is included, with 0. Each branch has its own limit, because
+-- otherwise every index would be read to its end.
 WITH page AS MATERIALIZED (
     SELECT owner
       FROM ((SELECT DISTINCT owner FROM ledger_accounts
@@ -32,18 +32,19 @@ SELECT p.owner, coalesce(a.asset_id, 0), coalesce(sum(a.available + a.held), 0)
   LEFT JOIN ledger_accounts AS a ON a.owner = p.owner
  GROUP BY p.owner, a.asset_id;
 
--- owners_named: the same of certain owners.
+-- owners_named: the same totals for the given owners.
 SELECT owner, asset_id, sum(available + held)
   FROM ledger_accounts
  WHERE owner = ANY(%(owners)s::bigint[])
  GROUP BY owner, asset_id;
 
--- available: what the accounts of certain owners say.
+-- available: the available amounts in the accounts of the given owners.
 SELECT owner, book, asset_id, available
   FROM ledger_accounts
  WHERE owner = ANY(%(owners)s::bigint[]);
 
--- open_ids: transfers that have not ended. Materialised, or the whole table is walked.
+-- open_ids: transfers that have not ended. Materialised, because otherwise the whole table is
+-- scanned.
 WITH open AS MATERIALIZED (
     SELECT id
       FROM open_transfers
@@ -54,15 +55,16 @@ SELECT id
  ORDER BY id
  LIMIT %(limit)s;
 
--- fresh: transfers created within a span of time, and whether they have ended. Not by their ids: an
--- id may be made long before its transfer, or ahead of the clock. None of them is archived yet.
+-- fresh: transfers created in a time range, and whether they have ended. Not found by their ids: an
+-- id may be created long before its transfer, or ahead of the clock. None of them is archived yet.
 SELECT id, lane IS NULL, (extract(epoch FROM created_at) * 1000000)::bigint
   FROM transfers
  WHERE created_at >= timestamptz 'epoch' + %(from_us)s * interval '1 microsecond'
    AND created_at <= timestamptz 'epoch' + %(upto_us)s * interval '1 microsecond';
 
--- bitmaps: whether the index of what is new may be used, which only such scans can. What follows is
--- then planned for its own values: a plan for any values cannot know how few of the rows are new.
+-- bitmaps: switch bitmap scans on or off. Only a bitmap scan can use the index of creation times.
+-- The plan setting makes the next statements be planned for their actual values: a generic plan
+-- cannot know how few rows are new.
 SELECT set_config('enable_bitmapscan', %(mode)s, true),
        set_config('plan_cache_mode', %(plans)s, true);
 
@@ -73,8 +75,8 @@ SELECT id, lane IS NULL
  ORDER BY id
  LIMIT %(limit)s;
 
--- rows: transfers, and whether their caller's key leads to them, or was forgotten in due time. Not
--- «EXISTS», for which all keys would be read once the planner expects many transfers.
+-- rows: transfers, and whether their caller's key belongs to them or was deleted on purpose after
+-- its time. Not "EXISTS": for that, all keys would be read if the planner expects many transfers.
 SELECT t.id, t.owner, t.flow, t.state, t.lane, t.version, t.parties::text, t.asset_id, t.amount,
        t.head_hash,
        t.cid_forgotten_at IS NOT NULL
@@ -87,21 +89,21 @@ SELECT t.id, t.owner, t.flow, t.state, t.lane, t.version, t.parties::text, t.ass
  WHERE t.id = ANY(%(ids)s::uuid[])
  ORDER BY t.id;
 
--- answers: their history, oldest first.
+-- answers: the history of transfers, oldest first.
 SELECT transfer_id, version, from_state, waypoints, to_state, verb, answer, reason,
        evidence::text, actor, (extract(epoch FROM at) * 1000000)::bigint, hash
   FROM every_history
  WHERE transfer_id = ANY(%(ids)s::uuid[])
  ORDER BY transfer_id, version;
 
--- operations: what the ledger did for them.
+-- operations: the operations of the ledger for transfers.
 SELECT transfer_id, version, owner, book, asset_id, verb, amount, result, delta, held_delta,
        balance_after, entry
   FROM ledger_operations
  WHERE transfer_id = ANY(%(ids)s::uuid[]);
 
--- strays: answers and operations, in a range of ids, of transfers that do not exist. The range is
--- said twice, or each page of it would be compared with all transfers there are.
+-- strays: history rows and operations, in a range of ids, whose transfer does not exist. The range
+-- is repeated in the subquery, because otherwise each page would be compared with all transfers.
 SELECT DISTINCT f.transfer_id
   FROM (SELECT transfer_id FROM every_history
          WHERE transfer_id > %(after)s AND transfer_id <= %(upto)s
@@ -114,17 +116,17 @@ SELECT DISTINCT f.transfer_id
                       AND t.id > %(after)s AND t.id <= %(upto)s)
  LIMIT %(limit)s;
 
--- seen: the transfers of operations that a core has done. Read after the core was read: a row is
--- there before anything is asked about it.
+-- seen: the transfers of operations of a core. Read after the core: a transfer's row is committed
+-- before the core is asked, so a missing row is an error.
 SELECT id, version, asset_id, amount, parties::text
   FROM every_transfer
  WHERE id = ANY(%(ids)s::uuid[]);
 
--- accounts: accounts that do not follow from their operations. Operations of one account, whatever
--- their order, are a walk from zero to what is available: each balance is left as often as it is
--- arrived at. The sums of what is held must agree as well. All operations are read; the owners are
--- looked up in a hash, because comparing each operation with a thousand owners takes fifty times
--- as long.
+-- accounts: accounts that do not agree with their operations. The operations of an account form a
+-- chain of balances from zero to the available amount. So each balance must occur as often before
+-- an operation as after one; their order need not be known. The sums of the held amounts must agree
+-- too. All operations are read. The owners are looked up in a hash, because to compare each
+-- operation with a thousand owners takes fifty times as long.
 WITH steps AS (
     SELECT owner, book, asset_id, balance_after - delta AS value, 1 AS side, held_delta AS held
       FROM ledger_operations
@@ -152,7 +154,7 @@ SELECT owner, book, asset_id
 HAVING bool_or(side <> 0) OR sum(held) <> 0
  LIMIT %(limit)s;
 
--- elsewhere: what systems that cannot be read hold, by the answers that they gave us.
+-- elsewhere: the amounts in systems that cannot be read, computed from their answers.
 SELECT (t.parties -> q.role ->> 2)::bigint, t.asset_id, sum(q.units * t.amount)
   FROM every_history AS h
   JOIN every_transfer AS t ON t.id = h.transfer_id
@@ -163,14 +165,14 @@ SELECT (t.parties -> q.role ->> 2)::bigint, t.asset_id, sum(q.units * t.amount)
    AND t.parties -> q.role ->> 0 <> ALL(%(systems)s::text[])
  GROUP BY 1, 2;
 
--- watch: all that the alert rules look at, in one snapshot. What is open is found by the index of
--- the due, what is new by the index of the times of creation. Limits have an order, so that the
--- next look finds the same ones: what it does not find is told to be over.
+-- watch: everything that the alert rules read, in one snapshot. Open transfers are found by the
+-- index of the due, new ones by the index of creation times. Every LIMIT has an ORDER BY, so that
+-- the next run finds the same rows: an alert whose row is no longer found is reported as resolved.
 WITH open AS MATERIALIZED (
     SELECT id, flow, state, lane, version, retries, updated_at, created_at
       FROM open_transfers
 ),
-born AS MATERIALIZED (
+created AS MATERIALIZED (
     SELECT t.owner, t.flow, t.state
       FROM transfers AS t
      WHERE t.created_at BETWEEN now() - interval '1 minute' AND now()
@@ -207,8 +209,8 @@ SELECT 'stuck', o.lane, (array_agg(o.id ORDER BY o.updated_at))[1], o.state, cou
  ORDER BY o.id
  LIMIT %(limit)s)
  UNION ALL
--- What waits for a system that is unreachable: its own row says nothing of that. By the number of
--- probes since its last answer, or by its age, somebody is called as for any other question.
+-- Transfers that wait for an unreachable system: their own rows do not count its failed probes.
+-- They page like other open questions, by the number of probes since the last answer, or by age.
 SELECT 'waits', w.lane, (array_agg(w.id ORDER BY w.updated_at))[1], w.state, count(*),
        max(w.probes), (array_agg(w.retries + w.probes ORDER BY w.updated_at))[1],
        extract(epoch FROM now() - min(w.updated_at))::float8, w.flow, min(w.reason)
@@ -236,7 +238,7 @@ SELECT 'old', '', NULL, '', count(*), 0, NULL, NULL, NULL, NULL
   FROM inbox AS i
  WHERE i.outcome IS NULL
    AND i.requested_at < now() - %(old_s)s * interval '1 second'
-   AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)  -- Then they are meant to wait.
+   AND NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)  -- During a halt they must wait.
  GROUP BY i.flow
  ORDER BY i.flow
  LIMIT %(limit)s)
@@ -246,23 +248,23 @@ SELECT 'unaudited', '', NULL, '', 0, 0, NULL,
   FROM audit_sweep
  UNION ALL
 (SELECT 'owner', b.owner::text, NULL, '', count(*), 0, NULL, NULL, NULL, NULL
-  FROM born AS b
+  FROM created AS b
  WHERE b.flow = 'internal_transfer'
  GROUP BY b.owner
 HAVING count(*) > %(births)s
  ORDER BY b.owner
  LIMIT %(limit)s);
 
--- alone: nobody pulls or releases the brake until this transaction ends; who reads it goes on.
+-- lock_halts: no other transaction can halt or resume until this one ends. Readers do not wait.
 LOCK TABLE halts IN SHARE ROW EXCLUSIVE MODE;
 
--- brake: whether it is pulled for this very reason, and whether somebody has released it since a
--- moment. Another's halt is no reason to keep ours to ourselves: it may be ended before ours.
+-- halt_status: whether the audit's halt for this reason is in force, and whether an operator has
+-- resumed since the given time. Other halts do not count, because each can be ended by itself.
 SELECT coalesce(bool_or(resumed_at IS NULL AND reason = %(reason)s AND actor = 'audit'), false),
        coalesce(bool_or((extract(epoch FROM resumed_at) * 1000000)::bigint >= %(seen_us)s), false)
   FROM halts;
 
--- sweep_anew: a sweep that is over is followed by the next one when its time has come.
+-- restart_sweep: start the next sweep if the last one has finished and its period is over.
 UPDATE audit_sweep
    SET begun_at = now(),
        after_id = '00000000-0000-0000-0000-000000000000',
@@ -273,7 +275,7 @@ UPDATE audit_sweep
    AND after_owner = %(last_owner)s::bigint
    AND begun_at <= now() - %(period_s)s * interval '1 second';
 
--- sweep: how far it has come, and how much there is by the planner's estimate.
+-- sweep: the progress of the sweep, and the planner's estimate of the totals.
 SELECT after_id, after_owner, transfers_read, owners_read,
        extract(epoch FROM now() - begun_at)::float8,
        (SELECT sum(greatest(reltuples, 0))::bigint
@@ -284,7 +286,8 @@ SELECT after_id, after_owner, transfers_read, owners_read,
          WHERE oid = 'ledger_accounts'::regclass)
   FROM audit_sweep;
 
--- sweep_on: from where it was read to where a slice has come, unless another process has moved it.
+-- advance_sweep: move the progress from where it was read to the end of a slice. It changes nothing
+-- if another process has moved it.
 UPDATE audit_sweep
    SET after_id = %(to_id)s::uuid,
        after_owner = %(to_owner)s::bigint,
@@ -296,9 +299,9 @@ UPDATE audit_sweep
  WHERE after_id = %(from_id)s::uuid
    AND after_owner = %(from_owner)s::bigint;
 
--- rescue: transfers of a slice that are held and in no list go into the index of the due. There are
--- none, unless somebody has deleted lists by hand. One that is listed meanwhile does no harm in the
--- index either.
+-- rescue: transfers of a slice that are held but are in no handover list are added to the index of
+-- the due. This happens only if lists were deleted by hand. If a transfer is listed in the
+-- meantime, the index entry does no harm.
 UPDATE transfers AS t
    SET held = false,
        due_lane = t.lane
@@ -309,19 +312,18 @@ UPDATE transfers AS t
    AND NOT EXISTS (SELECT FROM handovers AS h WHERE t.id = ANY(h.ids))
 RETURNING t.id, t.lane, t.state;
 
--- verified: a full audit at one moment has found nothing wrong.
+-- verified: record that a full audit of one snapshot found no violation.
 UPDATE audit_sweep
    SET verified_at = greatest(verified_at, to_timestamp(%(at_us)s / 1000000.0));
 
--- sweep_age: for how long not everything has been verified.
+-- sweep_age: the age of the last complete verification.
 SELECT extract(epoch FROM now() - coalesce(verified_at, begun_at))::float8
   FROM audit_sweep;
 
--- owner_accounts: those of some owners whose accounts do not follow from the operations of these
--- owners' transfers. An owner who was paid by another is a suspect too, so all are returned: the
--- one that is wrong may be the last. Found by the index of the owners and the key of the
--- operations, so that a few owners cost a few rows. LATERAL with OFFSET, or all operations might be
--- read for a join.
+-- owner_accounts: the given owners whose accounts do not agree with the operations of their own
+-- transfers. An owner who was paid by another one is a suspect too, so all of them are returned:
+-- the wrong one may be the last. Found by the index of owners and the key of the operations, so
+-- that a few owners cost a few rows. LATERAL with OFFSET, because a join might read all operations.
 WITH steps AS (
     SELECT o.owner, o.book, o.asset_id, o.balance_after, o.delta, o.held_delta
       FROM every_transfer AS t
@@ -358,4 +360,4 @@ SELECT DISTINCT owner
   FROM (SELECT owner
           FROM walked
          GROUP BY owner, book, asset_id
-        HAVING bool_or(side <> 0) OR sum(held) <> 0) AS odd;
+        HAVING bool_or(side <> 0) OR sum(held) <> 0) AS wrong;

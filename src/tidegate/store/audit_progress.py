@@ -1,4 +1,4 @@
-"""The full audit in slices: how far it has come, kept in the store."""
+"""The progress of the full audit, which runs in slices, as kept in the store."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,14 +13,14 @@ ENDS = {"last_id": LAST_ID, "last_owner": LAST_OWNER}
 
 
 class AuditProgress(NamedTuple):
-    """Everything up to these ids and owners was judged since the sweep began."""
+    """All transfers up to this id and all owners up to this one were judged in this sweep."""
 
     id: UUID
     owner: int
-    transfers: int  # Judged so far.
-    owners: int
+    transfers: int  # Number judged so far.
+    owners: int  # Number judged so far.
     elapsed_s: float
-    about_transfers: int  # As the planner estimates.
+    about_transfers: int  # The planner's estimate of the total.
     about_owners: int
 
     @property
@@ -29,8 +29,8 @@ class AuditProgress(NamedTuple):
 
 
 async def current(store: PostgresStore, period_s: float) -> AuditProgress:
-    """The sweep under way; a new one, if the last is over and its time has passed."""
-    await store.run(STATEMENTS["sweep_anew"], {**ENDS, "period_s": period_s})
+    """The current sweep. Start a new one if the last has finished and the period is over."""
+    await store.run(STATEMENTS["restart_sweep"], {**ENDS, "period_s": period_s})
     [row] = await store.run(STATEMENTS["sweep"], {})
     return AuditProgress(*row)
 
@@ -38,7 +38,9 @@ async def current(store: PostgresStore, period_s: float) -> AuditProgress:
 async def advance(
     store: PostgresStore, begun: AuditProgress, reached: AuditProgress
 ) -> Sequence[tuple[UUID, str, str]]:
-    """Keep how far it has come; return what nobody would have asked about, with lane and state."""
+    """Store the progress. Return the transfers that no scan would have found, with lane and state;
+    they are due now.
+    """
     values = {
         "from_id": begun.id,
         "from_owner": begun.owner,
@@ -47,7 +49,7 @@ async def advance(
         "transfers": reached.transfers - begun.transfers,
         "owners": reached.owners - begun.owners,
     }
-    await store.run(STATEMENTS["sweep_on"], {**ENDS, **values})
+    await store.run(STATEMENTS["advance_sweep"], {**ENDS, **values})
     return await store.run(STATEMENTS["rescue"], {"from_id": begun.id, "to_id": reached.id})
 
 

@@ -1,4 +1,4 @@
-"""What the audit reads of a store: everything of one moment, in pages; and the brake it pulls."""
+"""The audit's reads of a store: one snapshot, read in pages; and the audit's halt."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,8 +21,8 @@ from tidegate.store.transaction import PostgresTransaction
 STATEMENTS = load("tidegate.store", "audit.sql")
 FIRST = UUID(int=0)
 BY_CREATION = {"mode": "on", "plans": "force_custom_plan"}
-AS_USUAL = {"mode": "off", "plans": "auto"}
-MAX_FOUND = 20  # Of one kind of fault: then somebody looks anyway.
+DEFAULT_PLANS = {"mode": "off", "plans": "auto"}
+MAX_FOUND = 20  # Findings of one kind: with so many, an operator must investigate anyway.
 
 _PARTIES = msgspec.json.Decoder(dict[str, Party])
 _EVIDENCE = msgspec.json.Decoder(dict[str, str])
@@ -31,7 +31,7 @@ Held = Mapping[tuple[int, int], int]  # By owner and asset.
 
 
 class AuditedRow(NamedTuple):
-    """A transfer as far as the audit looks at it."""
+    """The columns of a transfer that the audit needs."""
 
     id: UUID
     owner: int
@@ -43,7 +43,7 @@ class AuditedRow(NamedTuple):
     asset_id: int
     amount: int
     head_hash: bytes
-    keyed: bool  # Its caller's key leads to it.
+    keyed: bool  # Its caller's key belongs to it.
     fee: int = 0
 
 
@@ -56,7 +56,7 @@ class HistoryRow(NamedTuple):
 
 
 class LedgerRow(NamedTuple):
-    """One entry of what the ledger did under one key."""
+    """One operation of the ledger under one operation key."""
 
     transfer_id: UUID
     version: int
@@ -71,7 +71,7 @@ class LedgerRow(NamedTuple):
 
 
 class AuditCase(NamedTuple):
-    """A transfer with all that is known about it on our side."""
+    """A transfer with its history and its ledger operations."""
 
     row: AuditedRow
     history: Sequence[HistoryRow]
@@ -79,7 +79,7 @@ class AuditCase(NamedTuple):
 
 
 class FlowLeg(NamedTuple):
-    """The question of a state, as the history of other systems is counted by."""
+    """The role and the units that a state's answer adds to the sums of other systems."""
 
     flow: str
     state: str
@@ -88,7 +88,7 @@ class FlowLeg(NamedTuple):
 
 
 class AuditSnapshot:
-    """One moment of a store. It stays as it is however long the audit takes."""
+    """A snapshot of a store. It does not change while the audit runs."""
 
     def __init__(self, tx: PostgresTransaction, at_us: int) -> None:
         self._tx = tx
@@ -122,45 +122,51 @@ class AuditSnapshot:
         return await self._rows("ids", after=after, limit=limit)
 
     async def fresh(self, from_us: int, upto_us: int) -> Sequence[tuple[UUID, bool, int]]:
-        """Transfers created in that time: id, whether it has ended, and when it was created."""
-        await self._tx.post(STATEMENTS["bitmaps"], BY_CREATION)
+        """Transfers created in this time range: id, whether it has ended, and creation time."""
+        await self._tx.post(STATEMENTS["bitmaps"], BY_CREATION)  # Until the rows are read.
         rows = await self._rows("fresh", from_us=from_us, upto_us=upto_us)
-        await self._tx.post(STATEMENTS["bitmaps"], AS_USUAL)
+        await self._tx.post(STATEMENTS["bitmaps"], DEFAULT_PLANS)
         return rows
 
     async def known(self, ids: Sequence[UUID]) -> frozenset[UUID]:
         return frozenset(row[0] for row in await self._rows("seen", ids=uuids(ids)))
 
     async def cases(self, ids: Sequence[UUID]) -> Sequence[AuditCase]:
-        wanted = uuids(ids)
-        rows = await self._rows("rows", ids=wanted)
-        answers = await self._rows("answers", ids=wanted)
-        operations = await self._rows("operations", ids=wanted)
-        told = {id_: [_kept(a) for a in group] for id_, group in groupby(answers, lambda a: a[0])}
-        moved: dict[UUID, list[LedgerRow]] = {}
+        id_array = uuids(ids)
+        rows = await self._rows("rows", ids=id_array)
+        answers = await self._rows("answers", ids=id_array)
+        operations = await self._rows("operations", ids=id_array)
+        history = {
+            id_: [_history_row(row) for row in group]
+            for id_, group in groupby(answers, lambda row: row[0])
+        }
+        ledger: dict[UUID, list[LedgerRow]] = {}
         for o in operations:
-            moved.setdefault(o[0], []).append(LedgerRow(o[0], o[1], Account(*o[2:5]), *o[5:]))
-        return [AuditCase(r, told.get(r.id, ()), moved.get(r.id, ())) for r in map(_row, rows)]
+            ledger.setdefault(o[0], []).append(LedgerRow(o[0], o[1], Account(*o[2:5]), *o[5:]))
+        return [
+            AuditCase(row, history.get(row.id, ()), ledger.get(row.id, ()))
+            for row in map(_audited_row, rows)
+        ]
 
     async def strays(self, after: UUID, upto: UUID) -> Sequence[UUID]:
         rows = await self._rows("strays", after=after, upto=upto, limit=MAX_FOUND)
         return [row[0] for row in rows]
 
     async def accounts(self, owners: Sequence[int] | None = None) -> Sequence[Account]:
-        """Those that do not follow from their operations; of all owners, or of some."""
+        """Accounts that do not agree with their operations; of all owners, or of the given ones."""
         everyone, named = owners is None, numbers(owners or ())
         rows = await self._rows("accounts", everyone=everyone, owners=named, limit=MAX_FOUND)
         return [Account(*row) for row in rows]
 
     async def suspects(self, owners: Sequence[int]) -> Sequence[int]:
-        """Those of some owners whose accounts do not follow from their own transfers. All of them:
-        others may have paid them, and which one is wrong is not known yet.
+        """The given owners whose accounts do not agree with their own transfers. All are returned:
+        other owners may have paid them, so it is not known yet which account is wrong.
         """
         rows = await self._rows("owner_accounts", owners=numbers(owners))
         return [row[0] for row in rows]
 
     async def elsewhere(self, legs: Sequence[FlowLeg], read: Sequence[str]) -> Held:
-        """What systems other than those that are read hold, by their own answers."""
+        """The amounts in all systems but the ones in `read`, computed from their answers."""
         rows = await self._rows(
             "elsewhere",
             flows=texts(leg.flow for leg in legs),
@@ -175,37 +181,39 @@ class AuditSnapshot:
 @asynccontextmanager
 async def audit_snapshot(store: PostgresStore) -> AsyncIterator[AuditSnapshot]:
     async with store.session() as pipe:
-        opened = PostgresTransaction(pipe)
+        tx = PostgresTransaction(pipe)
         try:
-            opened.send(STATEMENTS["begin"], {})
-            [(at_us, *_)] = await opened.fetch(STATEMENTS["stand"], {})
-            yield AuditSnapshot(opened, at_us)
+            tx.send(STATEMENTS["begin"], {})
+            [(at_us, *_)] = await tx.fetch(STATEMENTS["snapshot_time"], {})
+            yield AuditSnapshot(tx, at_us)
         finally:
-            await pipe.roll_back()  # It has only read.
+            await pipe.roll_back()  # The transaction only read, so there is nothing to commit.
 
 
 class HaltOutcome(Enum):
-    """What came of pulling it."""
+    """The outcome of a halt by the audit."""
 
-    PULLED = auto()
-    HELD = auto()  # For the same reason, by an audit before this one.
-    RELEASED = auto()  # Somebody has released it since the moment of which we speak.
+    HALTED = auto()
+    ALREADY_HALTED = auto()  # By an earlier audit, for the same reason.
+    RESUMED = auto()  # An operator has resumed since the snapshot; nothing was halted.
 
 
 async def halt_for_audit(store: PostgresStore, reason: str, seen_us: int) -> HaltOutcome:
-    """Halt for what was seen at a moment, unless a person has resumed after it: look again then."""
+    """Halt because of what was found at `seen_us`. If an operator has resumed since then, do not
+    halt: the problem may be corrected, and the caller must read again.
+    """
     async with store.transaction() as tx:
-        tx.send(STATEMENTS["alone"], {})
+        tx.send(STATEMENTS["lock_halts"], {})
         values = {"seen_us": seen_us, "reason": reason}
-        [(held, released)] = await tx.fetch(STATEMENTS["brake"], values)
-        if held or released:
-            return HaltOutcome.HELD if held else HaltOutcome.RELEASED
+        [(halted, resumed)] = await tx.fetch(STATEMENTS["halt_status"], values)
+        if halted or resumed:
+            return HaltOutcome.ALREADY_HALTED if halted else HaltOutcome.RESUMED
         await tx.post(transaction.STATEMENTS["halt"], {"reason": reason, "actor": "audit"})
-        return HaltOutcome.PULLED
+        return HaltOutcome.HALTED
 
 
 class TransferFacts(NamedTuple):
-    """What an operation of a core must agree with."""
+    """The fields of a transfer with which a core's operation must agree."""
 
     version: int
     asset_id: int
@@ -214,7 +222,7 @@ class TransferFacts(NamedTuple):
 
 
 async def transfer_facts(store: PostgresStore, ids: Sequence[UUID]) -> Mapping[UUID, TransferFacts]:
-    """Transfers as they stand now, whatever moment is open."""
+    """The transfers as they are now, not as they are in an open snapshot."""
     rows = await store.run(STATEMENTS["seen"], {"ids": uuids(ids)})
     return {row[0]: TransferFacts(row[1], row[2], row[3], _PARTIES.decode(row[4])) for row in rows}
 
@@ -223,23 +231,23 @@ def _held(rows: Sequence[Any]) -> Held:
     return {(owner, asset_id): amount for owner, asset_id, amount in rows}
 
 
-def _row(row: Sequence[Any]) -> AuditedRow:
+def _audited_row(row: Sequence[Any]) -> AuditedRow:
     columns = list(row)
     columns[6] = _PARTIES.decode(columns[6])
     return AuditedRow(*columns)
 
 
-def _kept(row: Sequence[Any]) -> HistoryRow:
+def _history_row(row: Sequence[Any]) -> HistoryRow:
     _, version, first, waypoints, last, verb, answer, reason, evidence, actor, at_us, hashed = row
-    proof = NO_EVIDENCE if evidence is None else _EVIDENCE.decode(evidence)
+    decoded = NO_EVIDENCE if evidence is None else _EVIDENCE.decode(evidence)
     path = (first, *waypoints.split(), last)
     return HistoryRow(
-        HistoryEntry(version, path, verb, answer, reason, proof, actor), at_us, hashed
+        HistoryEntry(version, path, verb, answer, reason, decoded, actor), at_us, hashed
     )
 
 
 class AlertSign(NamedTuple):
-    """One thing that the alert rules look at."""
+    """One finding that the alert rules judge."""
 
     kind: str
     subject: str
@@ -254,7 +262,7 @@ class AlertSign(NamedTuple):
 
 
 async def alert_signs(store: PostgresStore, values: Mapping[str, object]) -> Sequence[AlertSign]:
-    """All signs at one moment; the bounds are in `values`."""
+    """All signs in one snapshot; `values` contains the limits."""
     async with store.transaction() as tx:
         await tx.post(STATEMENTS["bitmaps"], BY_CREATION)
         rows = await tx.fetch(STATEMENTS["watch"], {**values, "limit": MAX_FOUND})

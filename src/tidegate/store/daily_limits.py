@@ -21,7 +21,9 @@ class DailyTotal(NamedTuple):
 
 
 class DailyLimits:
-    """Judged in the transaction of the birth, so that two batches cannot pass together."""
+    """Checked in the transaction that creates the transfers, so that two batches together cannot
+    exceed a limit.
+    """
 
     def __init__(self, transfers: int | None, amounts: Mapping[int, int]) -> None:
         self.transfers = transfers
@@ -48,23 +50,23 @@ class DailyLimits:
         return verdicts
 
     def judge(self, request: Request, totals: dict[Key, DailyTotal]) -> Refusal | None:
-        """Each request sees those that were admitted before it in the batch."""
+        """Check one request and add it to the totals, so that the next requests count it too."""
         if request.flow != "internal_transfer":
             return None
-        whole, part = _keys(request)
-        if self.transfers is not None and totals[whole].transfers >= self.transfers:
+        all_assets, asset = _keys(request)
+        if self.transfers is not None and totals[all_assets].transfers >= self.transfers:
             return Refusal.DAILY_LIMIT_EXCEEDED
-        most = self.amounts.get(request.asset_id)
-        if most is not None and totals[part].amount + request.amount > most:
+        maximum = self.amounts.get(request.asset_id)
+        if maximum is not None and totals[asset].amount + request.amount > maximum:
             return Refusal.DAILY_AMOUNT_EXCEEDED
-        for key in (whole, part):
+        for key in (all_assets, asset):
             transfers, amount = totals[key]
-            totals[key] = DailyTotal(transfers + 1, amount + request.amount * (key is part))
+            totals[key] = DailyTotal(transfers + 1, amount + request.amount * (key is asset))
         return None
 
 
 class MemoryDailyLimits:
-    """The twin: the same rules over tables in memory."""
+    """The in-memory twin: the same rules over tables in memory."""
 
     def __init__(self, transfers: int | None, amounts: Mapping[int, int]) -> None:
         self._rules = DailyLimits(transfers, amounts)
@@ -88,7 +90,7 @@ class MemoryDailyLimits:
 
 
 def _limited(requests: Sequence[Request]) -> list[Key]:
-    """The rows that count these requests, in the order in which they are locked."""
+    """The keys of the rows that count these requests, in the order in which they are locked."""
     return sorted({key for r in requests if r.flow == "internal_transfer" for key in _keys(r)})
 
 

@@ -5,7 +5,8 @@ SELECT k.owner, k.asset_id, (now() AT TIME ZONE 'UTC')::date, 0, 0
  ORDER BY k.owner, k.asset_id
 ON CONFLICT DO NOTHING;
 
--- lock: a statement of its own, in one order; what it returns is what it has locked.
+-- lock: a separate statement that locks in sorted order, so that batches cannot deadlock. It
+-- returns the values as they are after the lock was granted.
 SELECT d.owner, d.asset_id, d.count, d.amount
   FROM daily_totals AS d
   JOIN unnest(%(owners)s::bigint[], %(assets)s::integer[]) AS k (owner, asset_id)
@@ -14,7 +15,7 @@ SELECT d.owner, d.asset_id, d.count, d.amount
  ORDER BY d.owner, d.asset_id
    FOR NO KEY UPDATE OF d;
 
--- add: what was admitted counts, whatever becomes of it.
+-- add: store the new totals. Every admitted transfer counts, however it ends.
 UPDATE daily_totals AS d
    SET count = k.count,
        amount = k.amount

@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL means for whoever may try again."""
+"""Turns an error of PostgreSQL into a fault that shows the caller whether to try again."""
 
 import psycopg
 
@@ -13,18 +13,18 @@ from tidegate.core.ports import (
 
 UNIQUE_VIOLATION, LOCK_TIMEOUT = "23505", "55P03"
 
-# Proof that nothing was done and that doing it again may succeed. Everything else is a fault of
-# the statement itself, or a lost connection, of which nothing is known.
+# These prove that nothing was done, and that a retry may succeed. All others are a fault of the
+# statement itself, or a lost connection, after which the outcome is unknown.
 RETRYABLE = frozenset({"25P03", "25P04", "40001", "40P01", "55P03", "57014"})
 RETRYABLE_CLASSES = ("57P0", "53", "08")
-READ_ONLY = "25006"  # As after a failover, on a session with what is now the standby.
+READ_ONLY = "25006"  # For example after a failover, on a session with the new standby.
 NOT_WRITABLE = {"53100": "full", READ_ONLY: "read-only"}
-# What does not tell whether a statement that was under way has happened.
+# After these it is unknown whether a running statement took effect.
 SILENT_CLASSES = ("57P0", "08")
 
 
 def as_fault(fault: psycopg.Error) -> StoreFault:
-    """Errors are told apart by SQLSTATE. A connection that is lost has none: try it again."""
+    """Classify an error by its SQLSTATE. A lost connection has none; it may be tried again."""
     code = fault.sqlstate
     lost = code is None and isinstance(fault, psycopg.OperationalError | psycopg.InterfaceError)
     silent = lost or bool(code and code.startswith(SILENT_CLASSES))
@@ -40,8 +40,8 @@ def as_fault(fault: psycopg.Error) -> StoreFault:
 
 
 def commit_fault(fault: psycopg.Error, xid: str | None) -> StoreFault:
-    """What an error in reply to COMMIT means: if it is silence, nobody knows what became of it."""
-    told = as_fault(fault)
-    if isinstance(told, StoreUnavailable) and told.silent:
+    """The fault for an error at COMMIT. Without a reply of the server the outcome is unknown."""
+    reported = as_fault(fault)
+    if isinstance(reported, StoreUnavailable) and reported.silent:
         return CommitUnknown(f"no reply to COMMIT: {fault}", xid)
-    return told
+    return reported

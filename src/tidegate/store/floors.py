@@ -19,5 +19,5 @@ class PostgresFloors:
         return horizon if oldest is None else min(horizon, oldest)
 
     async def raise_to(self, floor: UUID) -> UUID:
-        [(kept,)] = await self._store.run(STATEMENTS["raise"], {"floor": floor})
-        return UUID(int=kept.int)
+        [(raised,)] = await self._store.run(STATEMENTS["raise"], {"floor": floor})
+        return UUID(int=raised.int)

@@ -1,6 +1,7 @@
--- lowest: the horizon, or the oldest transfer that has not ended, or the oldest request of the
--- inbox that is not decided: it becomes a transfer under its id. One statement sees one moment, so
--- that none is overlooked on its way. Materialised, or the whole table is walked.
+-- lowest: the time of the database, and the lowest id of open transfers and undecided inbox
+-- requests; a request becomes a transfer under the same id. One statement reads one snapshot, so
+-- that a request that is just becoming a transfer is not missed. Materialised, because otherwise
+-- the whole table is scanned.
 WITH open AS MATERIALIZED (
     SELECT id
       FROM open_transfers
@@ -12,7 +13,7 @@ WITH open AS MATERIALIZED (
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        (SELECT id FROM open ORDER BY id LIMIT 1);
 
--- raise: it only rises. The row is locked by the update, so that of two floors the higher stays.
+-- raise: the floor only rises. The update locks the row, so that the higher of two floors stays.
 WITH raised AS (
     UPDATE id_floor
        SET floor = %(floor)s

@@ -1,4 +1,4 @@
-"""Constraints out of flow tables: the database itself refuses an answer that no flow allows."""
+"""Builds constraints from flow tables: the database refuses an answer that no flow allows."""
 
 import hashlib
 import json
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from tidegate.core.flow import FEES, Ask, End, Flow
 from tidegate.core.sql import texts
 
-# Between the parts of an answer. No state of an installed flow has one in its name, so that the
-# parts of a row can be joined into such a text in one way only, whatever they hold.
+# Separates the parts of an answer. No state of an installed flow has a tab in its name, so two
+# different rows never join to the same text.
 TAB = "\t"
 
 
 class FlowRules(NamedTuple):
-    """What a flow allows, as the table flow_rules keeps it."""
+    """The answers and states that a flow allows, as stored in the table flow_rules."""
 
     flow: str
     answers: list[str]
@@ -29,10 +29,11 @@ def rules_of(flow: Flow) -> FlowRules:
 
 
 def history_rule(installed: Iterable[FlowRules]) -> str:
-    """Only answers of the flow may enter the history, the first one with its way from birth.
+    """The condition for history rows: only answers of the flow. The first answer of a transfer
+    contains its path from the initial state.
 
-    Of a flow that is not installed nothing is known: the condition is NULL, and the row passes. No
-    column that is read here can be NULL.
+    For a flow that is not installed the condition is NULL, and the row is accepted. None of the
+    columns read here can be NULL.
     """
     allowed = _constant({rules.flow: rules.answers for rules in installed})
     answered = "least(version, 1), from_state, waypoints, to_state, verb, answer"
@@ -40,7 +41,9 @@ def history_rule(installed: Iterable[FlowRules]) -> str:
 
 
 def state_rule(installed: Iterable[FlowRules]) -> str:
-    """A transfer rests only where the flow asks something or ends, and an end has no lane."""
+    """The condition for transfers: they rest only in an asking state or an end, and only an end
+    has no lane.
+    """
     allowed = _constant({rules.flow: rules.rests for rules in installed})
     return f"({allowed} -> flow)\n ? (CASE WHEN lane IS NULL THEN 'end ' ELSE 'ask ' END || state)"
 
@@ -50,14 +53,15 @@ def quoted(text: str) -> str:
 
 
 def _constant(allowed: Mapping[str, Sequence[str]]) -> str:
-    """All flows in one constant. The server reads a constraint anew for every statement, and of all
-    forms that were measured this is the smallest (decision 32)."""
+    """All flows in one constant. The server parses a constraint again for every statement, and this
+    is the smallest of all forms that were measured (decision 32).
+    """
     return quoted(json.dumps(allowed, ensure_ascii=False, sort_keys=True)) + "::jsonb"
 
 
-def _answers(flow: Flow, between: str) -> set[str]:
+def _answers(flow: Flow, separator: str) -> set[str]:
     return {
-        between.join(
+        separator.join(
             (
                 "0" if edge.first else "1",
                 edge.path[0],
@@ -96,18 +100,19 @@ def _state_check(flow: Flow) -> str:
 
 
 def older_checks(flow: Flow) -> tuple[str, str]:
-    """The constraints flow_<name> on history and transfers, as versions before 0019 made them."""
+    """The constraints flow_<name> on history and transfers, as before migration 0019."""
     return _history_check(flow), _state_check(flow)
 
 
 @lru_cache(maxsize=256)
 def checksum(flow: Flow) -> str:
-    """Of all that the database enforces or shows of a flow. Processes of older versions compare it,
-    so it is made of the constraints in their older form."""
+    """The checksum of everything that the database enforces or shows of a flow. Processes of older
+    versions compare it, so it is computed from the older form of the constraints.
+    """
     shown = [(str(s), str(r.place), flow.codes.get(s)) for s, r in sorted(flow.rows.items())]
     parts = [*older_checks(flow), repr(shown)]
     if FEES in flow.roles:
-        # A program whose flow takes no fee must not ask about transfers that carry one.
+        # A program whose flow has no fee must not process transfers with a fee.
         parts.append(FEES)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -117,5 +122,5 @@ def checksums(flows: Iterable[Flow]) -> dict[str, str]:
 
 
 def differing(installed: Mapping[str, str], flows: Iterable[Flow]) -> list[str]:
-    """The flows whose table in the database is not the one of this program."""
+    """The flows whose table in the database differs from the one in this program."""
     return [flow.name for flow in flows if installed.get(flow.name) != checksum(flow)]

@@ -1,9 +1,9 @@
-"""Installing flows: what each allows goes into a table, and from there into one constraint for all.
+"""Installs flows: their rules are stored in a table, and one constraint is built from all rules.
 
-The constraint of each table is compared with the rules that are kept, and made again if it differs.
-So an installation that was killed, at any line, is completed by the next one. A changed flow is
-checked against all rows in the transaction that installs it. Where a flow is the same and only its
-constraint is replaced, rows are checked afterwards, beside the engine.
+The constraint of each table is compared with the stored rules, and built again if it differs. So
+the next installation completes one that was killed at any line. A changed flow is checked against
+all rows in the transaction that installs it. If a flow is the same and only its constraint is
+replaced, the rows are checked afterwards, while the engine runs.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from tidegate.store.flow_checks import (
 from tidegate.store.schemas import MigrationRefused, identifier, set_path
 
 CONSTRAINT = "flow_rules"
-# Transfers first, as the engine locks. An archived transfer is judged by its flow for ever, and so
-# holds a change of it up as well.
+# Transfers first, in the order in which the engine locks. Archived transfers must fit their flow
+# too, so they can refuse a change of a flow.
 CHECKED: Mapping[str, Callable[[Iterable[FlowRules]], str]] = {
     "transfers": state_rule,
     "history": history_rule,
@@ -38,18 +38,18 @@ CHECKED: Mapping[str, Callable[[Iterable[FlowRules]], str]] = {
 def install(
     connection: psycopg.Connection, path: Sequence[str], flows: Sequence[Flow]
 ) -> Iterator[str]:
-    """Install the flows, and yield what was changed."""
+    """Install the flows, and yield the changes."""
     with connection.transaction():
         set_path(connection, path)
-        changed, joining = _keep(connection, flows)
+        changed, unchanged = _store_rules(connection, flows)
         if changed:
             _replace_all(connection)
     for table in CHECKED:
-        # A transaction for each: whoever locks two tables of a working engine can deadlock with it.
+        # One transaction per table: one that locks two tables can deadlock with a running engine.
         with connection.transaction(), _lockable(table):
             set_path(connection, path)
             _replace(connection, table)
-    yield from (f"flow {flow.name}" for flow in flows if flow in changed or flow in joining)
+    yield from (f"flow {flow.name}" for flow in flows if flow in changed or flow in unchanged)
     for table in CHECKED:
         with connection.transaction(), _lockable(table):
             set_path(connection, path)
@@ -58,81 +58,86 @@ def install(
             yield f"{CONSTRAINT} of {table}"
 
 
-def _keep(connection: psycopg.Connection, flows: Sequence[Flow]) -> tuple[list[Flow], list[Flow]]:
-    """Write down what the flows allow; return those that changed, and those that an older version
-    installed as they are."""
+def _store_rules(
+    connection: psycopg.Connection, flows: Sequence[Flow]
+) -> tuple[list[Flow], list[Flow]]:
+    """Store the rules of the flows. Return the flows that changed, and those that are unchanged but
+    have no stored rules yet, because an older version installed them.
+    """
     for flow in flows:
         identifier(f"flow_{flow.name}")
         if any(TAB in state for state in flow.rows):
-            raise MigrationRefused(f"flow {flow.name}: the name of a state has a tab in it")
+            raise MigrationRefused(f"flow {flow.name}: the name of a state contains a tab")
     rows = connection.execute("SELECT flow, checksum FROM flow_tables").fetchall()
     installed: Mapping[str, str] = dict(rows)
-    kept = {rules.flow for rules in _kept(connection)}
+    with_rules = {rules.flow for rules in _stored_rules(connection)}
     named = {flow.name for flow in flows}
-    if CONSTRAINT.removeprefix("flow_") in installed.keys() - kept - named:
+    if CONSTRAINT.removeprefix("flow_") in installed.keys() - with_rules - named:
         raise MigrationRefused(
             f"an older version gave the name {CONSTRAINT} to the constraint of a flow: first run"
             " `tidegate migrate`, or `migrate()`, of the program that has this flow"
         )
     changed = [flow for flow in flows if installed.get(flow.name) != checksum(flow)]
-    joining = [flow for flow in flows if flow not in changed and flow.name not in kept]
-    for flow in (*changed, *joining):
+    unchanged = [flow for flow in flows if flow not in changed and flow.name not in with_rules]
+    for flow in (*changed, *unchanged):
         connection.execute("DELETE FROM flow_rules WHERE flow = %s", (flow.name,))
         connection.execute("INSERT INTO flow_rules VALUES (%s, %s, %s)", rules_of(flow))
     for flow in changed:
         show(connection, flow)
-    return changed, joining
+    return changed, unchanged
 
 
 def show(connection: psycopg.Connection, flow: Flow) -> None:
-    """Keep the checksum of a flow, and its states for the views."""
+    """Store the checksum of a flow, and its states for the views."""
     for table in ("flow_tables", "flow_states"):
-        forget = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(table))
-        connection.execute(forget, (flow.name,))
+        delete = sql.SQL("DELETE FROM {} WHERE flow = %s").format(sql.Identifier(table))
+        connection.execute(delete, (flow.name,))
     connection.execute("INSERT INTO flow_tables VALUES (%s, %s)", (flow.name, checksum(flow)))
-    for state, place in flow.rows.items():
+    for state, row in flow.rows.items():
         connection.execute(
             "INSERT INTO flow_states (flow, state, place, is_end, code)"
             " VALUES (%s, %s, %s, %s, %s)",
-            (flow.name, state, place.place, isinstance(place, End), flow.codes.get(state)),
+            (flow.name, state, row.place, isinstance(row, End), flow.codes.get(state)),
         )
 
 
-def _kept(connection: psycopg.Connection) -> list[FlowRules]:
-    found = connection.execute("SELECT flow, answers, rests FROM flow_rules ORDER BY flow")
-    return [FlowRules(*row) for row in found.fetchall()]
+def _stored_rules(connection: psycopg.Connection) -> list[FlowRules]:
+    cursor = connection.execute("SELECT flow, answers, rests FROM flow_rules ORDER BY flow")
+    return [FlowRules(*row) for row in cursor.fetchall()]
 
 
 def _replace_all(connection: psycopg.Connection) -> None:
-    """Check all rows by the new rules while nobody writes. If one contradicts, nothing changes."""
+    """Check all rows against the new rules while the tables are locked against writes. If a row
+    violates them, nothing changes.
+    """
     for table in CHECKED:
         try:
-            # A savepoint: if a row contradicts the rules, we ask for its flow afterwards.
+            # A savepoint, so that the flow of a row that violates the rules can be looked up.
             with connection.transaction(), _lockable(table):
                 _replace(connection, table, "")
         except psycopg.errors.CheckViolation as fault:
             raise MigrationRefused(
-                f"flow {_contradicted(connection, table)}: {table} holds rows that its new table"
-                " does not allow; the old one stays in force"
+                f"flow {_violated_flow(connection, table)}: {table} has rows that the new version"
+                " of this flow does not allow; the old version stays in force"
             ) from fault
 
 
 def _replace(connection: psycopg.Connection, table: str, checked: str = "NOT VALID") -> None:
-    """Let a table hold only what the installed flows allow, unless its constraint says so already.
+    """Replace the constraint of a table, unless it is already built from the stored rules.
 
-    The constraint's comment says which rules it was made of. The flows' older constraints go in the
-    same statement.
+    The comment on the constraint contains a hash of these rules. The same statement drops the
+    separate constraints that older versions made for each flow.
     """
-    rules = _kept(connection)
+    rules = _stored_rules(connection)
     rule = CHECKED[table](rules)
     mark = f"made of the table flow_rules: {hashlib.sha256(rule.encode()).hexdigest()}"
-    made = connection.execute(
+    existing = connection.execute(
         "SELECT FROM pg_constraint"
         " WHERE conrelid = %s::regclass AND conname = %s AND contype = 'c'"
         " AND obj_description(oid, 'pg_constraint') = %s",
         (table, CONSTRAINT, mark),
     ).fetchone()
-    if made is not None or not rules:
+    if existing is not None or not rules:
         return
     names = {CONSTRAINT, *(f"flow_{flow}" for flow, _, _ in rules)}
     changes = [
@@ -148,13 +153,13 @@ def _replace(connection: psycopg.Connection, table: str, checked: str = "NOT VAL
 
 
 def _validate(connection: psycopg.Connection, table: str) -> bool:
-    """Check the rows that were there before the constraint. The engine goes on meanwhile."""
-    open_ = connection.execute(
+    """Check the rows that are older than the constraint. The engine can run meanwhile."""
+    not_validated = connection.execute(
         "SELECT FROM pg_constraint"
         " WHERE conrelid = %s::regclass AND conname = %s AND NOT convalidated",
         (table, CONSTRAINT),
     ).fetchone()
-    if open_ is None:
+    if not_validated is None:
         return False
     validate = sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}")
     try:
@@ -162,20 +167,20 @@ def _validate(connection: psycopg.Connection, table: str) -> bool:
             connection.execute(validate.format(sql.Identifier(table), sql.Identifier(CONSTRAINT)))
     except psycopg.errors.CheckViolation as fault:
         raise MigrationRefused(
-            f"flow {_contradicted(connection, table)}: {table} holds rows that its table does not"
+            f"flow {_violated_flow(connection, table)}: {table} has rows that this flow does not"
             " allow. They were written while a constraint was missing; new rows are checked. Find"
-            " out who wrote them, correct them, and run `tidegate migrate` again"
+            " out what wrote them, correct them, and run `tidegate migrate` again"
         ) from fault
     return True
 
 
-def _contradicted(connection: psycopg.Connection, table: str) -> str:
-    """The flow of a row that the rules do not allow. Reads the table to the first such row."""
-    rule = CHECKED[table](_kept(connection))
+def _violated_flow(connection: psycopg.Connection, table: str) -> str:
+    """The flow of a row that violates the rules. Reads the table up to the first such row."""
+    rule = CHECKED[table](_stored_rules(connection))
     statement = sql.SQL("SELECT flow FROM {} WHERE NOT ({}) LIMIT 1")
-    found = connection.execute(statement.format(sql.Identifier(table), sql.SQL(rule))).fetchone()
-    # Of a row that was moved to the archive just now, nothing is left here.
-    return str(found[0]) if found else "unknown"
+    row = connection.execute(statement.format(sql.Identifier(table), sql.SQL(rule))).fetchone()
+    # The row may have been moved to the archive in the meantime.
+    return str(row[0]) if row else "unknown"
 
 
 @contextmanager
@@ -184,6 +189,6 @@ def _lockable(table: str) -> Iterator[None]:
         yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as fault:
         raise MigrationRefused(
-            f"{table} is locked by another session. What was installed stays in force: run"
-            " `tidegate migrate` again"
+            f"{table} is locked by another session. The flows that were installed stay in force."
+            " Run `tidegate migrate` again"
         ) from fault

@@ -1,4 +1,4 @@
-"""The inbox: what programs with access to the database have asked for, and its twin in memory."""
+"""The inbox: transfers that programs request in the database; on PostgreSQL and in memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tidegate.core.answers import bounded
-from tidegate.core.ports import Behind, FlowChecksums, InboxRequest, nothing
+from tidegate.core.ports import AfterLock, FlowChecksums, InboxRequest, no_action
 from tidegate.core.sql import load, texts, uuids
 from tidegate.store.rows import table_columns
 
@@ -33,11 +33,11 @@ class PostgresInbox:
         return [InboxRequest(*row)._replace(terms=_TERMS.decode(row[5])) for row in rows]
 
     async def take(
-        self, tx: "PostgresTransaction", ids: Sequence[UUID], behind: Behind = nothing
+        self, tx: "PostgresTransaction", ids: Sequence[UUID], after_lock: AfterLock = no_action
     ) -> Sequence[UUID]:
-        sent = tx.send(STATEMENTS["take"], {"ids": uuids(ids)})
-        await behind()
-        return [row[0] for row in await tx.rows(sent)]
+        reply = tx.send(STATEMENTS["take"], {"ids": uuids(ids)})
+        await after_lock()
+        return [row[0] for row in await tx.rows(reply)]
 
     async def decide(self, tx: "PostgresTransaction", outcomes: Mapping[UUID, str | None]) -> None:
         values = {"ids": uuids(outcomes), "refusals": texts(outcomes.values())}
@@ -55,7 +55,7 @@ class PostgresInbox:
 
 
 class MemoryInboxRow(NamedTuple):
-    """A row of the twin: a request, with the columns that only the store needs."""
+    """A row of the in-memory inbox: a request, with the columns that only the store needs."""
 
     request: InboxRequest
     due_us: int
@@ -71,7 +71,7 @@ class MemoryInbox:
 
     async def claim(self, flows: FlowChecksums, limit: int) -> Sequence[InboxRequest]:
         await self._store.pause()
-        known = self._store.ours(flows)
+        runnable = self._store.ours(flows)
         tables, now_us = self._store.tables, self._store.now_us()
         rows, claimed = tables.rows[INBOX], []
         waiting = [
@@ -79,23 +79,23 @@ class MemoryInbox:
             for key, row in rows.items()
             if row.outcome is None
             and row.due_us <= now_us
-            and row.request.flow in known
+            and row.request.flow in runnable
             and (INBOX, key) not in tables.holders
         ]
         for _, key in sorted(waiting)[:limit]:
-            asked = rows[key].request
-            expired = asked.expires_us is not None and asked.expires_us <= now_us
-            asked = asked._replace(attempts=asked.attempts + 1, expired=expired)
+            request = rows[key].request
+            expired = request.expires_us is not None and request.expires_us <= now_us
+            request = request._replace(attempts=request.attempts + 1, expired=expired)
             leased_us = now_us + round(self._store.lease_s * 1_000_000)
-            rows[key] = rows[key]._replace(request=asked, due_us=leased_us)
-            claimed.append(asked)
+            rows[key] = rows[key]._replace(request=request, due_us=leased_us)
+            claimed.append(request)
         return claimed
 
     async def take(
-        self, tx: "TwinTransaction", ids: Sequence[UUID], behind: Behind = nothing
+        self, tx: "TwinTransaction", ids: Sequence[UUID], after_lock: AfterLock = no_action
     ) -> Sequence[UUID]:
         await tx.lock(INBOX, sorted(ids))
-        await behind()
+        await after_lock()
         return [id_ for id_ in ids if tx.get(INBOX, id_).outcome is None]
 
     async def decide(self, tx: "TwinTransaction", outcomes: Mapping[UUID, str | None]) -> None:
@@ -113,7 +113,7 @@ class MemoryInbox:
                 rows[id_] = rows[id_]._replace(due_us=due_us, error=bounded(reason))
 
     def make_due(self, late_us: int, now_us: int, limit: int) -> int:
-        """What is due too far away, because the clock was set back, is due now."""
+        """Make requests due now whose due time is after `late_us`: the clock was set back."""
         rows, holders = self._store.tables.rows[INBOX], self._store.tables.holders
         late = [k for k, row in rows.items() if not row.outcome and row.due_us > late_us]
         free = [key for key in late if (INBOX, key) not in holders][:limit]

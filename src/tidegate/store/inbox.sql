@@ -1,4 +1,4 @@
--- claim: lease what waits in the inbox, the oldest first, of flows whose installed table is ours.
+-- claim: lease due requests, earliest due first, of the flows whose installed table is ours.
 WITH due AS MATERIALIZED (
     SELECT id
       FROM inbox
@@ -22,7 +22,8 @@ RETURNING i.id, i.owner, i.flow, i.asset_id, i.amount, i.terms::text, i.space, i
           (extract(epoch FROM i.expires_at) * 1000000)::bigint,
           coalesce(i.expires_at <= now(), false), i.attempts;
 
--- take: in one order; what another process has decided meanwhile is left out.
+-- take: lock requests in id order, so that batches cannot deadlock. Requests that another process
+-- has decided in the meantime are left out.
 SELECT id
   FROM inbox
  WHERE id = ANY(%(ids)s::uuid[])
@@ -30,7 +31,7 @@ SELECT id
  ORDER BY id
    FOR NO KEY UPDATE;
 
--- decide: what became of requests that are locked.
+-- decide: store the outcome of locked requests.
 UPDATE inbox AS i
    SET outcome = CASE WHEN d.refusal IS NULL THEN 'created' ELSE 'refused' END,
        refusal = d.refusal,
@@ -39,12 +40,12 @@ UPDATE inbox AS i
   FROM unnest(%(ids)s::uuid[], %(refusals)s::text[]) AS d (id, refusal)
  WHERE i.id = d.id;
 
--- postpone: they stay, and wait.
+-- postpone: leave requests undecided and make them due later.
 UPDATE inbox AS i
    SET due_at = now() + %(delay_s)s * interval '1 second',
        error = %(reason)s
  WHERE i.id = ANY(%(ids)s::uuid[])
    AND i.outcome IS NULL;
 
--- forget: some of those that were decided long ago.
+-- forget: delete some requests that were decided long ago.
 SELECT forget_requests(%(older_s)s, %(limit)s);

@@ -1,4 +1,4 @@
-"""The lists of the twin: what processes hold in memory, and when that is due for all."""
+"""Handover lists of the in-memory store: which transfers a process holds, and until when."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,18 +9,18 @@ from tidegate.store.memory_tables import HANDOVERS, TRANSFERS, MemoryRow, Memory
 if TYPE_CHECKING:
     from tidegate.store.memory_transaction import TwinTransaction
 
-DELETED_EARLY_S = 1.0  # After the handover: most of what a list names has ended by then.
+DELETED_EARLY_S = 1.0  # Lists of this age are checked: most of their transfers have ended by then.
 
 
 class Handover(NamedTuple):
-    """What one transaction has handed over inside its process: not due before it lapses."""
+    """The transfers that one transaction handed over inside its process; not due until then."""
 
     until_s: float
     ids: Sequence[UUID]
 
 
 def hand_over(tx: "TwinTransaction", ids: Sequence[UUID], until_s: float) -> None:
-    """Rows that this transaction writes are held, and listed."""
+    """Mark rows that this transaction writes as held, and list them."""
     for id_ in ids:
         row: MemoryRow = tx.get(TRANSFERS, id_)
         tx.put(TRANSFERS, id_, row._replace(held=True))
@@ -30,12 +30,12 @@ def hand_over(tx: "TwinTransaction", ids: Sequence[UUID], until_s: float) -> Non
 
 
 def lapse(tables: MemoryTables, now_s: float, lease_s: float) -> None:
-    """What is held when its lease is over is due like everything else. A list is deleted when
-    none of its transfers is held any more; of a row that is locked this is not known.
+    """Rows that are still held when their lease is over become due like all others. A list is
+    deleted when none of its transfers is held any more; for a locked row this is not known.
     """
     lists: dict[int, Handover] = tables.rows[HANDOVERS]  # type: ignore[assignment]
     horizon_s = now_s + max(lease_s - DELETED_EARLY_S, 0.0)
-    for number in [number for number, listed in lists.items() if listed.until_s <= horizon_s]:
+    for number in [number for number, entry in lists.items() if entry.until_s <= horizon_s]:
         until_s, ids = lists[number]
         held = [id_ for id_ in ids if _is_held(tables, id_)]
         free = [id_ for id_ in held if until_s <= now_s and (TRANSFERS, id_) not in tables.holders]
@@ -51,7 +51,7 @@ def listed(tables: MemoryTables) -> frozenset[UUID]:
 
 
 def lapse_all(tables: MemoryTables, now_s: float) -> None:
-    """A list that would be looked at too late is looked at by the next scan."""
+    """Let the next scan read all lists, after the clock was set back."""
     lists = tables.rows[HANDOVERS]
     lists |= {
         number: handover._replace(until_s=min(handover.until_s, now_s))

@@ -1,4 +1,4 @@
-"""What the twin notes beside transfers: halts, unreachable lanes, and the latest time seen."""
+"""State of the in-memory store besides transfers: halts, outages of lanes, and the clock."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ from tidegate.store.rows import PROBES_KEPT
 if TYPE_CHECKING:
     from tidegate.store.memory_tables import MemoryRow
 
-FRESH_US, FUTURE_US = 120_000_000, 5_000_000  # An outage noted within this time goes on.
+FRESH_US, FUTURE_US = 120_000_000, 5_000_000  # An outage with a probe in this range is current.
 STEP_US, KEPT_US = 2_000_000, 4_000_000
-NOTHING = Outage("", 0, 0, (), "")
+NO_OUTAGE = Outage("", 0, 0, (), "")
 
 
 class MemoryHalts:
-    """One for each halt, whatever others are in force."""
+    """The halts in force. Each is added and ended by itself."""
 
     def __init__(self) -> None:
         self._halts: dict[int, Halt] = {}
@@ -36,47 +36,47 @@ class MemoryHalts:
         return list(self._halts.values())[:MAX_HALTS]
 
     def end(self, ids: Sequence[int] | None = None) -> Sequence[Halt]:
-        """Those named, or all."""
+        """End the halts named, or all, and return them."""
         ended = [halt for halt in self._halts.values() if ids is None or halt.id in ids]
         for halt in ended:
             del self._halts[halt.id]
         return ended
 
 
-def outage_noted(known: Outage | None, noted: Outage) -> Outage:
-    """One more attempt that failed; the first begins anew."""
-    if known is None or noted.attempts == 1:
+def outage_noted(before: Outage | None, noted: Outage) -> Outage:
+    """The outage after one more failed attempt. The first attempt starts a new outage."""
+    if before is None or noted.attempts == 1:
         return noted
-    probed_us = [*known.probed_us, *noted.probed_us][-PROBES_KEPT:]
-    return noted._replace(since_us=known.since_us, probed_us=probed_us)
+    probed_us = [*before.probed_us, *noted.probed_us][-PROBES_KEPT:]
+    return noted._replace(since_us=before.since_us, probed_us=probed_us)
 
 
 def outages(rows: Mapping[Hashable, Outage], now_us: int) -> Sequence[Outage]:
-    """Of each lane that is unreachable now, by the worker that has tried most often."""
-    found: dict[str, Outage] = {}
+    """For each lane that is unreachable now, the outage of the worker with the most attempts."""
+    longest: dict[str, Outage] = {}
     for outage in rows.values():
         fresh = -FUTURE_US <= now_us - outage.probed_us[-1] <= FRESH_US
-        if fresh and outage.attempts > found.get(outage.lane, NOTHING).attempts:
-            found[outage.lane] = outage
-    return list(found.values())
+        if fresh and outage.attempts > longest.get(outage.lane, NO_OUTAGE).attempts:
+            longest[outage.lane] = outage
+    return list(longest.values())
 
 
 def is_late(row: "MemoryRow", late_s: float, now_us: int) -> bool:
-    """Whether an open row is due too far away, or was answered in the future."""
+    """Whether an open row is due after `late_s`, or was updated in the future."""
     future = row.due_s > late_s or row.transfer.updated_us > now_us + STEP_US
     return row.transfer.lane is not None and future
 
 
 def due_now(row: "MemoryRow", now_us: int) -> "MemoryRow":
-    """It has waited since now at the earliest: no answer is from the future."""
+    """Make a row due now. Its last update is at most now: no answer is from the future."""
     updated_us = min(row.transfer.updated_us, now_us)
     return row._replace(
         transfer=replace(row.transfer, updated_us=updated_us), due_s=now_us / 1_000_000, held=False
     )
 
 
-def behind(latest_us: int, now_us: int) -> tuple[float, int]:
-    """By how much the clock was set back, and the latest time to be kept."""
+def clock_step(latest_us: int, now_us: int) -> tuple[float, int]:
+    """By how many seconds the clock was set back, and the latest time to store."""
     behind_us = latest_us - now_us
     if behind_us > STEP_US:
         return behind_us / 1_000_000, now_us
@@ -84,19 +84,19 @@ def behind(latest_us: int, now_us: int) -> tuple[float, int]:
 
 
 def after(at_us: int, seconds: float) -> float:
-    """To the microsecond, which is how exactly the database keeps time."""
+    """The time in seconds, rounded to microseconds, which is the resolution of the database."""
     return (at_us + round(seconds * 1_000_000)) / 1_000_000
 
 
 def expires_s(at_us: int, move: Move) -> float | None:
-    """When a transfer that is created expires, if it does."""
+    """When a transfer that is being created expires; None if it does not."""
     if move.expiry is None:
         return None
     after_s, ends_us = move.expiry
     return ends_us / 1_000_000 if ends_us is not None else after(at_us, after_s or 0.0)
 
 
-def deadline_s(at_us: int, move: Move, ends_s: float | None) -> float | None:
-    """Of the state in which a move leaves its transfer. One that expires goes by that."""
-    lasts_s = move.deadline_s
-    return None if lasts_s is None else ends_s or after(at_us, lasts_s)
+def deadline_s(at_us: int, move: Move, expiry_s: float | None) -> float | None:
+    """The deadline of the state after the move. If the transfer expires, it is that time."""
+    limit_s = move.deadline_s
+    return None if limit_s is None else expiry_s or after(at_us, limit_s)

@@ -1,4 +1,4 @@
-"""The store's twin for simulation: the same contract over tables in memory."""
+"""The in-memory twin of the store, for simulation: the same contract over tables in memory."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from tidegate.core.ids import first_id, id_time_us
 from tidegate.core.kind import Transfer, TransferKind
 from tidegate.core.moves import Moves
 from tidegate.core.ports import (
-    Behind,
+    AfterLock,
     BelowFloor,
     CommitUnknown,
     FlowChecksums,
@@ -26,7 +26,7 @@ from tidegate.core.ports import (
     RequestKey,
     StoreFault,
     StoreUnavailable,
-    nothing,
+    no_action,
 )
 from tidegate.core.transfer import Move
 from tidegate.store import memory_state
@@ -75,7 +75,7 @@ class MemoryStore:
         return TwinTransaction(self.tables, self.now_us(), self.lock_s)
 
     def pause(self) -> Awaitable[None]:
-        """Where a statement outside a transaction goes to the server."""
+        """Let other tasks run, as PostgreSQL would while it runs a statement."""
         return yield_once()
 
     async def _commit(self, tx: TwinTransaction) -> None:
@@ -98,7 +98,7 @@ class MemoryStore:
         now, holders = self.clock(), self.tables.holders
         lapse(self.tables, now, self.lease_s)
         rows: dict[Any, MemoryRow] = self.tables.rows[TRANSFERS]
-        # With their numbers, which are compared faster than ids, and their order is the same.
+        # Sorted with the numbers of the ids: these have the same order and compare faster.
         due = [
             (due_s, key.int, key)
             for key, (transfer, due_s, _, _, held) in rows.items()
@@ -114,20 +114,20 @@ class MemoryStore:
             transfer, _, deadline_s, ends_s, _ = rows[key]
             if transfer.kind.flow in ours and (TRANSFERS, key) not in holders:
                 leased_until_s = leased_until_s or _after(self.now_us(), self.lease_s)
-                counted = replace(transfer, kind=_asked_once_more(transfer.kind))
+                counted = replace(transfer, kind=_with_attempt(transfer.kind))
                 rows[key] = row = row_of((counted, leased_until_s, deadline_s, ends_s, False))
-                claimed.append(self._given(row))
+                claimed.append(self._as_read(row))
         return claimed
 
     async def lock(
-        self, tx: TwinTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
+        self, tx: TwinTransaction, transfers: Sequence[Transfer], after_lock: AfterLock = no_action
     ) -> Sequence[Transfer]:
         await tx.lock(TRANSFERS, sorted([t.id for t in transfers], key=_number))
-        await behind()
-        fresh = [_as_counted(tx, t) for t in transfers]
-        if all(map(is_, fresh, transfers)):
+        await after_lock()
+        current = [_as_counted(tx, t) for t in transfers]
+        if all(map(is_, current, transfers)):
             return transfers
-        return [t for t in fresh if t is not None]
+        return [t for t in current if t is not None]
 
     async def reserve(self, tx: TwinTransaction, keys: Sequence[RequestKey]) -> None:
         await tx.pause()
@@ -139,17 +139,17 @@ class MemoryStore:
     async def write(
         self, tx: TwinTransaction, moves: Moves, leased: Sequence[bool]
     ) -> Sequence[Transfer]:
-        """As many pauses as the real one has statements: one, or one more for attempts."""
+        """It pauses once per statement of PostgresStore: one, and one more for attempts."""
         if moves.created:
             await tx.pause()
         else:
-            # They are locked already. Whoever comes without that waits for what is met.
-            standing = [t.id for t in moves.transfers if _stands(tx, t)]
-            await tx.lock(TRANSFERS, sorted(standing, key=_number))
+            # Callers have locked the rows. If one has not, this waits for them, as an UPDATE would.
+            current = [t.id for t in moves.transfers if _is_current(tx, t)]
+            await tx.lock(TRANSFERS, sorted(current, key=_number))
         batch = written(moves, leased, tx.at_us)
-        pairs = zip(batch.rows, batch.chains(), leased, strict=True)
-        for row, (after, hashes, asked) in enumerate(pairs):
-            self._row(tx, moves.move(row), after, hashes, asked)
+        results = zip(batch.rows, batch.chains(), leased, strict=True)
+        for row, (after, hashes, is_leased) in enumerate(results):
+            self._row(tx, moves.move(row), after, hashes, is_leased)
         hand_over(tx, batch.held(), _after(tx.at_us, self.lease_s))
         if any(group.step.attempt for group in moves.groups):
             await tx.pause()
@@ -158,18 +158,18 @@ class MemoryStore:
     def _row(
         self, tx: TwinTransaction, move: Move, after: Transfer, hashes: list[bytes], leased: bool
     ) -> None:
-        ended_s = None  # When it was due, if it has ended now: that stays as it was.
+        ended_s = None  # The due time of a transfer that ends with this move: it does not change.
         if move.before is None:
             if move.after.id < tx.floor:
                 raise BelowFloor("an id is below the floor of this store")
             ends_s = expires_s(tx.at_us, move)
             late_s = deadline_s(tx.at_us, move, ends_s)
-        elif (row := _standing(tx, move.before)) is not None:
+        elif (row := _current_row(tx, move.before)) is not None:
             ends_s = row.expires_s
             late_s = deadline_s(tx.at_us, move, ends_s) if move.entries else row.deadline_s
             ended_s = row.due_s if after.kind.lane is None else None
         else:
-            raise StoreFault(f"{move.before.id} was locked and has moved")
+            raise StoreFault(f"transfer {move.before.id} has moved although it was locked")
         due = self._due(tx, move, leased, late_s)
         if ended_s is not None:
             due = ended_s, late_s
@@ -185,7 +185,7 @@ class MemoryStore:
     def _due(
         self, tx: TwinTransaction, move: Move, leased: bool, deadline_s: float | None
     ) -> tuple[float, float | None]:
-        """When the row is due, at its deadline at the latest; counted from when the tx began."""
+        """When the row is due: at its deadline at the latest; from the start of the transaction."""
         due_s = _after(tx.at_us, self.lease_s if leased else move.delay_s)
         return (due_s if deadline_s is None else min(due_s, deadline_s)), deadline_s
 
@@ -194,8 +194,8 @@ class MemoryStore:
         tx.put(TRANSFERS, id_, row)
         if move.entries:
             at_us, pairs = tx.at_us, zip(move.entries, hashes, strict=True)
-            fresh = [answered_by((entry, at_us, hashed)) for entry, hashed in pairs]
-            tx.put(HISTORY, id_, (*(tx.get(HISTORY, id_) or ()), *fresh))
+            answers = [answered_by((entry, at_us, hashed)) for entry, hashed in pairs]
+            tx.put(HISTORY, id_, (*(tx.get(HISTORY, id_) or ()), *answers))
         if move.attempt:
             retry = move.after.retries
             slot = {retry % ATTEMPTS_KEPT: (move.start, retry, move.attempt)}
@@ -203,14 +203,14 @@ class MemoryStore:
 
     async def look(self, keys: Sequence[tuple[int, str]]) -> KeyLookup:
         await self.pause()
-        found = [self.tables.rows[CIDS].get(key) for key in keys]
+        rows = [self.tables.rows[CIDS].get(key) for key in keys]
         at_us = id_time_us(self.now_us(), self.tables.floor)
-        return KeyLookup(at_us, [None if f is None else self._known(*f) for f in found])
+        return KeyLookup(at_us, [None if row is None else self._known(*row) for row in rows])
 
     async def lowest(self, horizon_s: float) -> UUID:
         await self.pause()
-        rows, known = self.tables.rows[TRANSFERS].values(), listed(self.tables)
-        found = [row.transfer for row in rows if not row.held or row.transfer.id in known]
+        rows, in_lists = self.tables.rows[TRANSFERS].values(), listed(self.tables)
+        found = [row.transfer for row in rows if not row.held or row.transfer.id in in_lists]
         open_: list[UUID] = [transfer.id for transfer in found if transfer.lane is not None]
         open_ += [row.request.id for row in self.tables.rows[INBOX].values() if not row.outcome]
         return min([first_id(self.now_us() // 1000 - int(horizon_s * 1000)), *open_])
@@ -221,14 +221,15 @@ class MemoryStore:
         return self.tables.floor
 
     def _known(self, fingerprint: bytes, id_: UUID) -> KnownRequest:
-        row, asked = self.tables.rows[TRANSFERS].get(id_), self.tables.rows[INBOX].get(id_)
-        transfer = None if row is None else self._given(row)
-        return KnownRequest(fingerprint, id_, transfer, None if asked is None else asked.refusal)
+        row, request = self.tables.rows[TRANSFERS].get(id_), self.tables.rows[INBOX].get(id_)
+        transfer = None if row is None else self._as_read(row)
+        refusal = None if request is None else request.refusal
+        return KnownRequest(fingerprint, id_, transfer, refusal)
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         await self.pause()
         rows = self.tables.rows[TRANSFERS]
-        return [self._given(rows[id_]) for id_ in ids if id_ in rows]
+        return [self._as_read(rows[id_]) for id_ in ids if id_ in rows]
 
     async def ended(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
         return [transfer for transfer in await self.find(ids) if transfer.lane is None]
@@ -238,16 +239,16 @@ class MemoryStore:
         tx = self._begin()
 
         def leased(transfer: Transfer) -> MemoryRow | None:
-            row = _standing(tx, transfer)
+            row = _current_row(tx, transfer)
             return row if row is not None and row.transfer.kind.lane else None
 
         try:
-            met = sorted(filter(leased, transfers), key=lambda t: t.id.int)
-            await tx.hold(TRANSFERS, [t.id for t in met])
-            for transfer in met:
+            matches = sorted(filter(leased, transfers), key=lambda t: t.id.int)
+            await tx.hold(TRANSFERS, [t.id for t in matches])
+            for transfer in matches:
                 if (row := leased(transfer)) is not None:
-                    known, _, deadline_s, ends_s, _ = row
-                    row = row_of((known, _after(tx.at_us, 0.0), deadline_s, ends_s, False))
+                    current, _, deadline_s, ends_s, _ = row
+                    row = row_of((current, _after(tx.at_us, 0.0), deadline_s, ends_s, False))
                     tx.put(TRANSFERS, transfer.id, row)
             tx.commit()
         finally:
@@ -276,15 +277,15 @@ class MemoryStore:
 
     def ours(self, flows: FlowChecksums) -> Collection[str]:
         """The flows whose installed table is the caller's; none while halted."""
-        known = {} if self.tables.halts else self.tables.flows
-        if known == flows:  # As most often: then nothing is gone through.
-            return known
-        return {name for name, table in flows.items() if known.get(name) == table}
+        installed = {} if self.tables.halts else self.tables.flows
+        if installed == flows:  # The usual case, without a loop.
+            return installed
+        return {name for name, checksum in flows.items() if installed.get(name) == checksum}
 
     async def mend_clock(self, beyond_s: float | None, limit: int) -> tuple[float, int]:
         await self.pause()
         now_us, tables = self.now_us(), self.tables
-        behind_s, tables.latest_us = memory_state.behind(
+        behind_s, tables.latest_us = memory_state.clock_step(
             max(tables.latest_us, self._seen_us), now_us
         )
         self._seen_us = now_us
@@ -293,14 +294,14 @@ class MemoryStore:
         late_s, rows = _after(now_us, beyond_s or 0.0), tables.rows[TRANSFERS]
         late = [k for k, row in rows.items() if memory_state.is_late(row, late_s, now_us)]
         free = [key for key in late if (TRANSFERS, key) not in tables.holders]
-        known = listed(tables)
+        in_lists = listed(tables)
         waiting = [key for key in free if not rows[key].held][:limit]
-        held = [key for key in free if rows[key].held and key in known][:limit]
+        held = [key for key in free if rows[key].held and key in in_lists][:limit]
         rows |= {key: memory_state.due_now(rows[key], now_us) for key in (*waiting, *held)}
         if behind_s:
             lapse_all(tables, now_us / 1_000_000)
-        asked = self.inbox.make_due(round(late_s * 1_000_000), now_us, limit)
-        return behind_s, max(len(waiting), len(held), asked)
+        requests = self.inbox.make_due(round(late_s * 1_000_000), now_us, limit)
+        return behind_s, max(len(waiting), len(held), requests)
 
     async def halted(self) -> bool:
         await self.pause()
@@ -317,7 +318,7 @@ class MemoryStore:
     async def resume(
         self, reason: str, actor: str, ids: Sequence[int] | None = None
     ) -> Sequence[Halt]:
-        assert all((reason, actor)), "a halt is ended by somebody, with a reason"
+        assert all((reason, actor)), "a halt is ended with an actor and a reason"
         await self.pause()
         return self.tables.halts.end(ids)
 
@@ -326,35 +327,35 @@ class MemoryStore:
         self._seen_us = max(self._seen_us, now_us)
         return now_us
 
-    def _given(self, row: MemoryRow) -> Transfer:
+    def _as_read(self, row: MemoryRow) -> Transfer:
         transfer, _, deadline_s, _, _ = row
         kind, waited_us = transfer.kind, self.now_us() - transfer.updated_us
         expired = deadline_s is not None and deadline_s <= self.clock()
         if kind.expired is not expired:
-            kind = kind.but(expired=expired)
+            kind = kind.replace(expired=expired)
         return replace(transfer, kind=kind, waited_s=waited_us / 1_000_000)
 
 
-def _standing(tx: TwinTransaction, transfer: Transfer) -> MemoryRow | None:
-    """Its row, if that is still at its version."""
+def _current_row(tx: TwinTransaction, transfer: Transfer) -> MemoryRow | None:
+    """The row of a transfer if it is still at this version, else None."""
     row: MemoryRow | None = tx.get(TRANSFERS, transfer.id)
     return row if row and row.transfer.kind.version == transfer.kind.version else None
 
 
-def _stands(tx: TwinTransaction, transfer: Transfer) -> bool:
-    return _standing(tx, transfer) is not None
+def _is_current(tx: TwinTransaction, transfer: Transfer) -> bool:
+    return _current_row(tx, transfer) is not None
 
 
 def _as_counted(tx: TwinTransaction, transfer: Transfer) -> Transfer | None:
-    if (row := _standing(tx, transfer)) is None:
+    if (row := _current_row(tx, transfer)) is None:
         return None
     kind = row.transfer.kind
     return as_counted(transfer, kind.attempts, kind.retries, kind.paged)
 
 
 @lru_cache(4096)
-def _asked_once_more(kind: TransferKind) -> TransferKind:
-    return kind.but(attempts=kind.attempts + 1)
+def _with_attempt(kind: TransferKind) -> TransferKind:
+    return kind.replace(attempts=kind.attempts + 1)
 
 
 _number = attrgetter("int")

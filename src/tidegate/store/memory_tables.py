@@ -1,4 +1,4 @@
-"""The tables of the store's twin: what survives a worker."""
+"""The tables of the in-memory store. They survive when a worker is killed."""
 
 import asyncio
 from collections import defaultdict
@@ -26,8 +26,8 @@ class MemoryRow(NamedTuple):
     transfer: Transfer
     due_s: float
     deadline_s: float | None
-    expires_s: float | None = None  # Of the transfer: takes the place of its states' deadlines.
-    held: bool = False  # Handed over inside a process: not found by when it is due.
+    expires_s: float | None = None  # Expiry of the transfer; replaces the deadlines of states.
+    held: bool = False  # Handed over inside a process, so not found as due.
 
 
 class MemoryAnswer(NamedTuple):
@@ -36,8 +36,8 @@ class MemoryAnswer(NamedTuple):
     hash: bytes
 
 
-# Out of all their fields. To call a class of these runs a function of Python, which takes three
-# times as long.
+# Both take all fields as one tuple. To call the class instead runs a Python function, which takes
+# three times as long.
 row_of: Callable[[tuple[Transfer, float, float | None, float | None, bool]], MemoryRow]
 row_of = partial(tuple.__new__, MemoryRow)
 answered_by: Callable[[tuple[HistoryEntry, int, bytes]], MemoryAnswer] = partial(
@@ -46,16 +46,16 @@ answered_by: Callable[[tuple[HistoryEntry, int, bytes]], MemoryAnswer] = partial
 
 
 class MemoryTables:
-    """What survives a worker: committed rows, and which transaction holds which row."""
+    """Committed rows, and the transaction that holds each locked row."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[Hashable, Any]] = defaultdict(dict)
         self.holders: dict[tuple[str, Hashable], TwinTransaction] = {}
         self.waiting: dict[tuple[str, Hashable], list[asyncio.Future[None]]] = defaultdict(list)
         self.halts = MemoryHalts()
-        self.flows = checksums(FLOWS.values())  # What is installed.
+        self.flows = checksums(FLOWS.values())  # The installed flows.
         self.floor = NO_FLOOR
-        self.latest_us = 0  # The latest time that anybody has seen.
+        self.latest_us = 0  # The latest time that a process has seen.
         self.transactions = self.handovers = 0
         self.committed: set[str] = set()
         self.running: set[str] = set()

@@ -1,4 +1,4 @@
-"""A transaction of the store's twin: rows that are its own until it commits, and locks."""
+"""A transaction of the in-memory store: uncommitted rows, and row locks."""
 
 import asyncio
 import types
@@ -12,7 +12,7 @@ from tidegate.core.ports import BRIEF_S, LockTimeout, StoreUnavailable, Transact
 if TYPE_CHECKING:
     from tidegate.store.memory_tables import MemoryTables
 
-# To call the class runs a function of Python, which takes three times as long.
+# To call the class instead runs a Python function, which takes three times as long.
 begun_as: Callable[[tuple[int, bool, UUID, str]], TransactionStart] = partial(
     tuple.__new__, TransactionStart
 )
@@ -20,12 +20,12 @@ begun_as: Callable[[tuple[int, bool, UUID, str]], TransactionStart] = partial(
 
 @types.coroutine
 def yield_once() -> Generator[None, None, None]:
-    """Others may run: as a sleep of no time, without its ceremony; there are very many."""
+    """Let other tasks run once, like `asyncio.sleep(0)`, but cheaper: it is called very often."""
     yield
 
 
 class TwinTransaction:
-    """A transaction: its writes are its own until it commits, its locks until it ends."""
+    """A transaction. Only it sees its writes until it commits; it keeps its locks until it ends."""
 
     def __init__(self, tables: "MemoryTables", at_us: int, lock_s: float) -> None:
         self.tables = tables
@@ -47,7 +47,7 @@ class TwinTransaction:
         self.lock_s = min(self.lock_s, BRIEF_S)
 
     def get(self, table: str, key: Hashable) -> Any:
-        # Most reads come before the first write. The hash of an id is a function of Python's.
+        # Most reads come before the first write, and to hash an id runs a Python function.
         if self.written and (row := self.written.get((table, key))) is not None:
             return row
         return self.tables.rows[table].get(key)
@@ -57,9 +57,9 @@ class TwinTransaction:
 
     async def lock(self, table: str, keys: Sequence[Hashable]) -> None:
         await self.pause()
-        # Of what is there when the statement begins: a row that is not cannot be locked.
-        rows, mine = self.tables.rows[table], self.written
-        await self.hold(table, [k for k in keys if k in rows or (mine and (table, k) in mine)])
+        # Only rows that exist when the statement starts: others cannot be locked.
+        rows, own = self.tables.rows[table], self.written
+        await self.hold(table, [k for k in keys if k in rows or (own and (table, k) in own)])
 
     async def hold(self, table: str, keys: Sequence[Hashable]) -> None:
         holders, held = self.tables.holders, self.held
@@ -79,14 +79,14 @@ class TwinTransaction:
         return True
 
     def _contested(self, table: str, key: Hashable) -> bool:
-        """Whether an INSERT waits: another transaction has inserted the key, or changed its row."""
+        """Whether an INSERT must wait: another transaction inserted the key or changed its row."""
         holder = self.tables.holders.get((table, key), self)
         if holder is self:
             return False
         return self.get(table, key) is None or (table, key) in holder.written
 
     def _take(self, table: str, key: Hashable) -> bool:
-        """Hold a row, unless another transaction does."""
+        """Lock a row, unless another transaction holds it."""
         name = table, key
         if self.tables.holders.setdefault(name, self) is not self:
             return False
@@ -102,30 +102,30 @@ class TwinTransaction:
             raise LockTimeout(f"waited too long for {table} {key}") from fault
         finally:
             self.waits = None
-        self._alive()
+        self._check_open()
 
     @types.coroutine
     def _pause(self) -> Generator[None, None, None]:
-        """As `yield_once`; then the session may have ended. One coroutine, because of its cost."""
+        """Like `yield_once`, then check that the session is open. One coroutine is cheaper."""
         yield
         if self.ended:
-            self._alive()
+            self._check_open()
 
     pause = cast("Callable[[TwinTransaction], Coroutine[Any, Any, None]]", _pause)
 
-    def _alive(self) -> None:
+    def _check_open(self) -> None:
         if self.ended:
             raise StoreUnavailable("the session was ended")
 
     def commit(self) -> None:
-        self._alive()
+        self._check_open()
         rows = self.tables.rows
         for (table, key), row in self.written.items():
             rows[table][key] = row
         self.tables.committed.add(self.xid)
 
     def end(self) -> None:
-        """Let go of every row, as the server does when a session ends, however it ends."""
+        """Release all locks, as the server does however a session ends."""
         holders, waiting = self.tables.holders, self.tables.waiting
         for name in self.held:
             del holders[name]

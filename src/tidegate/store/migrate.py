@@ -1,4 +1,4 @@
-"""Migrations: numbered files, each applied once, in a transaction of its own."""
+"""Migrations: numbered files, each applied once, in its own transaction."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from tidegate.store.sessions import ENGINE_ROLE, SHARED_SCHEMA
 
 MIGRATOR_ROLE = "tidegate_migrator"
 ECONOMY = "economy"
-# Who may use the guild economy from SQL; everything else is the engine's.
+# The role that may use the guild economy from SQL. The engine's tables are not open to it.
 ECONOMY_ROLE = "tidegate_economy"
 ROLES = (ENGINE_ROLE, "tidegate_auditor", MIGRATOR_ROLE, ECONOMY_ROLE, "tidegate_inbox")
 MAX_LOCK_WAIT = "10s"
-LOCK = 7_305_117_894  # Of this program alone: two migrations at once wait for each other.
+LOCK = 7_305_117_894  # The advisory lock that makes two migrations at once wait for each other.
 
 
 class Migration(NamedTuple):
@@ -34,63 +34,70 @@ class Migration(NamedTuple):
 
 
 def migrations(folder: str) -> list[Migration]:
-    found = files("tidegate.store").joinpath("migrations", folder).iterdir()
-    named = sorted(
-        (f.name, f.read_text(encoding="utf-8")) for f in found if f.name.endswith(".sql")
+    paths = files("tidegate.store").joinpath("migrations", folder).iterdir()
+    sources = sorted(
+        (path.name, path.read_text(encoding="utf-8"))
+        for path in paths
+        if path.name.endswith(".sql")
     )
-    return [Migration(int(name[:4]), name.removesuffix(".sql"), text) for name, text in named]
+    return [Migration(int(name[:4]), name.removesuffix(".sql"), text) for name, text in sources]
 
 
 def migrate(
     conninfo: str,
     schema: str,
     flows: Iterable[Flow],
-    tell: Callable[[str], None] = lambda _: None,
+    on_applied: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Bring a store up to date and install the flows; tell and return what was applied."""
+    """Bring a store up to date and install the flows. Return the names of the migrations and flows
+    that were applied; `on_applied` is called with each of them at once.
+    """
     applied: list[str] = []
 
-    def note(name: str) -> None:
+    def add(name: str) -> None:
         applied.append(name)
-        tell(name)
+        on_applied(name)
 
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
-        # Only now: to wait for another migration is right, to queue before live traffic is not.
+        # Set after the advisory lock: waiting for another migration may take long, but waiting for
+        # a table lock must not, because live traffic would queue behind it.
         connection.execute("SELECT set_config('lock_timeout', %s, false)", (MAX_LOCK_WAIT,))
         _create_roles(connection)
         _become_migrator(connection)
-        for folder, *path in _wanted(connection, schema):
-            for done in _migrate_schema(connection, folder, path):
-                note(f"{path[0]}: {done}")
-        for done in install(connection, (schema, SHARED_SCHEMA), list(flows)):
-            note(f"{schema}: {done}")
+        for folder, *path in _folders(connection, schema):
+            for name in _migrate_schema(connection, folder, path):
+                add(f"{path[0]}: {name}")
+        for name in install(connection, (schema, SHARED_SCHEMA), list(flows)):
+            add(f"{schema}: {name}")
     return applied
 
 
-def _wanted(connection: psycopg.Connection, schema: str) -> Iterator[tuple[str, ...]]:
-    """Which folder is for which schema, and which others its statements may name."""
+def _folders(connection: psycopg.Connection, schema: str) -> Iterator[tuple[str, ...]]:
+    """The folders to apply. Each comes with its schema and the rest of its search path."""
     yield "shared", SHARED_SCHEMA
-    # The temporary schema last: who calls our functions must not put tables before ours.
+    # The temporary schema is last, so that a caller's temporary tables cannot hide our tables.
     yield "store", schema, SHARED_SCHEMA, "pg_temp"
-    [(there,)] = connection.execute("SELECT to_regclass('economy.home') IS NOT NULL").fetchall()
-    home = connection.execute("SELECT store FROM economy.home").fetchone() if there else None
-    # The first store of a database has the guild economy; a second does not take it over.
+    [(exists,)] = connection.execute("SELECT to_regclass('economy.home') IS NOT NULL").fetchall()
+    home = connection.execute("SELECT store FROM economy.home").fetchone() if exists else None
+    # The first store of a database has the guild economy; a second store does not get it.
     if home in (None, (schema,)):
         yield ECONOMY, ECONOMY, schema, SHARED_SCHEMA, "pg_temp"
 
 
 def _create_roles(connection: psycopg.Connection) -> None:
     for role in ROLES:
-        known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
-        if known is None:
-            # Roles are the whole server's: a migration of another database may be faster.
+        exists = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+        if exists is None:
+            # All databases of a server share its roles: another migration may create one first.
             with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
                 connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
 
 
 def _become_migrator(connection: psycopg.Connection) -> None:
-    """All that we make belongs to one role, whoever runs the migration; the engine owns nothing."""
+    """Let one role own all that the migrations create, whichever user runs them. So the engine's
+    role owns nothing.
+    """
     [(member, creator)] = connection.execute(
         "SELECT pg_has_role(current_user, %(role)s, 'MEMBER'),"
         " has_database_privilege(%(role)s, current_database(), 'CREATE')",
@@ -117,18 +124,18 @@ def _migrate_schema(
             " checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now())"
         )
         rows = connection.execute("SELECT number, checksum FROM migrations").fetchall()
-    known: Mapping[int, str] = dict(rows)
+    applied: Mapping[int, str] = dict(rows)
     ours = migrations(folder)
-    for ahead in sorted(set(known) - {migration.number for migration in ours}):
+    for newer in sorted(set(applied) - {migration.number for migration in ours}):
         raise MigrationRefused(
-            f"schema {schema} has migration {ahead}, which this version does not know:"
+            f"schema {schema} has migration {newer}, which this version does not know:"
             " run a newer tidegate"
         )
     for migration in ours:
-        if migration.number not in known:
+        if migration.number not in applied:
             _apply(connection, path, migration)
             yield migration.name
-        elif known[migration.number] != migration.checksum:
+        elif applied[migration.number] != migration.checksum:
             raise MigrationRefused(f"migration {migration.name} was changed after it was applied")
 
 

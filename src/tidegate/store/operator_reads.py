@@ -1,4 +1,4 @@
-"""What people ask of the store: lists, searches, histories. Nothing here moves money."""
+"""Reads for users and operators: lists, searches, histories. Nothing here moves money."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ NEWEST = UUID(int=2**128 - 1)
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True):
-    """One answer as the history has it."""
+    """One answer in the history of a transfer."""
 
     version: int
     path: tuple[str, ...]
@@ -42,7 +42,7 @@ class HistoryAttempt(msgspec.Struct, frozen=True):
 
 
 class Search(msgspec.Struct, frozen=True):
-    """What an operator looks for; what is None is not asked about."""
+    """The filters of an operator's search. A filter that is None is not applied."""
 
     owner: int | None = None
     flow: str | None = None
@@ -50,7 +50,7 @@ class Search(msgspec.Struct, frozen=True):
 
 
 class LaneBacklog(msgspec.Struct, frozen=True):
-    """What rests in one state of one lane."""
+    """The open transfers in one state of one lane."""
 
     lane: str
     flow: str
@@ -69,17 +69,17 @@ class AssetChange(msgspec.Struct, frozen=True):
 
 
 async def one(store: PostgresStore, id_: UUID) -> Transfer | None:
-    found = await store.run(STATEMENTS["one"], {"id": id_})
-    return transfer_from(found[0]) if found else None
+    rows = await store.run(STATEMENTS["one"], {"id": id_})
+    return transfer_from(rows[0]) if rows else None
 
 
 async def one_or_requested(store: PostgresStore, id_: UUID) -> Transfer | None:
-    """A request of the inbox is shown as the transfer that it may become: PENDING, or FAILED."""
-    if found := await one(store, id_):
-        return found
+    """A transfer, or an inbox request shown as a transfer: PENDING, or FAILED if refused."""
+    if transfer := await one(store, id_):
+        return transfer
     for row in await store.run(STATEMENTS["requested"], {"id": id_}):
         if row[3] == "created":
-            return await one(store, id_)  # Since we looked.
+            return await one(store, id_)  # It was created after the first read.
         return _requested(*row)
     return None
 
@@ -87,7 +87,8 @@ async def one_or_requested(store: PostgresStore, id_: UUID) -> Transfer | None:
 def _requested(*row: Any) -> Transfer:
     id_, owner, flow, outcome, terms, asset_id, amount, cid, refusal, *times = row
     named = msgspec.json.decode(terms, type=dict[str, str])
-    # Which books these are is not known before the engine has taken it: by the caller's own words.
+    # The books are not known before the engine takes the request: show the names that the caller
+    # sent.
     parties = {
         role: Party("", named.get(term, ""), owner)
         for role, term in (("source", "from"), ("target", "to"))
@@ -118,9 +119,9 @@ async def list_of_owner(
 
 
 async def search(
-    store: PostgresStore, wanted: Search, before: UUID, limit: int
+    store: PostgresStore, filters: Search, before: UUID, limit: int
 ) -> Sequence[Transfer]:
-    values = msgspec.structs.asdict(wanted) | {"before": before, "limit": limit}
+    values = msgspec.structs.asdict(filters) | {"before": before, "limit": limit}
     return [transfer_from(r) for r in await store.run(STATEMENTS["search"], values)]
 
 
@@ -161,7 +162,7 @@ async def attempts(store: PostgresStore, id_: UUID) -> Sequence[HistoryAttempt]:
 
 
 async def set_asset(store: PostgresStore, change: AssetChange) -> bool:
-    """False if there is no such asset."""
+    """Change the settings of an asset; False if the asset does not exist."""
     return bool(await store.run(STATEMENTS["set_asset"], msgspec.structs.asdict(change)))
 
 
@@ -170,6 +171,6 @@ async def backlog(store: PostgresStore) -> Sequence[LaneBacklog]:
 
 
 async def about_how_many(store: PostgresStore) -> int:
-    """Transfers, as the database last estimated: good enough for a bar, and costs nothing."""
+    """The planner's estimate of the number of transfers. It costs nothing; use it for progress."""
     [(estimated,)] = await store.run(STATEMENTS["about_how_many"], {})
     return int(estimated)

@@ -1,16 +1,17 @@
--- one: a transfer as it stands, or as it was put away.
+-- one: the current row of a transfer, or its archived row.
 SELECT {transfer}
   FROM every_transfer AS t
  WHERE t.id = %(id)s;
 
--- requested: a request of the inbox that is no transfer: it waits, or it was refused.
+-- requested: a request of the inbox. Read if there is no transfer under its id.
 SELECT id, owner, flow, outcome, terms::text, asset_id, amount, cid, refusal,
        (extract(epoch FROM requested_at) * 1000000)::bigint,
        (extract(epoch FROM coalesce(decided_at, requested_at)) * 1000000)::bigint
   FROM inbox
  WHERE id = %(id)s;
 
--- list_of_owner: newest first, from below a cursor, which is the last transfer of the page before.
+-- list_of_owner: newest first, starting after a cursor, which is the last transfer of the previous
+-- page.
 SELECT {transfer}
   FROM every_transfer AS t
  WHERE t.owner = %(owner)s
@@ -23,7 +24,8 @@ SELECT {transfer}
  ORDER BY t.created_at DESC, t.id DESC
  LIMIT %(limit)s;
 
--- search: an operator's look over all flows; by owner it uses that index, else the ids.
+-- search: transfers of all flows, for an operator. With an owner it uses the owner's index, else
+-- the ids.
 SELECT {transfer}
   FROM every_transfer AS t
  WHERE t.id < %(before)s::uuid
@@ -33,8 +35,8 @@ SELECT {transfer}
  ORDER BY t.id DESC
  LIMIT %(limit)s;
 
--- stuck: what has not ended and has rested where it is for a while, unless it waits there by
--- design; few rows, by their own index.
+-- stuck: open transfers that have been in the same state for a while, except in states that wait by
+-- design. Few rows, found by their own index.
 SELECT {transfer}
   FROM open_transfers AS t
  WHERE t.updated_at < now() - %(stuck_s)s * interval '1 second'
@@ -58,7 +60,7 @@ SELECT version, retry, reason, (extract(epoch FROM at) * 1000000)::bigint
  WHERE transfer_id = %(id)s
  ORDER BY retry;
 
--- set_asset: what is not given stays as it is.
+-- set_asset: change the settings that are given. A setting that is NULL stays as it is.
 UPDATE assets
    SET status = coalesce(%(status)s, status),
        internal_transfer_enabled = coalesce(%(enabled)s, internal_transfer_enabled),
@@ -68,12 +70,13 @@ UPDATE assets
  WHERE code = %(code)s
 RETURNING code;
 
--- backlog: how much rests in each lane and state, and for how long the oldest.
+-- backlog: how many open transfers each lane and state has, and the age of the oldest.
 SELECT lane, flow, state, count(*), extract(epoch FROM now() - min(updated_at))::float8
   FROM open_transfers
  GROUP BY lane, flow, state;
 
--- about_how_many: the planner's own estimate of a table, which is -1 before it has looked.
+-- about_how_many: the planner's estimate of the number of transfers. The estimate of a table is -1
+-- before its first ANALYZE.
 SELECT sum(greatest(reltuples, 0))::bigint
   FROM pg_class
  WHERE oid IN ('transfers'::regclass, 'archived_transfers'::regclass);

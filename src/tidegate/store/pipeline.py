@@ -1,7 +1,7 @@
-"""Statements to PostgreSQL and their rows back: many on one way, none waited for by itself.
+"""Sends statements to PostgreSQL in pipeline mode and reads the replies of many together.
 
-It is libpq's pipeline, by psycopg's door to libpq. psycopg's own cursors wait for each statement;
-here the server works on one while the next is being written, and all replies are read together.
+This is the pipeline mode of libpq, used through psycopg's binding. psycopg's own cursors wait for
+each statement. Here the server runs one statement while the client writes the next.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _FAILED = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED})
 
 
 class StatementText(NamedTuple):
-    """A statement as the server reads it, with the names of its values in their order."""
+    """A statement as the server reads it, with the names of its parameters in order."""
 
     sql: bytes
     names: tuple[str, ...]
@@ -35,16 +35,16 @@ class StatementText(NamedTuple):
 
 @cache
 def text_of(statement: str) -> StatementText:
-    """Every statement comes out of a file of the package, so that there are few."""
+    """Cached without a limit: all statements come from the package's files, so they are few."""
     names: dict[str, int] = {}
     for name in _NAMED.findall(statement):
         names.setdefault(name, len(names) + 1)
-    sql = _NAMED.sub(lambda found: f"${names[found[1]]}", statement)
+    sql = _NAMED.sub(lambda match: f"${names[match[1]]}", statement)
     return StatementText(sql.encode(), tuple(names))
 
 
 class StatementReply:
-    """What a statement has answered, once its flight is back."""
+    """The result of a statement; None until the replies of its batch are read."""
 
     __slots__ = ("prepares", "result")
 
@@ -58,10 +58,10 @@ class StatementReply:
 
 
 class Pipeline:
-    """One session, which takes flights of statements.
+    """One session, which runs batches of statements.
 
-    An error ends the flight: the server skips what follows it, up to the Sync at the flight's end.
-    If the connection is lost, or the wait is broken off, nobody knows how far the server came.
+    After an error the server skips the rest of the batch, up to the Sync message at its end. If the
+    connection is lost, or the wait is cancelled, it is unknown how much the server has done.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection) -> None:
@@ -70,100 +70,102 @@ class Pipeline:
         self._loop = asyncio.get_running_loop()
         self._prepared: dict[str, bytes] = {}
         self._names = itertools.count()
-        self._flight: list[StatementReply] = []
-        self._at = 0  # Whose results are coming in.
-        self._leg_open = False  # Something is in the flight that may not go yet.
-        self._legs = 0  # Of the flight, whose ends the server has not confirmed.
-        self._back: asyncio.Future[None] | None = None
-        self._socket: int | None = None  # As long as we listen.
-        self._hung_up = False  # The server, while nobody asked it anything.
+        self._queued: list[StatementReply] = []
+        self._index = 0  # The index in `_queued` whose results are read next.
+        self._sync_due = False  # Statements are queued after the last Sync.
+        self._syncs_open = 0  # Syncs that the server has not confirmed yet.
+        self._replies_read: asyncio.Future[None] | None = None  # Set while `sync` waits.
+        self._socket: int | None = None  # Set while the event loop watches the socket.
+        self._closed_by_server = False  # The server closed the connection while it was idle.
         self.outdated = False  # Set when the session must not be used again.
-        self._breaks = select.poll()
-        self._reader = Transformer(connection)  # Kept, because it learns the types of its columns.
+        self._error_poll = select.poll()
+        self._reader = Transformer(connection)  # Kept, because it caches the types of columns.
         self._pgconn.enter_pipeline_mode()
 
     @property
-    def at_rest(self) -> bool:
-        """Whether the next may use it: nothing waits, nothing is under way, nothing is open."""
+    def is_idle(self) -> bool:
+        """Whether another caller may use it: nothing is queued, running, or in a transaction."""
         idle = self._pgconn.transaction_status == TransactionStatus.IDLE
-        usable = not (self._hung_up or self.outdated)
-        return idle and self._back is None and not self._flight and usable
+        usable = not (self._closed_by_server or self.outdated)
+        return idle and self._replies_read is None and not self._queued and usable
 
     def send(self, statement: str, values: Mapping[str, object]) -> StatementReply:
-        """Put a statement into the flight. It is not under way yet."""
+        """Queue a statement. `dispatch` or `sync` sends it."""
         text = text_of(statement)
-        given: list[bytes | None] = []
+        parameters: list[bytes | None] = []
         formats = []
         for key in text.names:
-            # A transfer is a hundred values: most are columns, which go as they are.
+            # A transfer has about a hundred values. Most are encoded columns, sent unchanged.
             value = values[key]
             binary = type(value) is Binary
-            given.append(value if binary else as_sent(value))  # type: ignore[arg-type]
+            parameters.append(value if binary else encode_value(value))  # type: ignore[arg-type]
             formats.append(1 if binary else 0)
         if (name := self._prepared.get(statement)) is None:
             name = self._prepared[statement] = b"t%d" % next(self._names)
             self._pgconn.send_prepare(name, text.sql)
-            self._flight.append(StatementReply(prepares=statement))
-        self._pgconn.send_query_prepared(name, given, formats)
-        return self._expect()
+            self._queued.append(StatementReply(prepares=statement))
+        self._pgconn.send_query_prepared(name, parameters, formats)
+        return self._add_reply()
 
     def command(self, sql: bytes) -> StatementReply:
-        """BEGIN and the like: there is nothing to prepare."""
+        """Queue a command such as BEGIN, without preparing it."""
         self._pgconn.send_query_params(sql, None)
-        return self._expect()
+        return self._add_reply()
 
-    def go(self) -> None:
-        """Let what is in the flight go already: the server works on it while we write the rest.
+    def dispatch(self) -> None:
+        """Send a Sync, so that the server runs the queued statements while we write the rest.
 
-        It is a leg of its own, and the server is told where it ends. Then it knows that it waits
-        for us: if this process stands still, it ends the transaction in time, and frees its locks.
-        Without a transaction each leg is one, and what follows an error is not skipped.
+        After a Sync the server knows that it waits for the client. So if this process stops, the
+        server's idle-in-transaction timeout ends the transaction and frees its locks. Outside a
+        transaction each Sync commits the statements before it, and an error before the Sync does
+        not skip the statements after it.
         """
         self._pgconn.pipeline_sync()
-        self._leg_open = False
-        self._legs += 1
+        self._sync_due = False
+        self._syncs_open += 1
 
-    def _expect(self) -> StatementReply:
-        self._leg_open = True
+    def _add_reply(self) -> StatementReply:
+        self._sync_due = True
         reply = StatementReply()
-        self._flight.append(reply)
+        self._queued.append(reply)
         return reply
 
     async def sync(self) -> None:
-        """End the flight, and wait until all of it is answered; raise its first error."""
-        self._back = self._loop.create_future()
-        self._depart()
-        await self._back
-        flight, self._flight, self._at, self._back = self._flight, [], 0, None
-        failed = [reply for reply in flight if reply.failed]
+        """End the batch, wait for all replies, and raise the first error."""
+        self._replies_read = self._loop.create_future()
+        self._send_all()
+        await self._replies_read
+        replies, self._queued, self._index, self._replies_read = self._queued, [], 0, None
+        failed = [reply for reply in replies if reply.failed]
         for reply in failed:
             self._prepared.pop(reply.prepares or "", None)
         if failed:
             raise self._error(failed[0])
 
-    def _depart(self) -> None:
+    def _send_all(self) -> None:
         try:
-            if self._leg_open:
-                self.go()
+            if self._sync_due:
+                self.dispatch()
             if self._socket is None:
-                # From the first flight on: to begin and to end it for each costs system calls.
+                # The socket stays registered from the first batch on: to register it for each
+                # batch costs system calls.
                 self._socket = self._pgconn.socket
                 self._loop.add_reader(self._socket, self._read)
-                self._breaks.register(self._socket, 0)  # For nothing but an end or an error.
+                self._error_poll.register(self._socket, 0)  # Reports only a hang-up or an error.
             if self._pgconn.flush():
-                # The server may stop reading until we have read what it says: both go on.
+                # The server may stop reading until we read its replies, so do both at once.
                 self._loop.add_writer(self._socket, self._write)
-            if not self._legs:
-                self._land()  # All of it is back already.
+            if not self._syncs_open:
+                self._finish()  # All replies are read already.
         except psycopg.Error as lost:
             self._fail(lost)
 
-    def deaf(self) -> None:
-        """Listen no more to a socket that is closed: its number will be another's."""
+    def stop_listening(self) -> None:
+        """Stop watching a socket that is being closed: its number may be used again."""
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
-            self._breaks.unregister(self._socket)
+            self._error_poll.unregister(self._socket)
             self._socket = None
 
     def _write(self) -> None:
@@ -174,49 +176,49 @@ class Pipeline:
             self._fail(lost)
 
     def _read(self) -> None:
-        if self._back is None and not self._flight:
-            self._hung_up = True
-            self.deaf()  # A closed socket would tell us so without end.
+        if self._replies_read is None and not self._queued:
+            self._closed_by_server = True
+            self.stop_listening()  # A closed socket is reported as readable for ever.
             return
         try:
-            self._take_in()
-            # uvloop tells of a socket that was reset once, and never again. If there were words to
-            # read before the error, this is the only time to come to it.
-            while self._breaks.poll(0):
-                self._take_in()
+            self._receive()
+            # uvloop reports a reset socket only once. If there was input to read before the error,
+            # the error must be read now.
+            while self._error_poll.poll(0):
+                self._receive()
         except psycopg.Error as lost:
             self._fail(lost)
 
-    def _take_in(self) -> None:
+    def _receive(self) -> None:
         self._pgconn.consume_input()
-        self._collect()
+        self._collect_results()
 
-    def _collect(self) -> None:
+    def _collect_results(self) -> None:
         while not self._pgconn.is_busy():
             result = self._pgconn.get_result()
             if result is None:
-                if self._at == len(self._flight) or self._flight[self._at].result is None:
-                    return  # Nothing is there yet.
-                self._at += 1
+                if self._index == len(self._queued) or self._queued[self._index].result is None:
+                    return  # The next result has not arrived yet.
+                self._index += 1
             elif result.status == ExecStatus.PIPELINE_SYNC:
-                self._legs -= 1
-                if not self._legs:
-                    self._land()
+                self._syncs_open -= 1
+                if not self._syncs_open:
+                    self._finish()
                     return
-            elif self._at < len(self._flight):
-                self._flight[self._at].result = result
+            elif self._index < len(self._queued):
+                self._queued[self._index].result = result
 
-    def _land(self) -> None:
-        if self._back is not None and not self._back.done():
-            self._back.set_result(None)
+    def _finish(self) -> None:
+        if self._replies_read is not None and not self._replies_read.done():
+            self._replies_read.set_result(None)
 
     def _fail(self, lost: psycopg.Error) -> None:
-        """The connection is gone. What the server said last says more than that."""
-        self.deaf()
-        if any(reply.failed for reply in self._flight):
-            self._land()
-        elif self._back is not None and not self._back.done():
-            self._back.set_exception(lost)
+        """The connection is lost. Prefer an error that the server has sent before, if any."""
+        self.stop_listening()
+        if any(reply.failed for reply in self._queued):
+            self._finish()
+        elif self._replies_read is not None and not self._replies_read.done():
+            self._replies_read.set_exception(lost)
 
     def _error(self, reply: StatementReply) -> psycopg.Error:
         assert reply.result is not None
@@ -226,24 +228,24 @@ class Pipeline:
         return error
 
     async def roll_back(self) -> None:
-        """Leave nothing open and nothing under way. A session that cannot do this is closed."""
+        """End what is open or running. If that fails, close the session."""
         try:
-            if self._back is not None:
-                await self._connection.close()  # Broken off, or lost.
+            if self._replies_read is not None:
+                await self._connection.close()  # The wait was cancelled, or the connection lost.
                 return
-            if self._flight:
+            if self._queued:
                 with suppress(psycopg.Error):
                     await self.sync()
-            if not self.at_rest:
+            if not self.is_idle:
                 self.command(b"ROLLBACK")
                 await self.sync()
         except psycopg.Error:
             await self._connection.close()
 
     def rows(self, reply: StatementReply) -> list[Any]:
-        assert reply.result is not None, "the flight is not back"
+        assert reply.result is not None, "the replies of this batch are not read yet"
         if not reply.result.ntuples:
-            return []  # As most look-ups of a batch: nothing has to be prepared to read it.
+            return []  # Most lookups find nothing: skip the setup of the reader.
         self._reader.set_pgresult(reply.result)
         try:
             return self._reader.load_rows(0, reply.result.ntuples, tuple)
@@ -251,20 +253,21 @@ class Pipeline:
             self._reader.set_pgresult(None)  # An idle session must not hold its last rows.
 
 
-def as_sent(value: object) -> bytes | None:
-    """As PostgreSQL reads it: as text, but for arrays of ids and hashes. What type it is, each
-    statement says itself.
+def encode_value(value: object) -> bytes | None:
+    """Encode a parameter as text; a Binary array is sent unchanged. The statement itself casts
+    each parameter to its type.
     """
-    if isinstance(value, str | EncodedText):  # A whole column, mostly.
-        sent = value if isinstance(value, EncodedText) else value.encode()
-        if b"\0" in sent:
-            raise psycopg.DataError("no text in PostgreSQL has a NUL in it")  # It would end there.
-        return sent
+    if isinstance(value, str | EncodedText):  # Mostly a whole column.
+        encoded = value if isinstance(value, EncodedText) else value.encode()
+        if b"\0" in encoded:
+            # The server would cut the text at the NUL.
+            raise psycopg.DataError("PostgreSQL text cannot contain a NUL character")
+        return encoded
     if value is None or isinstance(value, Binary):
         return value
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()
     if isinstance(value, bool):
         return b"t" if value else b"f"
-    assert isinstance(value, int | float | UUID), f"{value!r} has no text"
+    assert isinstance(value, int | float | UUID), f"{value!r} cannot be sent as a parameter"
     return str(value).encode()

@@ -1,10 +1,11 @@
--- there: whether this database has the guild economy.
+-- economy_exists: whether this database has the guild economy.
 SELECT to_regclass('economy.home') IS NOT NULL;
 
--- home: the store in which the guilds live.
+-- home: the store that contains the guilds.
 SELECT store FROM economy.home;
 
--- waiting: what is due in the pool and was not looked at for a minute, by lane and due time.
+-- waiting: how many transfers of the pool have been due for a minute, and for how long the oldest.
+-- Found by lane and due time.
 SELECT count(*), coalesce(extract(epoch FROM now() - min(due_at)), 0)::bigint
   FROM (SELECT due_at
           FROM transfers
@@ -17,8 +18,8 @@ SELECT count(*), coalesce(extract(epoch FROM now() - min(due_at)), 0)::bigint
            AND due_at < now() - interval '1 minute'
            AND flow = 'pool_transfer') AS late;
 
--- differing: transfers of which the pool and the engine say different things. There are none. What
--- the inbox still has is pending in the pool, and what it refused is rejected there.
+-- differing: how many transfers have a different status in the pool and in the engine; it should
+-- be 0. A request that waits in the inbox is pending in the pool; a refused one is rejected there.
 SELECT count(*)
   FROM economy.pending_transfers AS p
   FULL JOIN (SELECT id, economy._status(state) AS status, retries
@@ -31,13 +32,14 @@ SELECT count(*)
                 AND outcome IS DISTINCT FROM 'created') AS t
     ON t.id = p.transfer_id
  WHERE (t.status, t.retries) IS DISTINCT FROM (p.status::text, p.retry_count)
-   -- A refused request is forgotten in due time; the pool's own record stays.
+   -- The inbox deletes a refused request after some time; the pool keeps its own record.
    AND NOT (t.id IS NULL AND p.status = 'rejected' AND p.retry_count = 0);
 
--- new_id: fixed before the first try, so that the same request can be tried again.
+-- new_id: an id for a new request. The caller takes it before the first try, so that a retry sends
+-- the same id.
 SELECT new_id();
 
--- create: once per id and per cid; a replay is found before it is asked whether anything new is
+-- create: once per id and per cid. A replay is found before the check whether new transfers are
 -- admitted.
 SELECT transfer_id, duplicate
   FROM economy._create_pending_transfer(
@@ -46,7 +48,7 @@ SELECT transfer_id, duplicate
                %(metadata)s::jsonb, now() + %(expires_hours)s * interval '1 hour', %(cid)s),
            %(admitted)s);
 
--- own: a member's transfers, the newest first; what is NULL is not asked about.
+-- own: the transfers of a member, newest first. A filter that is NULL is not applied.
 SELECT transfer_id, guild_id, initiator_id, target_id, amount, status, checks, retry_count, round,
        metadata, expires_at, created_at, updated_at, cid
   FROM economy.pending_transfers
@@ -57,7 +59,7 @@ SELECT transfer_id, guild_id, initiator_id, target_id, amount, status, checks, r
  LIMIT %(limit)s
 OFFSET %(offset)s;
 
--- show: one transfer, to either of the two whom it is between.
+-- show: one transfer, only for its initiator or its target.
 SELECT transfer_id, guild_id, initiator_id, target_id, amount, status, checks, retry_count, round,
        metadata, expires_at, created_at, updated_at, cid
   FROM economy.pending_transfers

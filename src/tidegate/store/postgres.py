@@ -1,4 +1,4 @@
-"""The store on PostgreSQL: one schema, reached by the search path of its connections."""
+"""The store on PostgreSQL: one schema, selected by the search path of the connections."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from tidegate.core.kind import Transfer
 from tidegate.core.moves import Moves
 from tidegate.core.ports import (
     MAX_HALTS,
-    Behind,
+    AfterLock,
     BelowFloor,
     FlowChecksums,
     Halt,
@@ -26,7 +26,7 @@ from tidegate.core.ports import (
     RequestKey,
     StoreFault,
     StoreUnavailable,
-    nothing,
+    no_action,
 )
 from tidegate.core.request import Asset
 from tidegate.core.sql import bigints, numbers, strings, texts, uuids
@@ -51,43 +51,44 @@ from tidegate.store.sessions import (
     PostgresSession,
     StoreLimits,
     WholeNumber,
-    lost_after,
+    keepalive_options,
     session_options,
 )
 from tidegate.store.transaction import STATEMENTS, PostgresTransaction
 from tidegate.store.written_rows import written
 
-MAX_LISTS = 5_000  # That one look goes through: more than are written in a second.
+MAX_LISTS = 5_000  # Handover lists read by one statement: more than are written in a second.
 
 
 class PostgresStore:
     """Open it before use: `async with PostgresStore(...) as store`."""
 
-    pipe: type[Pipeline] = Pipeline  # What every session speaks through.
+    pipe: type[Pipeline] = Pipeline  # The class that sends the statements of a session.
 
     def __init__(self, conninfo: str, schema: str, bounds: StoreLimits | None = None) -> None:
         self.schema = schema
         self.bounds = bounds or StoreLimits()
         self.lease_s = self.bounds.lease_s
         self.inbox = PostgresInbox(self)
-        # The pool makes sessions, and makes new ones of those that are lost. Who is done with one
-        # leaves it here for the next: the pool's own door costs more than a statement.
+        # Sessions that are not in use. The pool creates sessions and replaces lost ones, but its
+        # checkout is slower than a statement, so idle sessions are kept here.
         self._idle: list[PostgresSession] = []
-        self._waiting = 0  # For the pool.
-        self.trouble: str | None = None  # Why it took no writes when it was last tried.
-        self._seen_us = 0  # The latest time at which this process leased anything.
+        self._waiting = 0  # Callers that wait for a session of the pool.
+        self.trouble: str | None = None  # Why the last write was refused; None if writes work.
+        self._seen_us = 0  # The latest time at which this process leased a transfer.
         self._pool = AsyncConnectionPool(
             conninfo,
             connection_class=PostgresSession,
             min_size=1,
             max_size=self.bounds.connections,
             timeout=self.bounds.pool_wait_s,
-            # Given up soon and begun anew by whoever asks next: its pauses double without a cap.
+            # The pool doubles its pauses between reconnects without a cap. So it gives up soon,
+            # and the next caller starts a new series of reconnects.
             reconnect_timeout=self.bounds.reconnect_s,
             kwargs={
                 "autocommit": True,
                 "options": session_options(schema, self.bounds),
-                **lost_after(self.bounds.connection_lost_s),
+                **keepalive_options(self.bounds.connection_lost_s),
                 "application_name": "tidegate",
             },
             configure=self._configure,
@@ -125,20 +126,23 @@ class PostgresStore:
     async def claim(self, lane: str, limit: int, flows: FlowChecksums) -> Sequence[Transfer]:
         values = {"lane": lane, "limit": limit, "lease_s": self.lease_s, **table_columns(flows)}
         claimed = [transfer_from(row) for row in await self._fetch_due("claim", values)]
-        self._saw(*(t.updated_us + round(t.waited_s * 1_000_000) for t in claimed[:1]))
+        self._note_time(*(t.updated_us + round(t.waited_s * 1_000_000) for t in claimed[:1]))
         return claimed
 
     async def lock(
-        self, tx: PostgresTransaction, transfers: Sequence[Transfer], behind: Behind = nothing
+        self,
+        tx: PostgresTransaction,
+        transfers: Sequence[Transfer],
+        after_lock: AfterLock = no_action,
     ) -> Sequence[Transfer]:
-        sent = tx.send(STATEMENTS["lock"], read_columns(transfers))
-        tx.go()
-        await behind()
-        if not (rows := await tx.rows(sent)):
+        reply = tx.send(STATEMENTS["lock"], read_columns(transfers))
+        tx.dispatch()
+        await after_lock()
+        if not (rows := await tx.rows(reply)):
             return transfers
-        counted = {id_: counts for id_, *counts in rows}
-        fresh = [as_counted(t, *counted[t.id]) if t.id in counted else t for t in transfers]
-        return [t for t in fresh if t is not None]
+        counters = {id_: row for id_, *row in rows}
+        current = [as_counted(t, *counters[t.id]) if t.id in counters else t for t in transfers]
+        return [t for t in current if t is not None]
 
     async def reserve(self, tx: PostgresTransaction, keys: Sequence[RequestKey]) -> None:
         await tx.post(STATEMENTS["reserve"], key_columns(keys))
@@ -146,20 +150,20 @@ class PostgresStore:
     async def write(
         self, tx: PostgresTransaction, moves: Moves, leased: Sequence[bool]
     ) -> Sequence[Transfer]:
-        begun = await tx.begun()
-        self._saw(begun.at_us)
-        batch = written(moves, leased, begun.at_us)
+        start = await tx.begun()
+        self._note_time(start.at_us)
+        batch = written(moves, leased, start.at_us)
         rows = batch.rows
         values = state_columns(batch, self.lease_s) | entry_columns(batch)
         if moves.created:
-            if min([row.id.int for row in rows]) < begun.floor.int:
-                raise BelowFloor(f"an id is below the floor of this store, {begun.floor}")
+            if min([row.id.int for row in rows]) < start.floor.int:
+                raise BelowFloor(f"an id is below the floor of this store, {start.floor}")
             await tx.post(STATEMENTS["create"], values | creation_columns(moves))
         else:
             values |= {"count": len(rows), **party_columns(moves)}
             await tx.post(STATEMENTS["record"], values)
         if any(group.step.attempt for group in moves.groups):
-            await tx.post(STATEMENTS["tried"], attempt_columns(moves))
+            await tx.post(STATEMENTS["add_attempts"], attempt_columns(moves))
         return rows
 
     async def aborted(self, xids: Sequence[str | None]) -> bool:
@@ -167,9 +171,9 @@ class PostgresStore:
         if len(known) < len(xids):
             return False
         try:
-            [(aborted,)] = await self._fetch("fates", {"xids": texts(known)})
+            [(aborted,)] = await self._fetch("all_aborted", {"xids": texts(known)})
         except StoreFault:
-            return False  # Of a transaction that this server has never had, nothing is known.
+            return False  # This server has never had one of the transactions: its end is unknown.
         return bool(aborted)
 
     async def look(self, keys: Sequence[tuple[int, str]]) -> KeyLookup:
@@ -177,10 +181,10 @@ class PostgresStore:
         values = {"owners": bigints(owners), "cids": strings(cids)}
         rows = await self._fetch("look", values)
         known: list[KnownRequest | None] = [None] * len(keys)
-        for _, place, fingerprint, id_, refusal, *row in rows:
-            if place is not None:
+        for _, number, fingerprint, id_, refusal, *row in rows:
+            if number is not None:
                 transfer = None if row[0] is None else transfer_from(row)
-                known[place - 1] = KnownRequest(fingerprint, id_, transfer, refusal)
+                known[number - 1] = KnownRequest(fingerprint, id_, transfer, refusal)
         return KeyLookup(rows[0][0], known)
 
     async def find(self, ids: Sequence[UUID]) -> Sequence[Transfer]:
@@ -219,8 +223,10 @@ class PostgresStore:
         self._seen_us = 0
         return behind_s, mended
 
-    def _saw(self, *at_us: int) -> None:
-        """The clock may be ahead for a moment only: what is leased then must not wait for it."""
+    def _note_time(self, *at_us: int) -> None:
+        """Keep the latest time at which a transfer was leased. The database's clock may be ahead
+        for a moment; after it is set back, those transfers must not wait for that time.
+        """
         self._seen_us = max(self._seen_us, *at_us, 0)
 
     async def halted(self) -> bool:
@@ -245,7 +251,7 @@ class PostgresStore:
         return {row[1]: Asset(*row) for row in await self._fetch("assets", {})}
 
     async def verify(self, flows: Iterable[Flow]) -> None:
-        """Refuse to start on tables that are too old for us, or were made for other flows."""
+        """Refuse to start on tables that are too old, or that were made for other flows."""
         needed = migrations("store")[-1]
         try:
             [(number,)] = await self._fetch("migrated", {})
@@ -260,15 +266,16 @@ class PostgresStore:
             )
         if names := differing(dict(await self._fetch("flows", {})), flows):
             raise StoreFault(
-                f"flow {', '.join(names)}: the database has another table; run `tidegate migrate`"
+                f"flow {', '.join(names)}: the database has another version of this flow;"
+                " run `tidegate migrate`"
             )
 
     async def forget_marks(self, core: str) -> None:
-        """Drop the marks of processes that are gone; every start would leave one behind."""
+        """Delete the marks of processes that have ended. Each start of a process adds one."""
         await self._fetch("forget_marks", {"core": core})
 
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]:
-        """One statement in a transaction of its own, for what lives beside the engine's tables."""
+        """Run one statement in its own transaction, for tables that the engine does not own."""
         async with self.session() as pipe:
             return await PostgresTransaction(pipe).fetch(statement, values)
 
@@ -276,7 +283,7 @@ class PostgresStore:
         return await self.run(STATEMENTS[name], values)
 
     async def _fetch_due(self, name: str, values: Mapping[str, object]) -> list[Any]:
-        """What is held no longer is due as well, once it is in the index."""
+        """Run `lapse` first: held rows whose lease is over are due too, once they are indexed."""
         async with self.session() as pipe:
             statements = PostgresTransaction(pipe)
             statements.send(STATEMENTS["lapse"], {"lease_s": self.lease_s, "lists": MAX_LISTS})
@@ -288,37 +295,37 @@ class PostgresStore:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Pipeline]:
-        while self._idle and not self._idle[-1].pipe.at_rest:
-            await self._give_back(self._idle.pop())  # The server has left it meanwhile.
+        while self._idle and not self._idle[-1].pipe.is_idle:
+            await self._give_back(self._idle.pop())  # The server has closed it meanwhile.
         session = self._idle.pop() if self._idle else await self._new()
         try:
             yield session.pipe
         except NotWritable as fault:
             self.trouble = fault.kind
             if fault.kind == "read-only":
-                # After a failover, these sessions lead to what is a standby now.
-                for each in (session, *self._idle):
-                    each.pipe.outdated = True
+                # After a failover these sessions are connected to what is now the standby.
+                for stale in (session, *self._idle):
+                    stale.pipe.outdated = True
             raise
         finally:
-            if session.pipe.at_rest and not self._waiting and not self._pool.closed:
+            if session.pipe.is_idle and not self._waiting and not self._pool.closed:
                 self._idle.append(session)
             else:
                 await self._give_back(session)
 
     async def _new(self) -> PostgresSession:
-        """From the pool, or from who is done first, if there are as many as there may be."""
+        """Take a session from the pool. If all are in use, wait until one is given back."""
         self._waiting += 1
         try:
             return await self._pool.getconn()
         except (PoolTimeout, PoolClosed) as fault:
-            raise NoSession("no connection to PostgreSQL could be had") from fault
+            raise NoSession("no free connection to PostgreSQL within the time limit") from fault
         except psycopg.OperationalError as fault:
             raise StoreUnavailable(str(fault)) from fault
         finally:
             self._waiting -= 1
 
     async def _give_back(self, session: PostgresSession) -> None:
-        if not session.pipe.at_rest:
-            await session.close()  # The pool will make a new one.
+        if not session.pipe.is_idle:
+            await session.close()  # The pool replaces it.
         await self._pool.putconn(session)

@@ -1,4 +1,4 @@
-"""Proposals of people, in the store: proposed by one, confirmed by another, carried out once."""
+"""Resolutions of open transfers: one person proposes, another confirms, carried out once."""
 
 from uuid import UUID
 
@@ -11,7 +11,7 @@ STATEMENTS = load("tidegate.store", "resolutions.sql")
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """What one person says about the question that a transfer has open."""
+    """The answer that one person proposes for the open question of a transfer."""
 
     transfer_id: UUID
     version: int
@@ -46,7 +46,9 @@ async def find(store: PostgresStore, id_: int) -> Resolution | None:
 
 
 async def confirm(store: PostgresStore, id_: int, confirmed_by: str) -> str | None:
-    """Who has confirmed it; None if it is closed, or if this is the one who proposed it."""
+    """Confirm a proposal and return the name of the person who first confirmed it. Return None if
+    the proposal is closed, or if this person proposed it.
+    """
     values = {"id": id_, "confirmed_by": confirmed_by}
     rows = await store.run(STATEMENTS["confirm"], values)
     return str(rows[0][0]) if rows else None

@@ -1,4 +1,4 @@
-"""Between values and columns: batches as arrays on the way in, rows as transfers on the way out."""
+"""Converts batches of moves to array parameters, and rows of the database to transfers."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -37,11 +37,11 @@ from tidegate.core.sql import (
     texts,
     uuids,
 )
-from tidegate.core.transfer import AnswerForm, Expiry
+from tidegate.core.transfer import EntryForm, Expiry
 from tidegate.store.written_rows import WrittenRows, in_order
 
 ATTEMPTS_KEPT = 20
-PROBES_KEPT = 100  # Of an unreachable lane: the times of the newest.
+PROBES_KEPT = 100  # How many of the newest probe times of an unreachable lane are kept.
 NEVER = Expiry()
 
 
@@ -81,19 +81,19 @@ def transfer_from(row: Sequence[Any]) -> Transfer:
         ),
         *(details, space, error, expired),
     )
-    own = (owner, amount, parent, cid, head, trace, created_us, updated_us, waited_s)
-    return Transfer(kind, id_, *own)
+    rest = (owner, amount, parent, cid, head, trace, created_us, updated_us, waited_s)
+    return Transfer(kind, id_, *rest)
 
 
 def text(mapping: object) -> str | None:
-    """JSON, or NULL for nothing: an empty object would cost its bytes in every row."""
+    """JSON, or None (NULL) if empty: an empty object would take space in every row."""
     return _encode(mapping).decode() if mapping else None
 
 
-class _Written(NamedTuple):
-    """What the columns of a kind say. Kinds that differ in their parties only say the same."""
+class _KindValues(NamedTuple):
+    """The values that all rows of a kind share. Kinds that differ only in parties have the same."""
 
-    start: int
+    start: int  # The version before the move.
     deadline_s: float | None
     delay_s: float
     held: bool  # Handed over inside the process.
@@ -112,34 +112,34 @@ class _Written(NamedTuple):
     error: str | None
 
 
-_said_of = attrgetter(*_Written._fields[4:])
+_kind_fields = attrgetter(*_KindValues._fields[4:])
 
 
 def entry_columns(batch: WrittenRows) -> Columns:
-    """One row per answer, group by group: what a group has in common is named once."""
-    pairs = [(mark, number) for mark in batch.marks for number in range(len(mark.hashes))]
-    which, lines = numbered((mark.step.after.flow, mark.step.lines[n]) for mark, n in pairs)
-    counts = [len(mark.hashes[n]) for mark, n in pairs]
+    """One row per answer, group by group. The values that a group shares are sent once."""
+    pairs = [(written, n) for written in batch.groups for n in range(len(written.hashes))]
+    indexes, lines = numbered((w.step.after.flow, w.step.entry_forms[n]) for w, n in pairs)
+    counts = [len(written.hashes[n]) for written, n in pairs]
     rows = batch.rows
     return {
-        "history_ids": uuids([rows[p].id for mark, _ in pairs for p in mark.group.places]),
-        "history_kinds": repeated(zip(which, counts, strict=True)),
+        "history_ids": uuids([rows[i].id for written, _ in pairs for i in written.group.indexes]),
+        "history_kinds": repeated(zip(indexes, counts, strict=True)),
         "evidences": optional_texts(
             [
-                count if (evidences := mark.group.evidences[n]) is None else _as_texts(evidences)
-                for (mark, n), count in zip(pairs, counts, strict=True)
+                count if (evidences := written.group.evidences[n]) is None else _as_texts(evidences)
+                for (written, n), count in zip(pairs, counts, strict=True)
             ]
         ),
-        "history_hashes": blobs([hashed for mark, n in pairs for hashed in mark.hashes[n]]),
+        "history_hashes": blobs([hashed for written, n in pairs for hashed in written.hashes[n]]),
         **shared(_line_columns, lines),
     }
 
 
 def _as_texts(evidences: Sequence[Evidence]) -> list[bytes | None]:
-    return [_encode(kept) if kept else None for kept in evidences]
+    return [_encode(evidence) if evidence else None for evidence in evidences]
 
 
-def _line_columns(lines: Sequence[tuple[str, AnswerForm]]) -> Columns:
+def _line_columns(lines: Sequence[tuple[str, EntryForm]]) -> Columns:
     columns = {
         "history_flows": names(flow for flow, _ in lines),
         "history_versions": numbers(line.version for _, line in lines),
@@ -154,7 +154,7 @@ def _line_columns(lines: Sequence[tuple[str, AnswerForm]]) -> Columns:
     return encoded(columns)
 
 
-def _kind_columns(kinds: Sequence[_Written]) -> Columns:
+def _kind_columns(kinds: Sequence[_KindValues]) -> Columns:
     columns = {
         "states": names(k.state for k in kinds),
         "lanes": names(k.lane for k in kinds),
@@ -168,7 +168,7 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
         "versions": numbers(k.start for k in kinds),
         "delays": sparse(k.delay_s for k in kinds),
         "helds": sparse(k.held for k in kinds),
-        # Of those that are created:
+        # Only for transfers that are created:
         "flows": names(k.flow for k in kinds),
         "assets": numbers(k.asset_id for k in kinds),
         "spaces": names(k.space or None for k in kinds),
@@ -179,42 +179,42 @@ def _kind_columns(kinds: Sequence[_Written]) -> Columns:
 
 
 def state_columns(batch: WrittenRows, lease_s: float) -> Columns:
-    """The columns that a creation and a move share."""
-    contents = [
-        _Written(
-            mark.step.start,
-            mark.step.deadline_s,
-            lease_s if mark.leased else mark.step.delay_s,
-            mark.is_held,
-            *_said_of(mark.kind),
+    """The columns that creations and moves share."""
+    values = [
+        _KindValues(
+            written.step.start,
+            written.step.deadline_s,
+            lease_s if written.leased else written.step.delay_s,
+            written.is_held,
+            *_kind_fields(written.kind),
         )
-        for mark in batch.marks
+        for written in batch.groups
     ]
-    which, kinds = numbered(contents)
+    kind_numbers, kinds = numbered(values)
     rows = batch.rows
     if len(kinds) == 1:
-        numbers_ = repeated([(1, len(rows))])
+        row_kinds = repeated([(1, len(rows))])
     else:
-        places = [mark.group.places for mark in batch.marks]
-        parts = [(p, [n] * len(p)) for p, n in zip(places, which, strict=True)]
-        numbers_ = integers(in_order(parts, len(rows)))
+        indexes = [written.group.indexes for written in batch.groups]
+        parts = [(i, [n] * len(i)) for i, n in zip(indexes, kind_numbers, strict=True)]
+        row_kinds = integers(in_order(parts, len(rows)))
     return {
         "lease_s": lease_s,
         "ids": uuids([t.id for t in rows]),
-        "kinds": numbers_,
+        "kinds": row_kinds,
         "hashes": blobs([t.head_hash for t in rows]),
         **shared(_kind_columns, kinds),
     }
 
 
 def party_columns(moves: Moves) -> Columns:
-    """Parties change rarely; where they do not, nothing is written."""
+    """The parties of rows whose parties change, which is rare; NULL for the others."""
     parties: list[str | None] = [None] * len(moves)
-    for step, places, _ in moves.groups:
+    for step, indexes, _ in moves.groups:
         if step.before is not None and step.before.party_templates != step.after.party_templates:
-            for place in places:
-                parties[place] = _party_text(
-                    step.after.party_templates, moves.transfers[place].owner
+            for index in indexes:
+                parties[index] = _party_text(
+                    step.after.party_templates, moves.transfers[index].owner
                 )
     return {"parties": strings(parties)}
 
@@ -230,10 +230,10 @@ def _party_text(party_templates: tuple[PartyTemplate, ...], owner: int) -> str:
 
 @lru_cache(4096)
 def _party_pieces(party_templates: tuple[PartyTemplate, ...]) -> tuple[str, ...]:
-    """The parties as JSON, in pieces between which the transfer's own owner stands."""
+    """The parties as JSON, cut into pieces where the transfer's own owner is inserted."""
     pieces, text = [], "{"
     for number, template in enumerate(party_templates):
-        role, system, book = (_encode(word).decode() for word in template[:3])
+        role, system, book = (_encode(name).decode() for name in template[:3])
         text += f"{',' if number else ''}{role}:[{system},{book},"
         if template.owner is None:
             pieces.append(text)
@@ -244,18 +244,18 @@ def _party_pieces(party_templates: tuple[PartyTemplate, ...]) -> tuple[str, ...]
 
 
 def attempt_columns(moves: Moves) -> Columns:
-    kept = [
-        (moves.transfers[place].id, step)
-        for step, places, _ in moves.groups
+    attempted = [
+        (moves.transfers[index].id, step)
+        for step, indexes, _ in moves.groups
         if step.attempt
-        for place in places
+        for index in indexes
     ]
     return {
-        "attempt_ids": uuids([id_ for id_, _ in kept]),
-        "attempt_slots": numbers(step.after.retries % ATTEMPTS_KEPT for _, step in kept),
-        "attempt_versions": numbers(step.start for _, step in kept),
-        "attempt_retries": numbers(step.after.retries for _, step in kept),
-        "attempt_reasons": texts([step.attempt for _, step in kept]),
+        "attempt_ids": uuids([id_ for id_, _ in attempted]),
+        "attempt_slots": numbers(step.after.retries % ATTEMPTS_KEPT for _, step in attempted),
+        "attempt_versions": numbers(step.start for _, step in attempted),
+        "attempt_retries": numbers(step.after.retries for _, step in attempted),
+        "attempt_reasons": texts([step.attempt for _, step in attempted]),
     }
 
 
@@ -277,7 +277,7 @@ def creation_columns(moves: Moves) -> Columns:
 
 
 def read_columns(transfers: Sequence[Transfer]) -> Columns:
-    """Rows as they were read, to be compared with what they are."""
+    """Rows as the caller read them, to be compared with the current rows."""
     kinds = [t.kind for t in transfers]
     return {
         "ids": uuids([t.id for t in transfers]),
@@ -289,12 +289,12 @@ def read_columns(transfers: Sequence[Transfer]) -> Columns:
 def as_counted(
     transfer: Transfer, attempts: int | None, retries: int | None, paged: bool | None
 ) -> Transfer | None:
-    """A row with what is counted by now, or None if it has moved."""
+    """The transfer with its current counters, or None if it has moved."""
     if attempts is None:
         return None
     if attempts == transfer.attempts:
         return transfer
-    return transfer.but(attempts=attempts, retries=retries, paged=paged)
+    return transfer.replace(attempts=attempts, retries=retries, paged=paged)
 
 
 def key_columns(keys: Sequence[RequestKey]) -> Columns:

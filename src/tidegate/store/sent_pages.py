@@ -1,4 +1,4 @@
-"""Which paged transfers somebody was told of, and which nobody was."""
+"""Records for which paged transfers the page was sent, and finds those that were not sent."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from tidegate.core.sql import load, uuids
 from tidegate.store.postgres import PostgresStore
 
 STATEMENTS = load("tidegate.store", "sent_pages.sql")
-MAX_UNTOLD = 1_000
+MAX_UNSENT = 1_000
 
 
 class UnsentPage(NamedTuple):
@@ -22,10 +22,10 @@ class UnsentPage(NamedTuple):
 
 
 async def mark_sent(store: PostgresStore, ids: Sequence[UUID]) -> None:
-    await store.run(STATEMENTS["mark_told"], {"ids": uuids(ids)})
+    await store.run(STATEMENTS["mark_sent"], {"ids": uuids(ids)})
 
 
 async def unsent(store: PostgresStore) -> Sequence[UnsentPage]:
-    await store.run(STATEMENTS["forget_told"], {})
-    rows = await store.run(STATEMENTS["untold"], {"limit": MAX_UNTOLD})
+    await store.run(STATEMENTS["forget_sent"], {})
+    rows = await store.run(STATEMENTS["unsent"], {"limit": MAX_UNSENT})
     return [UnsentPage(*row) for row in rows]

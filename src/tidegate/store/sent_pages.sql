@@ -1,4 +1,5 @@
--- mark_told: somebody was told of these, as they stand. What has moved on meanwhile is left out.
+-- mark_sent: record that these transfers were paged, in their current state. Transfers that have
+-- moved in the meantime are left out.
 INSERT INTO told_pages (transfer_id, state, error)
 SELECT id, state, coalesce(error, '')
   FROM transfers
@@ -10,7 +11,8 @@ ON CONFLICT (transfer_id) DO UPDATE
    SET state = excluded.state,
        error = excluded.error;
 
--- forget_told: what is answered, or asks something else now, is news if it pages again.
+-- forget_sent: delete pages of transfers that are no longer paged, or rest in another state: if
+-- such a transfer pages again, that must be sent.
 DELETE FROM told_pages AS p
  WHERE NOT EXISTS (SELECT
                      FROM transfers AS t
@@ -19,7 +21,7 @@ DELETE FROM told_pages AS p
                       AND t.paged
                       AND t.state = p.state);
 
--- untold: what is open and paged, and nobody was told of, with what was answered last.
+-- unsent: open transfers that are paged and whose page was not sent, with the last reason.
 SELECT t.id, t.flow, t.lane, t.state, t.retries,
        extract(epoch FROM now() - t.updated_at)::float8,
        coalesce((SELECT a.reason

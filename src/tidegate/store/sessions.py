@@ -1,4 +1,4 @@
-"""What a session with PostgreSQL is from its first moment, and how long it may take."""
+"""PostgreSQL sessions: their settings and their time limits."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ ENGINE_ROLE = "tidegate_engine"
 
 
 class StoreLimits(NamedTuple):
-    """How long a session may take for anything, how many there are, and how they plan."""
+    """Time limits of a session, the number of sessions, and how they plan statements."""
 
     lease_s: float = 10.0
     connections: int = 8
@@ -23,30 +23,30 @@ class StoreLimits(NamedTuple):
     connection_lost_s: float = 10.0
     pool_wait_s: float = 10.0
     reconnect_s: float = 4.0
-    plans: str = "force_generic_plan"  # `auto` for a PostgreSQL that is spread over many nodes.
+    plans: str = "force_generic_plan"  # Use `auto` for a distributed PostgreSQL.
 
 
 class PostgresSession(psycopg.AsyncConnection[Any]):
-    """A connection of the pool, and the pipe through which all of its statements go."""
+    """A connection of the pool, and the pipeline that sends all its statements."""
 
     pipe: Pipeline
 
     async def close(self) -> None:
         if hasattr(self, "pipe"):
-            self.pipe.deaf()
+            self.pipe.stop_listening()
         await super().close()
 
 
 class WholeNumber(Loader):
-    """Every NUMERIC of ours is whole: an int, without the detour over Decimal."""
+    """Load NUMERIC as an int, without a Decimal in between: all our numbers are whole."""
 
-    # The type itself, because a function of Python would be called for each of them.
+    # The type itself: a Python function would be called for each value, which is slower.
     load: Callable[[Buffer], int] = staticmethod(int)  # type: ignore[assignment]
 
 
-def lost_after(seconds: float) -> dict[str, int]:
-    """A host that vanishes says nothing. Who waits for its answer has nothing under way that it
-    could fail to confirm, so that the kernel must ask whether it is still there.
+def keepalive_options(seconds: float) -> dict[str, int]:
+    """Detect a host that disappears without closing the connection. A client that only waits for
+    a reply sends nothing, so no TCP acknowledgement is missed: keepalives must probe the host.
     """
     return {
         "tcp_user_timeout": int(seconds * 1000),
@@ -56,7 +56,9 @@ def lost_after(seconds: float) -> dict[str, int]:
 
 
 def session_options(schema: str, bounds: StoreLimits, role: str = ENGINE_ROLE) -> str:
-    """What a session is from its first moment: never by SET, which a pooler may give to others."""
+    """The settings of a session, as connection options. SET is not used: through a connection
+    pooler, its effect may reach the sessions of other clients.
+    """
     named = schema.replace('"', '""')
     settings = {
         "search_path": f'"{named}",{SHARED_SCHEMA}',
@@ -65,7 +67,7 @@ def session_options(schema: str, bounds: StoreLimits, role: str = ENGINE_ROLE) -
         "statement_timeout": f"{int(bounds.statement_s * 1000)}",
         "lock_timeout": f"{int(bounds.lock_s * 1000)}",
         "idle_in_transaction_session_timeout": f"{int(bounds.idle_in_transaction_s * 1000)}",
-        # A plan made on an empty table must still be right for a million rows.
+        # A plan that was made for an empty table must still be good for a million rows.
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "random_page_cost": "1.1",
@@ -75,5 +77,5 @@ def session_options(schema: str, bounds: StoreLimits, role: str = ENGINE_ROLE) -
 
 
 def _escaped(value: str) -> str:
-    """As the server splits options: a blank or a backslash belongs to the value if so marked."""
+    """Escape spaces and backslashes: the server splits the option string at unescaped spaces."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -1,4 +1,4 @@
-"""Who a store is: the uuid by which a trading core knows the one store that it serves."""
+"""The identity of a store: the uuid by which a trading core recognises the store it serves."""
 
 from uuid import UUID
 
@@ -12,7 +12,7 @@ STATEMENTS = load("tidegate.store", "store_identity.sql")
 
 
 def renew(conninfo: str, schema: str, fresh: UUID) -> tuple[UUID, UUID]:
-    """Give a copy of a store an identity of its own; return the one that it had, and the new."""
+    """Give a copied store its own identity; return the previous one and the new one."""
     options = session_options(schema, StoreLimits(), MIGRATOR_ROLE)
     with psycopg.connect(conninfo, options=options) as session:
         [(before, after)] = session.execute(STATEMENTS["renew"], {"store": fresh}).fetchall()

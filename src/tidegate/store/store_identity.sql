@@ -1,4 +1,4 @@
--- renew: a copy becomes a store of its own. What it was is returned too, for the record.
+-- renew: give a copied store its own identity. The previous one is returned too, for the record.
 WITH before AS (
     SELECT store FROM store_identity WHERE one
 )

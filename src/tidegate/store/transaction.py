@@ -1,4 +1,4 @@
-"""An open transaction on PostgreSQL, and the statements of the store by their names."""
+"""An open transaction on PostgreSQL, and the statements of the store by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ STATEMENTS = {
 
 
 class PostgresTransaction:
-    """An open transaction, in which local systems answer too.
+    """An open transaction, which local systems use too.
 
-    `send` only puts a statement beside those that wait already. Whoever waits for the rows of one
-    lets all of them go. What fails is told then, at the COMMIT at the latest; the server skips
-    whatever follows it, so that nothing of all this has happened.
+    `send` only queues a statement. Waiting for the rows of one statement sends all that are
+    queued. An error is raised at that moment, at the COMMIT at the latest. The server skips the
+    statements after an error, so the transaction has no effect.
     """
 
     def __init__(self, pipe: Pipeline) -> None:
@@ -40,11 +40,11 @@ class PostgresTransaction:
         if isinstance(self._begun, StatementReply):
             [row] = await self.rows(self._begun)
             self._begun = TransactionStart(*row[:4])
-        assert self._begun is not None, "this transaction was not begun here"
+        assert self._begun is not None, "this transaction was not started by `begin`"
         return self._begun
 
     async def wait_briefly(self) -> None:
-        self.send(STATEMENTS["brief"], {"lock_ms": str(int(BRIEF_S * 1000))})
+        self.send(STATEMENTS["short_lock_timeout"], {"lock_ms": str(int(BRIEF_S * 1000))})
 
     def send(self, statement: str, values: Mapping[str, object]) -> StatementReply:
         try:
@@ -62,12 +62,12 @@ class PostgresTransaction:
 
     async def post(self, statement: str, values: Mapping[str, object]) -> None:
         self.send(statement, values)
-        self.go()
+        self.dispatch()
 
-    def go(self) -> None:
-        """Whoever does not need the rows at once has more to write: both go on side by side."""
+    def dispatch(self) -> None:
+        """Let the server run what is queued while the caller prepares more statements."""
         try:
-            self._pipe.go()
+            self._pipe.dispatch()
         except psycopg.Error as fault:
             raise as_fault(fault) from fault
 
@@ -81,7 +81,7 @@ class PostgresTransaction:
         assert committed.result is not None
         status = committed.result.command_status
         if status != b"COMMIT":
-            raise StoreFault(f"COMMIT was answered by {status!r}")
+            raise StoreFault(f"PostgreSQL answered COMMIT with {status!r}")
 
     def _command(self, sql: bytes) -> StatementReply:
         try:

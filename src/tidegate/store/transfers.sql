@@ -1,32 +1,34 @@
--- begin: the transaction's one time, the brake, the floor of ids, and its number, by which its fate
--- can be asked for when the reply to its COMMIT is lost; nothing is locked yet. What follows in it
--- is planned once per session: for few rows, planning costs as much as all the rest.
+-- begin: the time of the transaction, whether a halt is in force, the floor of ids, and the
+-- transaction's number. If the reply to COMMIT is lost, its outcome is looked up by that number.
+-- Nothing is locked yet. The plan setting makes the session plan each statement only once: for few
+-- rows, planning costs as much as everything else.
 SELECT (extract(epoch FROM now()) * 1000000)::bigint,
        EXISTS (SELECT FROM halts WHERE resumed_at IS NULL),
        (SELECT floor FROM id_floor WHERE one),
        pg_current_xact_id()::text,
        set_config('plan_cache_mode', %(plans)s, true);
 
--- brief: for the rest of the transaction, which waits for locks that somebody is known to hold.
+-- short_lock_timeout: for the rest of the transaction. Used if another transaction is known to
+-- hold the locks.
 SELECT set_config('lock_timeout', %(lock_ms)s, true);
 
--- halted: read before each ask of what no claim has just given out.
+-- halted: read before each ask about transfers that were not just claimed.
 SELECT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
 
--- halt: a row of its own, whatever is in force already.
+-- halt: adds a row, even if another halt is in force.
 INSERT INTO halts (reason, actor)
 VALUES (%(reason)s, %(actor)s)
 RETURNING id;
 
--- halts: those in force, oldest first.
+-- halts: the halts in force, oldest first.
 SELECT id, reason, actor, (extract(epoch FROM at) * 1000000)::bigint
   FROM halts
  WHERE resumed_at IS NULL
  ORDER BY id
  LIMIT %(limit)s;
 
--- resume: ends the halts named, or all in force if none is named, and says who did and why. Locked
--- by the update: of two who end the same halt, the second ends nothing.
+-- resume: end the halts named, or all in force if none is named, and record who ended them and
+-- why. The update locks the rows: if two callers end the same halt, the second ends nothing.
 WITH ended AS (
     UPDATE halts
        SET resumed_at = now(),
@@ -40,17 +42,17 @@ SELECT id, reason, actor, (extract(epoch FROM at) * 1000000)::bigint
   FROM ended
  ORDER BY id;
 
--- askable: the installed tables, none while halted. Read before each ask of what no claim has just
--- given out. Without a parameter, so that it is planned once per session and not each time.
+-- askable: the installed flow tables; none while halted. Read before each ask about transfers that
+-- were not just claimed. It has no parameter, so that it is planned once per session.
 SELECT f.flow, f.checksum
   FROM flow_tables AS f
  WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL);
 
--- lapse: what was handed over inside a process and is still open when its lease is over goes into
--- the index of the due. A list is deleted when none of its transfers is held any more. Of a row
--- that somebody has locked this is not known, so its list stays. Whoever holds a row again has
--- listed it again, in the same transaction. Lists are looked at when they are a second old: most of
--- what they name has ended by then, so there are few of them.
+-- lapse: a transfer that was handed over inside a process, and is still open when its lease ends,
+-- is added to the index of due transfers. A list is deleted when none of its transfers is held any
+-- more. If a row is locked, this is not known, so its list stays. A process that holds a row again
+-- lists it again in the same transaction. A list is read when it is a second old: by then most of
+-- its transfers have ended, so few lists remain.
 WITH looked AS MATERIALIZED (
     SELECT number, until, ids
       FROM handovers
@@ -63,7 +65,7 @@ held AS MATERIALIZED (
     SELECT l.number, l.until, u.id
       FROM looked AS l
      CROSS JOIN LATERAL unnest(l.ids) AS u (id)
-     -- OFFSET 0 and an array: each row is found by its id, whatever the planner expects.
+     -- OFFSET 0 and an array make the planner find each row by its id, whatever it estimates.
      CROSS JOIN LATERAL (
                SELECT
                  FROM transfers AS t
@@ -97,8 +99,8 @@ DELETE FROM handovers
            EXCEPT
            SELECT number FROM held WHERE id NOT IN (SELECT id FROM free)));
 
--- due: the lanes in which a claim may find something, by the same rules. It locks nothing, so that
--- a look in vain, as most are, costs one entry of the index per lane and flow.
+-- due: the lanes in which a claim may find transfers, by the same rules as in claim. It locks
+-- nothing. Most calls find nothing, and such a call reads one index entry per lane and flow.
 SELECT l.lane
   FROM unnest(%(lanes)s::text[]) AS l (lane)
  WHERE NOT EXISTS (SELECT FROM halts WHERE resumed_at IS NULL)
@@ -117,10 +119,10 @@ SELECT l.lane
        )
  ORDER BY l.lane;
 
--- claim: lease what is due, of flows whose installed table is ours. SKIP LOCKED keeps workers
--- apart; correctness is the version's. Each flow is read by its own part of the index, so that a
--- backlog of a flow that we do not know costs nothing. Rows locked beyond the limit are free again
--- when the statement ends.
+-- claim: lease due transfers of the flows whose installed table is ours. SKIP LOCKED keeps workers
+-- from waiting for each other; correctness comes from the version check in record. Each flow is
+-- read by its own part of the index, so that a backlog of an unknown flow costs nothing. Rows that
+-- were locked beyond the limit are unlocked when the statement ends.
 WITH due AS MATERIALIZED (
     SELECT d.id
       FROM unnest(%(flows)s::text[], %(checksums)s::text[]) AS k (flow, checksum)
@@ -146,9 +148,10 @@ UPDATE transfers AS t
  WHERE t.id = due.id
 RETURNING {transfer};
 
--- lock: a statement of its own, so that the statements after it see what its waiting was for. What
--- is not there as it was read comes back, and most is. It has moved, or at the same version others
--- have claimed it since: then with what is counted by now, which a late answer must not take back.
+-- lock: a separate statement, so that the statements after it see what changed while it waited.
+-- It returns only the rows that are not as the caller read them; most are unchanged. Such a row has
+-- moved, or another process has claimed it since at the same version. In the second case the
+-- current counters are returned, because a late answer must not overwrite them with older values.
 WITH locked AS MATERIALIZED (
     SELECT id, version, attempts, retries, paged
       FROM transfers
@@ -167,8 +170,8 @@ SELECT c.id, l.attempts, l.retries, l.paged
   FROM changed AS c
   LEFT JOIN locked AS l ON l.id = c.id AND l.version = c.version;
 
--- answers: a part of record and insert: one history row per answer. Here as there, what many rows
--- of a batch have in common is said once, and a row names it by its place.
+-- answers: a part of record and create. It adds one history row per answer. As in these statements,
+-- values that many rows share are sent once, and each row refers to them by an index.
 INSERT INTO history (transfer_id, version, flow, from_state, waypoints, to_state, verb, answer,
                      reason, evidence, actor, at, hash)
 SELECT h.id,
@@ -189,15 +192,16 @@ SELECT h.id,
            %(history_hashes)s::bytea[]
        ) AS h (id, kind, evidence, hash);
 
--- handed: a part of record and create: the list of what this transaction hands over inside the
--- process. A row may be held only if it is listed.
+-- handover_list: a part of record and create. It lists the transfers that this transaction hands
+-- over inside the process. A row may be held only if it is listed.
 INSERT INTO handovers (until, ids)
 SELECT now() + %(lease_s)s * interval '1 second', array_agg(r.id)
   FROM unnest(%(ids)s::uuid[], %(kinds)s::integer[]) AS r (id, kind)
  WHERE (%(helds)s::boolean[])[r.kind]
 HAVING count(*) > 0;
 
--- tried: why the last question stays open, after record or create; the newest few are kept.
+-- add_attempts: after record or create, store why the last question stays open. Only the newest
+-- attempts are kept: a newer one overwrites the oldest.
 INSERT INTO attempts (transfer_id, slot, version, retry, reason, at)
 SELECT a.id, a.slot, a.version, a.retry, a.reason, now()
   FROM unnest(
@@ -211,16 +215,17 @@ ON CONFLICT (transfer_id, slot) DO UPDATE
        reason = excluded.reason,
        at = excluded.at;
 
--- record: compare-and-set on the version, with one history row per answer, in one statement. The
--- rows were locked in their order by a statement before, so that the order here does not matter.
+-- record: compare-and-set on the version, with one history row per answer, in one statement. An
+-- earlier statement has locked the rows in id order, so the order here does not matter.
 WITH moved AS (
     UPDATE transfers AS t
        SET state = m.state,
            lane = m.lane,
            due_lane = CASE WHEN m.held THEN NULL ELSE m.lane END,
            held = coalesce(m.held, false),
-           -- A row that waits under a deadline is due at the deadline at the latest. At an end it
-           -- stays as it was: a column that changes takes the row out of its page.
+           -- A row that waits under a deadline is due at the deadline at the latest. When a
+           -- transfer ends, due_at keeps its value: to change an indexed column would prevent a
+           -- heap-only update.
            due_at = CASE WHEN m.lane IS NULL THEN t.due_at ELSE least(
                now() + coalesce(m.delay_s, 0) * interval '1 second',
                CASE WHEN m.new_version = m.version THEN t.deadline_at
@@ -235,7 +240,7 @@ WITH moved AS (
            parties = coalesce(m.parties::jsonb, t.parties),
            error = m.error,
            head_hash = m.hash,
-           -- A transfer that has an end of its own goes by that.
+           -- If the transfer itself expires, that time replaces the state's deadline.
            deadline_at = CASE WHEN m.new_version = m.version THEN t.deadline_at
                               WHEN m.deadline_s IS NOT NULL
                               THEN coalesce(t.expires_at,
@@ -265,21 +270,22 @@ WITH moved AS (
     RETURNING t.id
 ),
 answered AS ({answers}),
-listed AS ({handed})
--- Fewer or more than were locked: that divides by zero, and so nothing of this has happened.
+listed AS ({handover_list})
+-- If fewer or more rows moved than were locked, the division by zero rolls everything back.
 SELECT 1 / (count(*) = %(count)s)::integer FROM moved;
 
--- reserve: the keys of transfers that are created next. In their order, because two batches with
--- the same keys in another order would deadlock. A key that exists fails the statement (23505).
+-- reserve: insert the keys of the transfers that are created next. Sorted, because two batches
+-- with the same keys in different orders would deadlock. An existing key fails the statement
+-- (23505).
 INSERT INTO cids (owner, cid, fingerprint, transfer_id)
 SELECT k.owner, k.cid, k.fingerprint, k.id
   FROM unnest(%(owners)s::bigint[], %(keys)s::text[], %(fingerprints)s::bytea[], %(ids)s::uuid[])
     AS k (owner, cid, fingerprint, id)
  ORDER BY k.owner, k.cid;
 
--- create: transfers whose keys are reserved, with the answers that they got on the way.
+-- create: insert transfers whose keys are reserved, with the answers that they have already got.
 WITH answered AS ({answers}),
-listed AS ({handed})
+listed AS ({handover_list})
 INSERT INTO transfers (id, owner, flow, state, lane, due_lane, held, due_at, version, attempts,
                        retries, paged, parties, asset_id, amount, fee, undoes, parent, detail,
                        cid, space, head_hash, error, trace, deadline_at, expires_at, created_at,
@@ -331,43 +337,43 @@ SELECT b.id,
                   END AS deadline_at
        ) AS d;
 
--- look: what is known under which of the keys, and the time for new ids, which is above the floor
--- even if the clock is not: both are read at one moment. One row at the least; most keys are new,
--- and a row for each of them would tell nothing. A key may lead to the archive; one statement sees
--- one moment, so that a transfer on its way there is not overlooked. A key without a transfer was
--- reserved by the inbox.
+-- look: the known keys with their transfers, and the time for new ids. That time is above the
+-- floor even if the clock is not. Most keys are new and return no row; the first column is always
+-- returned, so there is at least one row. A key may belong to an archived transfer. One statement
+-- reads one snapshot, so that a transfer that is just being archived is not missed. A key without a
+-- transfer was reserved by the inbox.
 SELECT greatest((extract(epoch FROM now()) * 1000000)::bigint,
                 (SELECT (floor_ms + 1) * 1000 FROM id_floor WHERE one)),
-       k.place,
+       k.number,
        c.fingerprint,
        c.transfer_id,
        i.refusal,
        {transfer}
   FROM (SELECT) AS once
   LEFT JOIN (unnest(%(owners)s::bigint[], %(cids)s::text[])
-                 WITH ORDINALITY AS k (owner, cid, place)
+                 WITH ORDINALITY AS k (owner, cid, number)
              JOIN cids AS c ON c.owner = k.owner AND c.cid = k.cid
              LEFT JOIN every_transfer AS t ON t.id = c.transfer_id
              LEFT JOIN inbox AS i ON i.id = c.transfer_id)
     ON true;
 
--- fates: whether every one of these transactions was aborted. Of one that is too long ago nothing
--- is known, and it counts as one that may have happened.
+-- all_aborted: whether every one of these transactions was aborted. The status of a very old
+-- transaction is not known; it counts as one that may have committed.
 SELECT coalesce(bool_and(pg_xact_status(x.xid::xid8) = 'aborted'), false)
   FROM unnest(%(xids)s::text[]) AS x (xid);
 
--- find: transfers as they stand, for the engine, which asks about none that ended long ago.
+-- find: current rows of transfers, for the engine. It never needs archived ones.
 SELECT {transfer}
   FROM transfers AS t
  WHERE t.id = ANY(%(ids)s::uuid[]);
 
--- ended: the few of many that somebody else has brought to an end.
+-- ended: those of the transfers that have ended, which another process may have done. Usually few.
 SELECT {transfer}
   FROM transfers AS t
  WHERE t.id = ANY(%(ids)s::uuid[])
    AND t.lane IS NULL;
 
--- release: what was leased and not asked about is due now, unless somebody has moved it since.
+-- release: transfers that were leased and not asked about are due now, unless they have moved.
 UPDATE transfers AS t
    SET due_at = now(),
        due_lane = t.lane,
@@ -376,14 +382,14 @@ UPDATE transfers AS t
           FROM transfers AS x
           JOIN unnest(%(ids)s::uuid[], %(versions)s::integer[]) AS r (id, version)
             ON x.id = r.id AND x.version = r.version
-         -- Not «IS NOT NULL», for which all that is open would be read by the index of the due.
+         -- Not "IS NOT NULL": for that, all open transfers would be read by the index of the due.
          WHERE coalesce(x.lane, '') <> ''
          ORDER BY x.id
            FOR NO KEY UPDATE OF x) AS held
  WHERE t.id = held.id;
 
--- note_outage: one more attempt to reach a system has failed. The row is this process's own. What
--- processes that are gone have left is deleted here, so that the table stays small.
+-- note_outage: record that one more attempt to reach a system has failed. Each process has its own
+-- row. Rows of processes that have ended are deleted here, so that the table stays small.
 WITH gone AS (
     DELETE FROM lane_troubles
      WHERE updated_at < now() - interval '1 day'
@@ -399,12 +405,12 @@ ON CONFLICT (lane, process) DO UPDATE
        reason = excluded.reason,
        updated_at = now();
 
--- end_outage: the system has answered this process.
+-- end_outage: the system has answered this process, so its row is deleted.
 DELETE FROM lane_troubles
  WHERE lane = %(lane)s
    AND process = %(process)s;
 
--- outages: a handful of rows, whatever waits behind them.
+-- outages: the unreachable lanes. One row per lane, however many transfers wait.
 SELECT lane,
        (extract(epoch FROM since) * 1000000)::bigint,
        attempts,
@@ -412,11 +418,12 @@ SELECT lane,
        reason
   FROM lane_outages;
 
--- mend_clock: has the clock been set back? The one row is locked, so that of several processes one
--- notices. Then what waits is due now, and has waited since now: no answer is from the future. To
--- ask early moves nothing, because correctness is the version's. A row that somebody just writes is
--- not waited for: its due time is written as well. Without a step no transfer is read. Requests in
--- the inbox are leased like transfers, and mended like them.
+-- mend_clock: check whether the clock was set back. The single row of store_clock is locked, so
+-- that only one of several processes repairs. Transfers that wait are then due now, and count as
+-- waiting since now, because no answer can be from the future. To ask too early does no harm: the
+-- version check still holds. Locked rows are skipped, because their transaction writes the due time
+-- anyway. If the clock was not set back, no transfer is read. Requests in the inbox are leased like
+-- transfers, so they are repaired too.
 WITH clock AS MATERIALIZED (
     SELECT CASE WHEN seen > now() + interval '2 seconds'
                 THEN extract(epoch FROM seen - now()) ELSE 0 END::float8 AS behind_s
@@ -424,7 +431,7 @@ WITH clock AS MATERIALIZED (
               FROM store_clock
                FOR UPDATE) AS k
 ),
-kept AS (
+clock_saved AS (
     UPDATE store_clock
        SET latest = now()
       FROM clock
@@ -469,7 +476,7 @@ mended AS (
        AND EXISTS (SELECT FROM early UNION ALL SELECT FROM early_held)
     RETURNING t.id
 ),
--- A list that would be looked at too late is looked at by the next scan.
+-- A handover list that would be read too late is read by the next scan.
 listed AS (
     UPDATE handovers
        SET until = now()
@@ -477,7 +484,7 @@ listed AS (
      WHERE behind_s > 0
        AND until > now()
 ),
-asked AS MATERIALIZED (
+early_requests AS MATERIALIZED (
     SELECT id
       FROM inbox
      WHERE outcome IS NULL
@@ -486,32 +493,32 @@ asked AS MATERIALIZED (
      LIMIT %(limit)s
        FOR NO KEY UPDATE SKIP LOCKED
 ),
-taken AS (
+mended_requests AS (
     UPDATE inbox AS i
        SET due_at = now()
-      FROM asked
-     WHERE i.id = asked.id
+      FROM early_requests
+     WHERE i.id = early_requests.id
     RETURNING i.id
 )
--- As many as of one kind at the most: whoever asks goes on as long as one of them is at its limit.
+-- The largest of the three counts: the caller repeats this while any of them is at the limit.
 SELECT behind_s,
        greatest((SELECT count(*) FROM early), (SELECT count(*) FROM early_held),
-                (SELECT count(*) FROM taken))
+                (SELECT count(*) FROM mended_requests))
   FROM clock;
 
--- assets: few, read at start and when told.
+-- assets: few rows, read at start and on request.
 SELECT id, code, decimals, status, internal_transfer_enabled, min_transfer_amount,
        max_transfer_amount
   FROM assets
  ORDER BY id;
 
--- migrated: how far, to be compared with what this program's statements need.
+-- migrated: the number of the last migration, compared with the one that this program needs.
 SELECT coalesce(max(number), 0) FROM migrations;
 
--- flows: what is installed, to be compared with what this program would run.
+-- flows: the installed flows, compared with the flows of this program.
 SELECT flow, checksum FROM flow_tables;
 
--- forget_marks: what another process has surpassed says nothing more; the furthest stays.
+-- forget_marks: delete positions that are lower than another process's. The highest one is kept.
 DELETE FROM core_positions
  WHERE core = %(core)s
    AND position < (SELECT max(position) FROM core_positions WHERE core = %(core)s);

@@ -1,4 +1,4 @@
-"""Whether the database takes writes: asked all the time, and not first by a request."""
+"""Regular check whether the database accepts writes, before a request finds that it does not."""
 
 from tidegate.core.ports import NotWritable, StoreFault, StoreUnavailable
 from tidegate.core.sql import load
@@ -9,25 +9,25 @@ STATEMENTS = load("tidegate.store", "writable.sql")
 
 
 async def check_writable(store: PostgresStore) -> None:
-    """Raise StoreUnavailable unless writes are taken. `store.trouble` keeps why they are not."""
+    """Raise StoreUnavailable unless writes are accepted; `store.trouble` records the reason."""
     try:
         await _check(store)
     except NotWritable:
-        raise  # The session has noted it.
+        raise  # `PostgresStore.session` has recorded the reason.
     except StoreUnavailable:
         store.trouble = "unreachable"
         raise
     except StoreFault:
-        # The check itself is refused, as where temporary tables are not allowed. That says nothing
-        # about the others' writes, which must not be refused for it.
+        # The check itself was refused, for example because temporary tables are not allowed. This
+        # does not mean that other writes fail, so they must not be refused.
         store.trouble = None
         raise
     store.trouble = None
 
 
 async def _check(store: PostgresStore) -> None:
-    """Something is written only after a write has failed: a full disk still takes small rows, so
-    that only a file that must grow can tell whether there is space again.
+    """Write only after a write has failed. A full disk may still accept small rows, so only a file
+    that must grow shows whether there is space again.
     """
     async with store.session() as pipe:
         [(read_only,)] = await PostgresTransaction(pipe).fetch(STATEMENTS["read_only"], {})
@@ -35,4 +35,4 @@ async def _check(store: PostgresStore) -> None:
             raise NotWritable("no session can write", "read-only")
     if store.trouble is not None:
         async with store.transaction() as tx:
-            await tx.fetch(STATEMENTS["take_room"], {})
+            await tx.fetch(STATEMENTS["grow_file"], {})

@@ -1,1 +1,1 @@
-"""`tidegate up`: everything on one machine, each part a child that is started again if it dies."""
+"""`tidegate up`: runs every part on one machine and restarts a part that dies."""

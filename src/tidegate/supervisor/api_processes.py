@@ -1,8 +1,8 @@
-"""Several API processes that serve one port: started, restarted and ended together.
+"""Several API processes that serve one port: started, restarted and stopped together.
 
-The parent has no engine and no session: it holds the port, so that nobody else takes it, and does
-not listen. Each child listens by itself (SO_REUSEPORT), and the kernel spreads connections over
-those that do. So a child that has died gets none.
+The parent has no engine and no database session. It binds the port, so that no other program can
+use it, but does not listen. Each child listens by itself (SO_REUSEPORT), and the kernel spreads
+connections over the listening children. So a dead child gets no connections.
 """
 
 import os
@@ -16,7 +16,7 @@ import psycopg
 import structlog
 
 from tidegate.service.shared_memory import create_memory
-from tidegate.service.sockets import PortUnusable, share, taken
+from tidegate.service.sockets import PortUnusable, reserved_port, share
 from tidegate.settings import Settings
 from tidegate.supervisor.children import (
     CannotRun,
@@ -26,21 +26,21 @@ from tidegate.supervisor.children import (
     child_environment,
     end_on_signals,
     keep_running,
-    say,
+    report,
 )
 
-PORT_S = 1.0  # How long the port may stay taken by children of a parent that was killed.
+PORT_S = 1.0  # The children of a killed parent may hold the port for this long.
 POLL_S = 0.05
-END_S = 27.0  # For all children together: less than `up` allows us.
-TRIES = 5  # Of a child that is killed before all serve; once all do, it is restarted for ever.
+END_S = 27.0  # For all children to stop: less than `tidegate up` allows this process.
+TRIES = 5  # Restarts of a child before all are ready. Afterwards there is no limit.
 CONNECT_S = 5
-LEADING = 1  # The session by which a process finds out who leads.
-# Of `up`, unless it is told otherwise. Each process takes a third of a percent of a core when idle,
-# and all that `up` runs shall stay below one and a half.
-MOST_BY_ITSELF = 2
+LEADER_SESSIONS = 1  # Each process has one session for electing the leader.
+# The default of `tidegate up`. An idle process uses 0.3 % of a core, and everything that
+# `tidegate up` runs should stay below 1.5 %.
+MAX_DEFAULT_PROCESSES = 2
 
-# How many sessions there may be: by the server, by the login, and by the database.
-ROOM = """
+# The number of sessions that the server, the login and the database allow.
+SESSION_LIMIT = """
 SELECT least(
     current_setting('max_connections')::int
         - current_setting('superuser_reserved_connections')::int
@@ -54,41 +54,44 @@ log = structlog.get_logger("tidegate")
 
 
 def processes_here() -> int:
-    """How many `tidegate up` runs by itself: one for every two cores.
+    """Return the default number of API processes: one for every two cores.
 
-    The other half is for PostgreSQL, which works about as much as they do, and for the core.
+    PostgreSQL and the trading core need the other half of the cores.
     """
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores // 2, MOST_BY_ITSELF))
+    return max(1, min(cores // 2, MAX_DEFAULT_PROCESSES))
 
 
 def sessions_needed(settings: Settings) -> int:
-    """By all API processes together, at most."""
-    return (settings.processes or 1) * (settings.connections + LEADING)
+    """Return the most sessions that all API processes use together."""
+    return (settings.processes or 1) * (settings.connections + LEADER_SESSIONS)
 
 
 class ApiProcesses:
-    """The processes of one port. What is held is given back when `held` ends."""
+    """The processes of one port. The exit stack `held` releases the ports and the memory."""
 
     def __init__(self, settings: Settings, held: ExitStack) -> None:
         count = settings.processes or 1
         wanted = settings.health_ports or (0,) * count
         if len(wanted) != count:
             raise CannotRun(
-                f"health_ports has {len(wanted)} ports for {count} processes: name one for each"
+                f"health_ports has {len(wanted)} ports for {count} processes:"
+                " set one port per process"
             )
         port = held.enter_context(_reserved(settings.host, settings.port))
-        own = [held.enter_context(_reserved(settings.health_host, each)) for each in wanted]
-        self.settings = msgspec.structs.replace(settings, port=port, health_ports=tuple(own))
+        health_ports = tuple(
+            held.enter_context(_reserved(settings.health_host, number)) for number in wanted
+        )
+        self.settings = msgspec.structs.replace(settings, port=port, health_ports=health_ports)
         memory = create_memory()
         held.callback(os.close, memory)
         self.children = [self._child(number, memory) for number in range(1, count + 1)]
 
     def _child(self, number: int, memory: int) -> Child:
-        # All settings come by the environment; a file that lies about must not add to them.
-        words = ["-m", "tidegate.cli", "api", "--config", os.devnull]
-        words += ["--sibling", str(number), "--memory", str(memory)]
-        return Child(f"api-{number}", ChildProgram(words, None, self._environ, [memory]))
+        # All settings come from the environment: ignore a tidegate.toml in this directory.
+        arguments = ["-m", "tidegate.cli", "api", "--config", os.devnull]
+        arguments += ["--sibling", str(number), "--memory", str(memory)]
+        return Child(f"api-{number}", ChildProgram(arguments, None, self._environ, [memory]))
 
     def _environ(self) -> dict[str, str]:
         return child_environment(self.settings)
@@ -106,16 +109,16 @@ class ApiProcesses:
             keep_running(self.children, self._restart, None)
 
     def stop(self) -> None:
-        for part in self._parts:
-            part.ask_to_end()
+        for program in self._programs:
+            program.terminate()
         deadline_s = time.monotonic() + END_S
-        for part in self._parts:
-            part.stop(max(deadline_s - time.monotonic(), 0.0))
+        for program in self._programs:
+            program.stop(max(deadline_s - time.monotonic(), 0.0))
         for child in self.children:
             child.stop()
 
     @property
-    def _parts(self) -> list[ChildProgram]:
+    def _programs(self) -> list[ChildProgram]:
         return [child.program for child in self.children if isinstance(child.program, ChildProgram)]
 
     def _listens(self, port: int) -> bool:
@@ -125,32 +128,32 @@ class ApiProcesses:
 
     def _start_again(self, child: Child) -> None:
         program = child.program
-        complained = (
+        exited_with_error = (
             isinstance(program, ChildProgram) and program.code is not None and program.code > 0
         )
-        if complained or child.failures >= TRIES:
-            # One that is still starting would take SIGTERM for a failure of its tasks, and say so.
-            for part in self._parts:
-                part.kill()
-            raise ProcessDoesNotStart
+        if exited_with_error or child.failures >= TRIES:
+            # SIGKILL, because a child that is starting would log SIGTERM as a failure of its own.
+            for other in self._programs:
+                other.kill()
+            raise ApiDoesNotStart
         self._restart(child)
 
     def _restart(self, child: Child) -> None:
-        say(f"{child.name} died and is started again")
+        report(f"{child.name} died and is restarted")
         try:
             child.start()
         except OSError as fault:
-            say(f"{child.name} cannot be started yet: {fault}")
+            report(f"{child.name} cannot be started yet: {fault}")
             child.stop()
             child.fail()
 
 
-class ProcessDoesNotStart(Exception):
-    """The child has said why: nothing is to be added, so that its words are the last."""
+class ApiDoesNotStart(Exception):
+    """A child did not start. It has printed why, so the parent prints nothing more."""
 
 
 def serve_shared_port(settings: Settings) -> int:
-    """All processes, until a signal. Returns the exit code of the program."""
+    """Run all processes until a signal. Return the exit code of the program."""
     end_on_signals()
     try:
         with ExitStack() as held:
@@ -161,44 +164,47 @@ def serve_shared_port(settings: Settings) -> int:
             siblings.wait_until_ready()
             chosen = siblings.settings
             address = (chosen.host, chosen.port)
-            log.info("all serve", address=address, health_ports=chosen.health_ports)
+            log.info("all_processes_ready", address=address, health_ports=chosen.health_ports)
             siblings.keep()
     except EndRequested:
         return 0
-    except ProcessDoesNotStart:
+    except ApiDoesNotStart:
         return 1
     except (CannotRun, OSError) as fault:
-        say(str(fault))
+        report(str(fault))
         return 1
-    raise AssertionError("it is kept until a signal")
+    raise AssertionError("keep() ends only by a signal")
 
 
 def check_sessions(settings: Settings) -> None:
-    """Refuse more sessions than the database takes. If it does not answer, the children say so."""
-    assert settings.database is not None, "a database is needed"
+    """Refuse to start if the database allows too few sessions.
+
+    If the database does not answer, return: the children report that.
+    """
+    assert settings.database is not None, "a database is required"
     try:
         with psycopg.connect(settings.database, connect_timeout=CONNECT_S) as connection:
-            found = connection.execute(ROOM).fetchone()
+            row = connection.execute(SESSION_LIMIT).fetchone()
     except psycopg.Error:
         return
     needed = sessions_needed(settings)
-    if found is not None and found[0] < needed:
-        each = settings.connections + LEADING
+    if row is not None and row[0] < needed:
+        sessions = settings.connections + LEADER_SESSIONS
         raise CannotRun(
-            f"{settings.processes} processes with {each} sessions each need {needed}, and the"
-            f" database takes {found[0]}: lower `processes` or `connections`, or raise"
+            f"{settings.processes} processes with {sessions} sessions each need {needed}, and"
+            f" the database allows {row[0]}: lower `processes` or `connections`, or raise"
             " max_connections"
         )
 
 
 @contextmanager
 def _reserved(host: str, port: int) -> Iterator[int]:
-    """A port that only our children can use besides us; 0 is any free one."""
+    """Reserve a port for this process and its children. Port 0 is any free port."""
     deadline_s = time.monotonic() + PORT_S
     with ExitStack() as held:
         while True:
             try:
-                opened = held.enter_context(taken(host, port))
+                opened = held.enter_context(reserved_port(host, port))
                 break
             except PortUnusable:
                 if time.monotonic() >= deadline_s:

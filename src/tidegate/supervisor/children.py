@@ -1,4 +1,4 @@
-"""Programs that are kept running: ours, and PostgreSQL. Each ends when we do."""
+"""Child programs that are kept running: Tidegate's own and PostgreSQL. They end with the parent."""
 
 import os
 import select
@@ -15,22 +15,21 @@ from tidegate.postgres import dying_with_us
 from tidegate.settings import Settings, as_environment, without_settings
 
 LARGEST_LOG = 8 * 2**20
-STOP_S = 30.0  # Longer than the API's own bounds: for its requests, then for its engine.
-FIRST_S, LONGEST_S, HEALTHY_S = 0.1, 5.0, 10.0  # Between two starts; and what forgets failures.
+STOP_S = 30.0  # Longer than the API's own limits for its requests and then its engine.
+# The backoff between two starts; a child that ran for HEALTHY_S starts again at the first step.
+FIRST_S, LONGEST_S, HEALTHY_S = 0.1, 5.0, 10.0
 
 
 class CannotRun(Exception):
-    """It cannot run; one line says why, and what to do."""
+    """The program cannot run; the message says why and what to do in one line."""
 
 
 class EndRequested(BaseException):
-    """A signal asks for the end. Whatever is under way must not take it for a failure of its own,
-    as it may every Exception.
-    """
+    """A signal requested the end. Not an Exception: no `except Exception` may catch it."""
 
 
 class Program(Protocol):
-    """What is kept running: one of ours, or PostgreSQL."""
+    """A program that is kept running: one of ours, or PostgreSQL."""
 
     @property
     def pid(self) -> int: ...
@@ -39,25 +38,25 @@ class Program(Protocol):
 
 
 class ChildProgram:
-    """One of our own commands as a child, which ends when we do, whatever ends us."""
+    """One of our own commands as a child. The kernel kills it when this process dies."""
 
     def __init__(
         self,
-        words: Sequence[str],
-        log: Path | None,  # None: it says what it says where we do.
+        arguments: Sequence[str],
+        log: Path | None,  # None: it shares our stdout and stderr.
         environ: Callable[[], dict[str, str]],
         inherited: Sequence[int] = (),
     ) -> None:
-        self._command = [sys.executable, *words]
+        self._command = [sys.executable, *arguments]
         self._log = log
         self._environ = environ
         self._inherited = inherited
-        self.code: int | None = None  # With which it ended last; below 0, by which signal.
+        self.code: int | None = None  # The last exit code; negative: the signal that ended it.
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
-        assert self._child is not None, "it is not started"
+        assert self._child is not None, "the child is not started"
         return self._child.pid
 
     def start(self) -> None:
@@ -70,19 +69,19 @@ class ChildProgram:
             self._start(log.fileno())
 
     def _start(self, output: int | None) -> None:
-        self._child = subprocess.Popen(  # noqa: S603  It is this program.
+        self._child = subprocess.Popen(  # noqa: S603  This is our own program.
             self._command,
             env=self._environ(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             pass_fds=tuple(self._inherited),
-            # Ctrl-C reaches a whole session; the order of the end is ours to choose.
+            # Ctrl-C reaches every process of a session, but we stop the children in our order.
             start_new_session=True,
-            preexec_fn=dying_with_us(signal.SIGKILL),  # noqa: PLW1509  It calls the kernel.
+            preexec_fn=dying_with_us(signal.SIGKILL),  # noqa: PLW1509  Only a system call.
         )
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         if self._child is not None:
             self._child.terminate()
 
@@ -91,7 +90,7 @@ class ChildProgram:
             self._child.kill()
 
     def stop(self, within_s: float = STOP_S) -> None:
-        """In order if it will, and else by force: a crash is safe."""
+        """Terminate the child, and kill it if it does not end in time: a crash is safe."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -103,23 +102,24 @@ class ChildProgram:
             child.wait()
         self.code = child.returncode
 
-    def last_words(self) -> str:
-        there = self._log is not None and self._log.exists()
-        lines = self._log.read_text("utf-8", "replace").split("\n") if self._log and there else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    def last_log_line(self) -> str:
+        if self._log is None or not self._log.exists():
+            return "it has no log"
+        lines = self._log.read_text("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
 
 
 class Child:
-    """A program that is kept running: how often it has failed, and when it starts again."""
+    """A program that is kept running, with its failures and the time of its next start."""
 
-    def __init__(self, name: str, program: Program, room: Path | None = None) -> None:
+    def __init__(self, name: str, program: Program, run_dir: Path | None = None) -> None:
         self.name = name
         self.program = program
         self.failures = 0
         self.due_s: float | None = None
         self._since_s = 0.0
         self._pidfd: int | None = None
-        self._file = None if room is None else room / f"{name}.pid"
+        self._file = None if run_dir is None else run_dir / f"{name}.pid"
 
     @property
     def pidfds(self) -> list[int]:
@@ -131,7 +131,7 @@ class Child:
         self._since_s = time.monotonic()
         self._pidfd = os.pidfd_open(self.program.pid)
         if self._file is not None:
-            write_whole(self._file, f"{self.program.pid}\n")
+            write_atomically(self._file, f"{self.program.pid}\n")
 
     def stop(self) -> None:
         if self._pidfd is not None:
@@ -139,14 +139,14 @@ class Child:
             self._pidfd = None
         self.program.stop()
 
-    def leave(self) -> None:
-        """For good, and without a trace."""
+    def remove(self) -> None:
+        """Stop for good and remove the pid file."""
         self.stop()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
-    def notice(self) -> None:
-        """It has died: take note of when to start it again."""
+    def record_death(self) -> None:
+        """Clean up after the program died, and set when to start it again."""
         self.stop()
         lived_s = time.monotonic() - self._since_s
         self.failures = 1 if lived_s > HEALTHY_S else self.failures + 1
@@ -161,9 +161,10 @@ class Child:
 def keep_running(
     children: Sequence[Child], restart: Callable[[Child], None], wait_s: float | None
 ) -> None:
-    """Wait until a child dies or is due, and start again what can be."""
+    """Wait until a child dies or is due for a restart, and restart every child that is due."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        raise EndRequested  # It was raised before, where nobody could be told: in a finaliser, say.
+        # `end` has run, but its exception was lost, for example in a finaliser: raise it again.
+        raise EndRequested
     now = time.monotonic()
     dues = [max(child.due_s - now, 0.0) for child in children if child.due_s is not None]
     timeout = min([*dues, *([wait_s] if wait_s is not None else [])], default=None)
@@ -171,15 +172,15 @@ def keep_running(
     dead, _, _ = select.select(pidfds, [], [], timeout)
     for child in children:
         if set(child.pidfds) & set(dead):
-            child.notice()
+            child.record_death()
         if child.due_s is not None and child.due_s <= time.monotonic():
             restart(child)
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Ours, but for settings: the child gets those that we have settled on, and no others."""
-    kept = without_settings(os.environ)
-    return kept | as_environment(settings) | {"PYTHONUNBUFFERED": "1"}
+    """Return our environment with exactly these settings, instead of those it contains."""
+    others = without_settings(os.environ)
+    return others | as_environment(settings) | {"PYTHONUNBUFFERED": "1"}
 
 
 def end_on_signals() -> None:
@@ -188,13 +189,13 @@ def end_on_signals() -> None:
 
 
 def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # The end has begun, and is not to be interrupted.
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)  # A second signal must not interrupt the shutdown.
     raise EndRequested
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """A reader sees the file as it was or as it is, never half of it, and only if it may."""
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file in one step: a reader sees the old or the new text, never a part."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -203,5 +204,5 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     fresh.replace(path)
 
 
-def say(words: str) -> None:
-    print(f"tidegate: {words}", file=sys.stderr, flush=True)
+def report(message: str) -> None:
+    print(f"tidegate: {message}", file=sys.stderr, flush=True)

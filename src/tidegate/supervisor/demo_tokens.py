@@ -1,4 +1,4 @@
-"""What somebody at this machine needs to ask for something: a token, and a cid of their own."""
+"""Tokens and cids for the commands that call a local Tidegate."""
 
 import time
 from pathlib import Path
@@ -9,10 +9,10 @@ from tidegate.client import load_keyring
 
 
 def token(directory: Path, subject: str, role: str) -> str:
-    """A token that the Tidegate of a directory believes."""
+    """Sign a token for the Tidegate that runs in this directory."""
     return load_keyring(directory / "keys").token(subject, role, time.time())
 
 
 def fresh_cid(prefix: str) -> str:
-    """A name that nobody has used: what it names happens once."""
+    """Return a new, unused cid."""
     return f"{prefix}-{ULID()}"

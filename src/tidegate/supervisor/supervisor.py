@@ -1,4 +1,4 @@
-"""All that runs below one directory, from the first start to the last end."""
+"""The supervisor of `tidegate up`: starts, restarts and stops everything in one directory."""
 
 import fcntl
 import json
@@ -17,7 +17,7 @@ from tidegate.app import all_flows
 from tidegate.client import ApiProblem, Client, KeysNotFound, OutcomeUnknown, make_keyring
 from tidegate.postgres import PostgresError, Server, private_directory
 from tidegate.service.auth import TokenPolicy
-from tidegate.service.sockets import bound
+from tidegate.service.sockets import bound_socket
 from tidegate.settings import Settings
 from tidegate.store.migrate import migrate
 from tidegate.store.schemas import MigrationRefused
@@ -30,18 +30,18 @@ from tidegate.supervisor.children import (
     child_environment,
     end_on_signals,
     keep_running,
-    say,
-    write_whole,
+    report,
+    write_atomically,
 )
 from tidegate.supervisor.demo_tokens import token
 
 DATABASE = "tidegate"
-LONGEST_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
-PORT_S = 5.0  # How long a port may stay taken by children of an `up` that was killed.
-LEAST_SESSIONS, SPARE_SESSIONS = 100, 20  # In all; and besides those of our own programs.
-TRIES = 5  # Before everything serves: after that, it is tried for ever.
+LONGEST_SOCKET_PATH = 107  # Bytes: the kernel's limit.
+PORT_S = 5.0  # The children of a killed `tidegate up` may hold the port for this long.
+LEAST_SESSIONS, SPARE_SESSIONS = 100, 20  # In total, and for programs other than ours.
+TRIES = 5  # Restarts of a child before everything is ready. Afterwards there is no limit.
 POLL_S = 0.05
-TOKEN_S = 8 * 3600.0  # A working day: whoever can read our keys makes a new one anyway.
+TOKEN_S = 8 * 3600.0  # A working day. A short life adds nothing: the key file can sign new tokens.
 
 DEMO_OWNER = 4001
 DEMO_MONEY = (
@@ -53,36 +53,37 @@ DEMO_MONEY = (
 
 
 class Supervisor:
-    """All that runs below one directory."""
+    """The processes of one directory: PostgreSQL, the core, workers and the API."""
 
     def __init__(self, settings: Settings) -> None:
         home, listen = Path(settings.directory), str(settings.core)
         self.settings = settings
-        self.room, self.log = home / "run", home / "log"
-        room = {"max_connections": str(sessions_for(settings))}
-        self.server = Server(home, settings=room) if settings.database is None else None
+        self.run_dir, self.log = home / "run", home / "log"
+        limits = {"max_connections": str(sessions_for(settings))}
+        self.server = Server(home, settings=limits) if settings.database is None else None
         self.log.mkdir(exist_ok=True)
         core = ["-m", "tidegate.cli", "core", "--data", str(home / "core"), "--listen", listen]
         self.core = self._child("core", core)
-        # Chosen here, so that people can be told where each worker serves its metrics.
+        # Chosen here, so that endpoints.json can list the address of each worker's metrics.
         names = [f"worker-{number + 1}" for number in range(settings.workers)]
         self.ports = {name: (settings.host, free_port(settings.host, 0, 0.0)) for name in names}
         self.workers = [
             self._child(name, [*_service("worker"), "--port", str(port)])
             for name, (_, port) in self.ports.items()
         ]
-        # Likewise where each of several API processes serves its own.
+        # The same for the metrics of each of several API processes.
         for number, port in enumerate(settings.health_ports, 1):
             self.ports[f"api-{number}"] = settings.health_host, port
         self.api = self._child("api", _service("api"))
-        self.postgres = Child("postgres", self.server, self.room) if self.server else None
+        self.postgres = Child("postgres", self.server, self.run_dir) if self.server else None
 
-    def _child(self, name: str, words: Sequence[str]) -> Child:
-        return Child(name, ChildProgram(words, self.log / f"{name}.log", self._environ), self.room)
+    def _child(self, name: str, arguments: Sequence[str]) -> Child:
+        program = ChildProgram(arguments, self.log / f"{name}.log", self._environ)
+        return Child(name, program, self.run_dir)
 
     @property
     def children(self) -> list[Child]:
-        """In the order in which they end."""
+        """Return the children in the order in which they stop."""
         return [self.api, *self.workers, self.core, *([self.postgres] if self.postgres else [])]
 
     @property
@@ -95,14 +96,14 @@ class Supervisor:
     def start(self) -> None:
         self.core.start()
         if self.postgres is None:
-            say("the database is that of DATABASE_URL, or of the settings; none is embedded")
+            report("using the database of DATABASE_URL or the settings, not an embedded one")
         else:
             self.postgres.start()
-            self._settle_database()
-        assert self.settings.database is not None, "there is a database by now"
+            self._prepare_database()
+        assert self.settings.database is not None, "the database is prepared"
         migrate(self.settings.database, self.settings.schema, all_flows())
-        self._publish()
-        # First the core: after a crash there are questions for it at once.
+        self._write_endpoints()
+        # The core first: after a crash the workers have open transfers for it at once.
         self._wait_until(self._core_listens)
         for child in (*self.workers, self.api):
             child.start()
@@ -111,53 +112,54 @@ class Supervisor:
         for group in ([self.api], self.workers, [self.core]):
             for child in group:
                 if isinstance(child.program, ChildProgram):
-                    child.program.ask_to_end()
+                    child.program.terminate()
             for child in group:
-                child.leave()
+                child.remove()
         if self.postgres is not None:
-            self.postgres.leave()
-        (self.room / "endpoints.json").unlink(missing_ok=True)
+            self.postgres.remove()
+        (self.run_dir / "endpoints.json").unlink(missing_ok=True)
 
-    def _settle_database(self) -> bool:
-        """Make the database if it is not there; True if its address has changed."""
-        assert self.server is not None, "it is the embedded one"
+    def _prepare_database(self) -> bool:
+        """Create the embedded database if it does not exist. True if its address has changed."""
+        assert self.server is not None, "PostgreSQL is embedded"
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
-            known = connection.execute(
+            row = connection.execute(
                 "SELECT FROM pg_database WHERE datname = 'tidegate'"
             ).fetchone()
-            if known is None:
+            if row is None:
                 connection.execute("CREATE DATABASE tidegate")
         before, url = self.settings.database, self.server.url(DATABASE)
         self.settings = msgspec.structs.replace(self.settings, database=url)
         return before != url
 
-    def _publish(self) -> None:
+    def _write_endpoints(self) -> None:
         endpoints = {
             "api": self.address,
             "postgres": self.settings.database,
             "core": self.settings.core,
             **{name: address_of(host, port) for name, (host, port) in self.ports.items()},
         }
-        # It has the password of the database.
-        write_whole(self.room / "endpoints.json", json.dumps(endpoints, indent=2) + "\n", 0o600)
+        # Private, because the database's address may contain a password.
+        text = json.dumps(endpoints, indent=2) + "\n"
+        write_atomically(self.run_dir / "endpoints.json", text, 0o600)
 
     def keep_running(self, wait_s: float | None) -> None:
-        """Wait until a child dies or is due, and start again what can be."""
+        """Wait until a child dies or is due for a restart, and restart every child that is due."""
         keep_running(self.children, self._restart, wait_s)
 
     def _restart(self, child: Child) -> None:
-        say(f"{child.name} died and is started again")
+        report(f"{child.name} died and is restarted")
         try:
             child.start()
-            moved = child is self.postgres and self._settle_database()
+            moved = child is self.postgres and self._prepare_database()
         except (PostgresError, psycopg.Error, OSError) as fault:
-            say(f"{child.name} cannot be started yet: {str(fault).splitlines()[0]}")
+            report(f"{child.name} cannot be started yet: {str(fault).splitlines()[0]}")
             child.stop()
             child.fail()
             return
         if moved:
-            # Below a long directory PostgreSQL is reached by a link that is new each time.
-            self._publish()
+            # If the directory's path is long, PostgreSQL is reached by a new link at each start.
+            self._write_endpoints()
             for other in (self.api, *self.workers):
                 other.stop()
                 other.start()
@@ -166,38 +168,38 @@ class Supervisor:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             return probe.connect_ex(str(self.settings.core).removeprefix("unix:")) == 0
 
-    def _waiting(self) -> bool:
+    def _any_restart_pending(self) -> bool:
         return any(child.due_s is not None for child in self.children)
 
     def wait_until_ready(self) -> None:
-        # Each process of the API: of several, one may serve long before the others. They ask the
-        # core nothing until there is something to ask.
-        own = [address_of(*at) for name, at in self.ports.items() if name.startswith("api-")]
+        # Check each API process: one may be ready long before the others. Check the core too:
+        # an idle API does not notice that the core is down.
+        health = [address_of(*at) for name, at in self.ports.items() if name.startswith("api-")]
         with ExitStack() as held:
             clients = [
                 held.enter_context(Client(address, timeout_s=5.0))
-                for address in (self.address, *own)
+                for address in (self.address, *health)
             ]
             self._wait_until(
                 lambda: (
                     all(client.ready() for client in clients)
                     and self._core_listens()
-                    and not self._waiting()
+                    and not self._any_restart_pending()
                 )
             )
 
-    def _wait_until(self, true: Callable[[], bool]) -> None:
-        """Start again what dies meanwhile, but not for ever."""
-        while not true():
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait, restarting children that die. Give up if one fails too often."""
+        while not condition():
             self.keep_running(POLL_S)
             for child in self.children:
                 if child.failures >= TRIES and isinstance(child.program, ChildProgram):
-                    words = child.program.last_words()
-                    raise CannotRun(f"{child.name} does not start: {words}")
+                    reason = child.program.last_log_line()
+                    raise CannotRun(f"{child.name} does not start: {reason}")
 
 
 def run(settings: Settings, *, bare: bool) -> int:
-    """Everything, until a signal. Returns the exit code of the program."""
+    """Run everything until a signal. Return the exit code of the program."""
     end_on_signals()
     try:
         with ExitStack() as held:
@@ -209,7 +211,7 @@ def run(settings: Settings, *, bare: bool) -> int:
                 give_demo_money(supervisor)
             print(f"ready {supervisor.address}", flush=True)
             if sys.stderr.isatty():
-                say("in another terminal, see `tidegate --help`; Ctrl-C ends everything")
+                report("run `tidegate --help` in another terminal; Ctrl-C stops everything")
             while True:
                 supervisor.keep_running(None)
     except EndRequested:
@@ -222,30 +224,30 @@ def run(settings: Settings, *, bare: bool) -> int:
         psycopg.Error,
         OSError,
     ) as fault:
-        # PostgreSQL adds the end of its log, of which the last line tells most.
+        # A PostgresError ends with lines of PostgreSQL's log. Print the last one: it is the reason.
         first, *more = str(fault).splitlines()
-        say(" ".join([first, *more[-1:]]))
+        report(" ".join([first, *more[-1:]]))
         return 1
 
 
 def _open(settings: Settings, held: ExitStack) -> Supervisor:
     home = Path(settings.directory).absolute()
-    room = home / "run"
-    room.mkdir(parents=True, exist_ok=True)
-    held.enter_context(_locked(room / "lock", home))
-    killed = (room / "api.pid").exists()
-    for leftover in room.glob("*.pid"):
+    run_dir = home / "run"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    held.enter_context(_locked(run_dir / "lock", home))
+    killed = (run_dir / "api.pid").exists()
+    for leftover in run_dir.glob("*.pid"):
         leftover.unlink()
     port = free_port(settings.host, settings.port, PORT_S if killed else 0.0)
     if settings.jwks_url is not None:
         raise CannotRun(
-            "jwks_url is for `tidegate api`; `tidegate up` makes keys of its own: unset it"
+            "jwks_url is only for `tidegate api`; `tidegate up` makes its own keys: unset it"
         )
     lifetime_s = settings.token_lifetime_s or TOKEN_S
-    terms = TokenPolicy(
+    policy = TokenPolicy(
         issuer=settings.issuer, audience=settings.audience, max_lifetime_s=lifetime_s
     )
-    public = make_keyring(home / "keys", terms)
+    public = make_keyring(home / "keys", policy)
     listen = home / "core" / "socket"
     if len(os.fsencode(listen)) > LONGEST_SOCKET_PATH:
         listen = held.enter_context(private_directory()) / "core"
@@ -265,20 +267,20 @@ def _open(settings: Settings, held: ExitStack) -> Supervisor:
 
 
 def give_demo_money(supervisor: Supervisor) -> None:
-    """Once: each deposit has a name of its own, and a second one by that name adds nothing."""
-    with Client(supervisor.address, token(supervisor.room.parent, "up", "operator")) as client:
+    """Deposit the demo money once: a repeated deposit with the same cid changes nothing."""
+    with Client(supervisor.address, token(supervisor.run_dir.parent, "up", "operator")) as client:
         for account, asset, amount in DEMO_MONEY:
-            crossing = {"user_id": DEMO_OWNER, "account": account, "asset": asset}
+            deposit = {"user_id": DEMO_OWNER, "account": account, "asset": asset}
             cid = f"demo-{DEMO_OWNER}-{account}-{asset}"
             try:
-                client.deposit({**crossing, "amount": amount, "cid": cid})
+                client.deposit({**deposit, "amount": amount, "cid": cid})
             except (ApiProblem, OutcomeUnknown) as fault:
-                say(f"no demo money in {account} {asset}: {fault}")
+                report(f"cannot deposit demo money to {account} {asset}: {fault}")
 
 
 @contextmanager
 def _locked(path: Path, home: Path) -> Iterator[None]:
-    """The lock ends with us, whatever ends us, so it cannot go stale."""
+    """Lock the directory. The kernel releases the lock when this process ends in any way."""
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,22 +301,23 @@ def address_of(host: str, port: int) -> str:
 
 
 def sessions_for(settings: Settings) -> int:
-    """As many as the embedded PostgreSQL takes: for all of ours, and for people and programs."""
+    """Return max_connections of the embedded PostgreSQL: for our programs and for others."""
     ours = sessions_needed(settings) + settings.workers * settings.connections
     return max(ours + SPARE_SESSIONS, LEAST_SESSIONS)
 
 
 def health_ports_for(settings: Settings, count: int) -> tuple[int, ...]:
-    """Chosen here, so that people can be told where each process serves its metrics."""
+    """Choose the ports here, so that endpoints.json can list where each process has its metrics."""
     wanted = settings.health_ports or (0,) * count
     with ExitStack() as held:
-        # Together, so that none is chosen twice.
-        opened = [held.enter_context(bound(settings.health_host, port)) for port in wanted]
-        return tuple(int(each.getsockname()[1]) for each in opened)
+        # All are bound at the same time, so that no port is chosen twice.
+        sockets = [held.enter_context(bound_socket(settings.health_host, port)) for port in wanted]
+        return tuple(int(opened.getsockname()[1]) for opened in sockets)
 
 
-def free_port(host: str, port: int, patience_s: float) -> int:
-    deadline = time.monotonic() + patience_s
+def free_port(host: str, port: int, wait_s: float) -> int:
+    """Return the port if it is free, waiting up to `wait_s`. Port 0 is any free port."""
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             with socket.create_server((host, port), reuse_port=False) as probe:
@@ -329,5 +332,5 @@ def free_port(host: str, port: int, patience_s: float) -> int:
 
 
 def _service(command: str) -> list[str]:
-    # All settings come by the environment; a file that lies about must not add to them.
+    # All settings come from the environment: ignore a tidegate.toml in this directory.
     return ["-m", "tidegate.cli", command, "--config", os.devnull]

@@ -1,1 +1,1 @@
-"""The only place where money moves: one module per outside system, its SQL beside it."""
+"""The systems that move money: one package per system, with its SQL beside it."""

@@ -1,1 +1,1 @@
-"""The trading core: balances in memory, decisions in a log, a process of its own."""
+"""The trading core: a separate process with balances in memory and decisions in a log."""

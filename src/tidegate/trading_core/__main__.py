@@ -1,4 +1,4 @@
-"""`python -m tidegate.trading_core --data DIR --listen unix:PATH`."""
+"""The command `python -m tidegate.trading_core --data DIR --listen unix:PATH`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""All accounts, so that one is found with as few looks into main memory as can be.
+"""The accounts of the core, stored so that a lookup causes few cache misses.
 
-Owners are mostly numbered one after another. Where they are, an account stands in a list at its
-owner's number; the others are in a dict. A dict costs four waits for main memory where a list
-costs two, and twice the space.
+Most owner numbers are consecutive. Accounts of such owners are in a list, with the owner number as
+the index. All other accounts are in a dict. A lookup in a dict causes four cache misses and a
+lookup in a list two. A dict also needs twice the memory.
 """
 
 import struct
@@ -18,11 +18,11 @@ import msgspec
 from tidegate.core.wire import ACCOUNT, AccountStatus
 
 ABSENT = int(AccountStatus.ABSENT)
-GROUP, OWNER = 5, 8  # Bytes of an account: its book and asset, and then its owner.
-PARTS = struct.Struct(f">{GROUP}sQ")
-assert ACCOUNT.size == PARTS.size == GROUP + OWNER
-FEWEST = 64  # Accounts apart for which it pays to see whether they belong in the list.
-SPARSEST = 4  # One in so many places of the list must be taken.
+GROUP_SIZE, OWNER_SIZE = 5, 8  # Bytes of an account: its book and asset, then its owner.
+ACCOUNT_PARTS = struct.Struct(f">{GROUP_SIZE}sQ")
+assert ACCOUNT.size == ACCOUNT_PARTS.size == GROUP_SIZE + OWNER_SIZE
+MIN_SPARSE = 64  # With fewer accounts in the dict, extending the list is not considered.
+MAX_ENTRIES_PER_ACCOUNT = 4  # The list may have at most so many entries per account in it.
 
 
 class GroupTotal(msgspec.Struct, gc=False, eq=False):
@@ -33,9 +33,9 @@ class GroupTotal(msgspec.Struct, gc=False, eq=False):
 
 
 class AccountState(msgspec.Struct, gc=False, eq=False):
-    """All that is known of one account, in one place: to find each part costs a cache miss.
+    """The state of one account, in one object because each separate lookup is a cache miss.
 
-    The garbage collector leaves it alone. It would look at a million of them in vain.
+    The garbage collector does not track it: scanning a million of these would find no cycle.
     """
 
     number: int
@@ -44,62 +44,62 @@ class AccountState(msgspec.Struct, gc=False, eq=False):
     balance: int = 0
 
 
-NOBODY = AccountState(-1, GroupTotal(b""))  # Stands where no account is, and is never changed.
+NO_ACCOUNT = AccountState(-1, GroupTotal(b""))  # Marks a missing account. It is never changed.
 
 
 class AccountGroup:
-    """The accounts of one book and asset, by their owners."""
+    """The accounts of one book and asset, by owner."""
 
-    __slots__ = ("_apart", "_listed", "_look_at", "total")
+    __slots__ = ("_dense", "_next_check", "_sparse", "total")
 
     def __init__(self, name: bytes) -> None:
         self.total = GroupTotal(name)
-        self._listed: list[AccountState] = []  # Of every owner below its length, or NOBODY.
-        self._apart: dict[int, AccountState] = {}  # Of the owners from there on.
-        self._look_at = FEWEST
+        self._dense: list[AccountState] = []  # By owner number; NO_ACCOUNT where none.
+        self._sparse: dict[int, AccountState] = {}  # Owners outside the list.
+        self._next_check = MIN_SPARSE
 
     def find(self, owner: int) -> AccountState:
-        if owner < len(self._listed):
-            return self._listed[owner]
-        return self._apart.get(owner, NOBODY)
+        if owner < len(self._dense):
+            return self._dense[owner]
+        return self._sparse.get(owner, NO_ACCOUNT)
 
     def find_all(self, owners: Sequence[int]) -> tuple[AccountState, ...]:
-        """In as few steps as there are, so that the processor waits for several at once."""
+        """The state of each owner. One call for all lets the processor overlap the cache misses."""
         if len(owners) > 1:
             with suppress(IndexError):
-                found: tuple[AccountState, ...] = itemgetter(*owners)(self._listed)
-                return found
+                states: tuple[AccountState, ...] = itemgetter(*owners)(self._dense)
+                return states
         return tuple(map(self.find, owners))
 
     def add(self, owner: int, state: AccountState) -> None:
-        if owner < len(self._listed):
-            self._listed[owner] = state
+        if owner < len(self._dense):
+            self._dense[owner] = state
             return
-        self._apart[owner] = state
-        if len(self._apart) >= self._look_at:
-            self._lengthen()
-            self._look_at = 2 * len(self._apart) + FEWEST
+        self._sparse[owner] = state
+        if len(self._sparse) >= self._next_check:
+            self._extend_dense()
+            self._next_check = 2 * len(self._sparse) + MIN_SPARSE
 
-    def _lengthen(self) -> None:
-        """Take those into the list whose numbers are close enough to each other."""
-        taken, size = len(self._listed) - self._listed.count(NOBODY), 0
-        for bits, count in sorted(Counter(map(int.bit_length, self._apart)).items()):
-            taken += count
-            if 1 << bits <= SPARSEST * taken:
+    def _extend_dense(self) -> None:
+        """Move accounts from the dict into the list, as far as the list stays dense enough."""
+        accounts, size = len(self._dense) - self._dense.count(NO_ACCOUNT), 0
+        for bits, count in sorted(Counter(map(int.bit_length, self._sparse)).items()):
+            accounts += count
+            if 1 << bits <= MAX_ENTRIES_PER_ACCOUNT * accounts:
                 size = 1 << bits
-        if size <= len(self._listed):
+        if size <= len(self._dense):
             return
-        self._listed += [NOBODY] * (size - len(self._listed))
-        apart, self._apart = self._apart, {}
-        for owner, state in apart.items():
+        self._dense += [NO_ACCOUNT] * (size - len(self._dense))
+        sparse, self._sparse = self._sparse, {}
+        for owner, state in sparse.items():
             if owner < size:
-                self._listed[owner] = state
+                self._dense[owner] = state
             else:
-                self._apart[owner] = state
+                self._sparse[owner] = state
 
 
 class Accounts:
-    """Every account that there is, in the order of their numbers."""
+    """All accounts, in the order of their numbers."""
 
     def __init__(self) -> None:
         self.groups: dict[bytes, AccountGroup] = {}
@@ -114,45 +114,45 @@ class Accounts:
 
     def items(self) -> Iterator[tuple[bytes, AccountState]]:
         for state, owner in zip(self._states, self._owners, strict=True):
-            yield state.group.name + owner.to_bytes(OWNER), state
+            yield state.group.name + owner.to_bytes(OWNER_SIZE), state
 
     def find(self, account: bytes) -> AccountState | None:
-        name, owner = PARTS.unpack(account)
+        name, owner = ACCOUNT_PARTS.unpack(account)
         group = self.groups.get(name)
-        state = NOBODY if group is None else group.find(owner)
-        return None if state is NOBODY else state
+        state = NO_ACCOUNT if group is None else group.find(owner)
+        return None if state is NO_ACCOUNT else state
 
     def find_all(self, groups: Sequence[bytes], owners: Sequence[int]) -> tuple[AccountState, ...]:
-        """The state of each, and NOBODY for one that there is not. One group stands for all."""
+        """The state of each account, or NO_ACCOUNT. A single group applies to all owners."""
         if len(groups) == 1:
             group = self.groups.get(groups[0])
-            return (NOBODY,) * len(owners) if group is None else group.find_all(owners)
-        known = {name: self.groups.get(name, NO_GROUP).find for name in set(groups)}
-        return tuple([known[name](owner) for name, owner in zip(groups, owners, strict=True)])
+            return (NO_ACCOUNT,) * len(owners) if group is None else group.find_all(owners)
+        finders = {name: self.groups.get(name, NO_GROUP).find for name in set(groups)}
+        return tuple([finders[name](owner) for name, owner in zip(groups, owners, strict=True)])
 
     def open_all(self, groups: Sequence[bytes], owners: Sequence[int]) -> Sequence[AccountState]:
-        """The state of each, and a new one for each that there was not."""
-        found = self.find_all(groups, owners)
-        if NOBODY not in set(found):
-            return found
+        """The state of each account. Missing accounts are created."""
+        states = self.find_all(groups, owners)
+        if NO_ACCOUNT not in set(states):
+            return states
         names = groups if len(groups) == len(owners) else repeat(groups[0])
         return [
-            self._open(name, owner) if state is NOBODY else state
-            for state, name, owner in zip(found, names, owners, strict=False)
+            self._open(name, owner) if state is NO_ACCOUNT else state
+            for state, name, owner in zip(states, names, owners, strict=False)
         ]
 
     def _open(self, name: bytes, owner: int) -> AccountState:
         group = self.groups.get(name, NO_GROUP)
         state = group.find(owner)
-        if state is NOBODY:
+        if state is NO_ACCOUNT:
             state = AccountState(len(self._states), group.total)
             self._add(name, owner, state)
         return state
 
     def add(self, account: bytes, state: AccountState) -> None:
-        """Its number must be the next one."""
-        assert state.number == len(self._states), f"account {state.number} is out of turn"
-        name, owner = PARTS.unpack(account)
+        """Add an account. Its number must be the next one."""
+        assert state.number == len(self._states), f"account {state.number} is added out of order"
+        name, owner = ACCOUNT_PARTS.unpack(account)
         self._add(name, owner, state)
 
     def _add(self, name: bytes, owner: int, state: AccountState) -> None:

@@ -1,8 +1,8 @@
-"""Balances and the memory of every operation: pure, and the same on replay as when it happened.
+"""Balances and the memory of every operation, with no I/O; replay gives the same state again.
 
-A batch is judged into a `BookDraft`, which nobody sees. Once the draft's records are durable it is
-applied. Replay writes the records of the log into the book itself, by the same `Pages.note`, and
-judges nothing: the log holds decisions.
+A batch is judged into a `BookDraft`, which no reader sees. The draft is applied to the book once
+its records are durable. Replay writes the records of the log directly into the book, by the same
+`BookWriter.write_operation`. It judges nothing, because the log contains decisions.
 """
 
 from abc import ABC, abstractmethod
@@ -22,54 +22,55 @@ from tidegate.trading_core.move_columns import (
     read_records,
 )
 from tidegate.trading_core.operation_memory import (
-    NEXT,
+    POSITION_UNIT,
     UNDONE_BIT,
-    VERB,
+    VERB_SHIFT,
     VERSION_BITS,
     Memory,
     MoveRun,
     answer_of,
+    entry_of_move,
     fingerprint,
-    number_of_move,
     remember,
 )
 
-DONE_IF_NOT = bytes([DONE, *range(1, 256)])  # What is no refusal here is done.
+ZERO_TO_DONE = bytes([DONE, *range(1, 256)])  # A translation table: no refusal means done.
 
-AskedOperation: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account and amount.
+OperationFields: TypeAlias = tuple[int, int, bytes, int]  # Verb, undoes, account, amount.
 
 
 class LogInconsistent(Exception):
-    """A record does not follow from the state before it: the log is not of this history."""
+    """A record does not follow from the state before it: the log is of another history."""
 
 
 class BookWriter(ABC):
-    """Where a decided operation is written: into a draft, or on replay into the book itself."""
+    """Takes decided operations: a draft, or on replay the book itself."""
 
     position: int
     memory: Memory
 
     @abstractmethod
     def find(self, key: bytes) -> int | None:
-        """What is remembered of an operation."""
+        """The entry of an operation, if it is remembered."""
 
-    def number_in(self, run: MoveRun, key: bytes) -> int:
-        """What is remembered of one move of a run, as of any operation."""
+    def entry_in(self, run: MoveRun, key: bytes) -> int:
+        """The entry of one move of a run."""
         index, row = run.find(key)
-        if run.is_numbered:
+        if run.has_entries:
             return int.from_bytes(row[KEY.size :])
         _, verb, _, _, account, amount = OPERATION.unpack(row)
-        told = verb << VERB | (run.outcomes[index] if run.outcomes else DONE)
+        verb_and_outcome = verb << VERB_SHIFT | (run.outcomes[index] if run.outcomes else DONE)
         state = self.state(account)
-        assert state is not None, "money was moved, so there is an account"
-        return number_of_move(state, int.from_bytes(amount), run.before + 1 + index, told)
+        assert state is not None, "a plain move needs an account"
+        position = run.before + 1 + index
+        return entry_of_move(state, int.from_bytes(amount), position, verb_and_outcome)
 
     @abstractmethod
     def state(self, account: bytes) -> AccountState | None: ...
 
     @abstractmethod
     def open(self, account: bytes) -> AccountState:
-        """The state of an account, whose number is its own from now on."""
+        """The state of an account. A new account gets the next number."""
 
     @abstractmethod
     def balance_of(self, state: AccountState) -> int: ...
@@ -95,25 +96,25 @@ class BookWriter(ABC):
         state = self.state(account)
         return (ABSENT, 0) if state is None else (self.status_of(state), self.balance_of(state))
 
-    def note(
-        self, key: bytes, asked: AskedOperation, outcome: int, delta: int, balance: int
+    def write_operation(
+        self, key: bytes, operation: OperationFields, outcome: int, delta: int, balance: int
     ) -> None:
-        """Take in one decided operation."""
-        verb, undoes, account, amount = asked
+        """Remember one decided operation and set the balance that it leads to."""
+        verb, undoes, account, amount = operation
         state = self.open(account)
         self.position = position = self.position + 1
-        what = fingerprint(state, undoes, amount) + position * NEXT
-        self.memory[key] = what | verb << VERB | outcome
+        entry = fingerprint(state, undoes, amount) + position * POSITION_UNIT
+        self.memory[key] = entry | verb << VERB_SHIFT | outcome
         if verb == REFUND and undoes_something(outcome):
             original = undone_by(key, undoes)
             if outcome == DONE:
-                found = self.find(original)
-                if found is None:
-                    raise LogInconsistent(f"record {position} undoes what was never done")
-                self.memory[original] = found | UNDONE_BIT
+                original_entry = self.find(original)
+                if original_entry is None:
+                    raise LogInconsistent(f"record {position} undoes an unknown operation")
+                self.memory[original] = original_entry | UNDONE_BIT
             else:
-                what = fingerprint(state, 0, amount) + position * NEXT
-                self.memory[original] = what | DEBIT << VERB | CoreOutcome.UNDONE
+                entry = fingerprint(state, 0, amount) + position * POSITION_UNIT
+                self.memory[original] = entry | DEBIT << VERB_SHIFT | CoreOutcome.UNDONE
         if delta:
             self.set_balance(state, balance)
             if verb == CREDIT and self.status_of(state) == ABSENT:
@@ -121,21 +122,21 @@ class BookWriter(ABC):
 
 
 class Book(BookWriter):
-    """What is durable. It changes only by `apply`, and by `replay` before anybody is served."""
+    """The durable state. It changes only by `apply`, and by `replay` before the core serves."""
 
     def __init__(self) -> None:
         self.position = 0
         self.states = Accounts()
         self.memory = {}
-        self.floor = 0  # Keys below it are retired. It never falls.
-        # Floors of an earlier format, per store. The lowest of them counts.
+        self.floor = 0  # Keys below it are retired. It never decreases.
+        # Floors by store, from an earlier format. The lowest one applies.
         self.old_floors: dict[str, int] = {}
-        self.binding = Binding()  # Nobody yet: the first store that comes.
+        self.binding = Binding()  # Empty until the first store connects.
         self.assets: frozenset[int] = frozenset()
 
     @property
     def accounts(self) -> dict[bytes, int]:
-        """The number of each account. A copy, as are the balances, statuses and totals."""
+        """The number of each account. Like balances, statuses and totals, it is a copy."""
         return {account: index for index, account in enumerate(dict(self.states.items()))}
 
     @property
@@ -153,14 +154,14 @@ class Book(BookWriter):
         return {name: group.total.total for name, group in self.states.groups.items()}
 
     def find(self, key: bytes) -> int | None:
-        kept = self.memory.get(key)
-        return self.number_in(kept, key) if isinstance(kept, MoveRun) else kept
+        entry = self.memory.get(key)
+        return self.entry_in(entry, key) if isinstance(entry, MoveRun) else entry
 
     def state(self, account: bytes) -> AccountState | None:
         return self.states.find(account)
 
     def are_new(self, keys: Sequence[bytes]) -> bool:
-        """Whether nothing is remembered under any of these keys."""
+        """Whether no operation is remembered under any of these keys."""
         return self.memory.keys().isdisjoint(keys)
 
     def open(self, account: bytes) -> AccountState:
@@ -195,21 +196,21 @@ class Book(BookWriter):
         self.binding, self.assets = draft.binding, draft.assets
         if draft.floor > self.floor:
             self.floor, lowest = draft.floor, key_of(draft.floor)
-            # Rebuilt, because deleting leaves a dict at its greatest size.
+            # Rebuilt, because a dict does not shrink when items are deleted.
             self.memory = {k: v for k, v in self.memory.items() if k >= lowest}
 
     def replay(self, records: bytes) -> None:
-        """Take in operations as the log has them. Nothing is judged; each balance must follow.
+        """Take in operations from the log. They are not judged; each balance must be consistent.
 
-        The totals are counted when the whole log is read.
+        The totals are computed once, after the whole log is read.
         """
         moves = read_records(records)
         states = self.states.open_all(moves.groups, moves.owners)
-        first = last = 0  # Of the plain moves that are not yet remembered.
+        first = last = 0  # The range of plain moves that are not yet remembered.
         for verb, state, amount, after in zip(
             moves.verbs, states, moves.amounts, moves.balances, strict=True
         ):
-            # What `note` does with a plain move, without a call for each.
+            # The same as `write_operation` for a plain move, but inline: a call is slower.
             if verb == CREDIT and amount and state.balance + amount == after:
                 state.balance = after
                 if state.status == ABSENT:
@@ -217,43 +218,44 @@ class Book(BookWriter):
             elif verb == DEBIT and amount and state.balance - amount == after:
                 state.balance = after
             elif not moves.refusals or not moves.refusals[last] or state.balance != after:
-                self._remember(moves, states, first, last)
-                self._replay(RECORD.unpack_from(records, last * RECORD.size))
+                self._remember_moves(moves, states, first, last)
+                self._replay_record(RECORD.unpack_from(records, last * RECORD.size))
                 first = last + 1
             last += 1
-        self._remember(moves, states, first, last)
+        self._remember_moves(moves, states, first, last)
 
-    def _remember(
+    def _remember_moves(
         self, moves: MoveColumns, states: Sequence[AccountState], first: int, last: int
     ) -> None:
         outcomes = moves.refusals[first:last]
-        outcomes = outcomes.translate(DONE_IF_NOT) if any(outcomes) else b""
+        outcomes = outcomes.translate(ZERO_TO_DONE) if any(outcomes) else b""
         remember(self.memory, self.position, moves.part(first, last), states[first:last], outcomes)
         self.position += last - first
 
-    def _replay(self, row: tuple[Any, ...]) -> None:
-        """Any record."""
-        key, verb, _, undoes, account, size, outcome, change, after = row
+    def _replay_record(self, row: tuple[Any, ...]) -> None:
+        """Take in a record of any kind of operation."""
+        key, verb, _, undoes, account, raw_amount, outcome, change, after = row
         delta, balance = int.from_bytes(change, signed=True), int.from_bytes(after)
         if self.balance(account) + delta != balance:
-            raise unfit(self.position + 1)
-        self.note(key, (verb, undoes, account, int.from_bytes(size)), outcome, delta, balance)
+            raise balance_mismatch(self.position + 1)
+        operation = verb, undoes, account, int.from_bytes(raw_amount)
+        self.write_operation(key, operation, outcome, delta, balance)
 
     def recount(self) -> None:
-        """The totals, afresh from the balances."""
+        """Compute the totals from the balances."""
         for name, total in group_totals(self):
             self.states.groups[name].total.total = total
 
     def answer(self, key: bytes) -> tuple[int, int]:
-        """What is stored under a key: outcome and position."""
+        """The answer stored under a key: outcome and position."""
         if key < key_of(self.floor):
             return CoreOutcome.RETIRED, 0
-        stored = self.find(key)
-        return (CoreOutcome.NOTHING, 0) if stored is None else answer_of(stored)
+        entry = self.find(key)
+        return (CoreOutcome.NOTHING, 0) if entry is None else answer_of(entry)
 
 
 class BookDraft(BookWriter):
-    """What a batch would change. Each operation in it sees those before it."""
+    """The changes of a batch that is not yet durable. Each operation sees those before it."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -266,14 +268,14 @@ class BookDraft(BookWriter):
         self.binding, self.assets = book.binding, book.assets
 
     def find(self, key: bytes) -> int | None:
-        kept = self.memory.get(key)
-        if kept is None:
+        entry = self.memory.get(key)
+        if entry is None:
             return self.book.find(key)
-        return self.number_in(kept, key) if isinstance(kept, MoveRun) else kept
+        return self.entry_in(entry, key) if isinstance(entry, MoveRun) else entry
 
     def state(self, account: bytes) -> AccountState | None:
-        found = self.book.states.find(account)
-        return self.opened.get(account) if found is None else found
+        state = self.book.states.find(account)
+        return self.opened.get(account) if state is None else state
 
     def open(self, account: bytes) -> AccountState:
         state = self.state(account)
@@ -294,41 +296,41 @@ class BookDraft(BookWriter):
     def set_status(self, state: AccountState, status: int) -> None:
         self.statuses[state] = status
 
-    def note_status(self, account: bytes, status: int) -> None:
+    def write_status(self, account: bytes, status: int) -> None:
         state = self.open(account)
         self.position += 1
         self.statuses[state] = status
 
-    def note_floor(self, floor: int) -> None:
-        """The store will not ask about ids below `floor` again."""
+    def write_floor(self, floor: int) -> None:
+        """Raise the floor: the store will not ask about ids below it again."""
         self.position += 1
         self.floor = max(self.floor, floor << VERSION_BITS)
 
-    def note_old_floor(self, store: str, floor: int) -> None:
-        """As an earlier program recorded it, of one of several stores."""
+    def write_old_floor(self, store: str, floor: int) -> None:
+        """A floor of one of several stores, as an earlier version recorded it."""
         self.book.old_floors[store] = floor
-        self.note_floor(min(self.book.old_floors.values()))
+        self.write_floor(min(self.book.old_floors.values()))
 
-    def note_binding(self, binding: Binding) -> None:
+    def write_binding(self, binding: Binding) -> None:
         self.position += 1
         self.binding = binding
 
-    def note_assets(self, assets: Iterable[int]) -> None:
+    def write_assets(self, assets: Iterable[int]) -> None:
         self.position += 1
         self.assets = self.assets.union(assets)
 
 
 def key_of(number: int) -> bytes:
-    """A floor as the keys are, which are compared as bytes."""
+    """A number as a key. Keys are compared as bytes."""
     return number.to_bytes(KEY.size)
 
 
 def undone_by(key: bytes, undoes: int) -> bytes:
-    """The key of what an undo undoes: another version of the same transfer."""
+    """The key of the operation that an undo reverses: another version of the same transfer."""
     return KEY.pack(key[: -VERSION_BITS // 8], undoes)
 
 
-def unfit(position: int) -> LogInconsistent:
+def balance_mismatch(position: int) -> LogInconsistent:
     return LogInconsistent(f"record {position} does not fit the balance before it")
 
 
@@ -337,7 +339,7 @@ def undoes_something(outcome: int) -> bool:
 
 
 def group_totals(book: Book) -> Iterator[tuple[bytes, int]]:
-    """The sums, counted afresh from the balances: what the running totals must equal."""
+    """The totals computed from the balances. The running totals must equal them."""
     sums: dict[bytes, int] = {}
     for state in book.states:
         group = state.group.name

@@ -1,7 +1,7 @@
 """The core: judge, append, sync, apply, answer; one batch at a time.
 
-Whatever arrives while a batch is being made durable is the next batch. Nothing is changed in
-memory and nobody is answered, not even a duplicate, before the disk has it.
+Requests that arrive while a batch is being synced form the next batch. Until a batch is durable,
+memory is not changed and no request of it is answered, not even a duplicate.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ Reply: TypeAlias = bytes | RequestDeclined | BindingChanged
 
 
 class CoreLimits(NamedTuple):
-    """Every bound of a core."""
+    """The limits of a core."""
 
     batch_operations: int = 16_384
     queue_operations: int = 65_536
@@ -62,14 +62,14 @@ class CoreLimits(NamedTuple):
     snapshot_bytes: int = 128 * 2**20
     marks: int = 1_000_000
     connections: int = 64
-    requests_in_flight: int = 64  # Of one connection: then it is no longer read.
-    horizon: Horizon = Horizon()  # What is younger than this, less the skew, is never retired.
+    requests_in_flight: int = 64  # Per connection. At this limit the core stops reading from it.
+    horizon: Horizon = Horizon()  # Newer ids, less the clock skew, are never retired.
     hello_s: float = 5.0
-    farewell_s: float = 1.0
+    drain_s: float = 1.0
 
 
 class CoreBusy(Exception):
-    """The queue is full. Definitely not executed."""
+    """The queue is full. The request was not executed."""
 
 
 class CoreStopped(Exception):
@@ -77,13 +77,13 @@ class CoreStopped(Exception):
 
 
 class Core:
-    """Open it, run `run()` in a task, and submit. No sockets here and no dice."""
+    """Open it, run `run()` in a task, and submit requests. It has no sockets and no randomness."""
 
     def __init__(
         self, disk: Disk, recovered: RecoveredCore, limits: CoreLimits, clock: Callable[[], float]
     ) -> None:
         state = recovered.state
-        self.clock = clock  # The time of day. No floor is taken that is later than long ago.
+        self.clock = clock  # Seconds since 1970. It limits the floor.
         self.disk, self.limits, self.notes = disk, limits, recovered.notes
         self.uuid, self.epoch, self.book, self.marks = (
             state.uuid,
@@ -95,10 +95,10 @@ class Core:
         self._queue: deque[CoreRequest] = deque()
         self._queued_operations = self._queued_bytes = 0
         self._wake = asyncio.Event()
-        self._advanced = asyncio.Event()
+        self._durable = asyncio.Event()
         self._binding_changed = asyncio.Event()
         self._stopping = False
-        self.stopped = asyncio.Event()  # No more answers will come.
+        self.stopped = asyncio.Event()  # Set once no more replies will come.
 
     @classmethod
     async def open(
@@ -108,7 +108,7 @@ class Core:
         clock: Callable[[], float],
         limits: CoreLimits | None = None,
     ) -> "Core":
-        """Take the directory and recover. A fresh uuid is used only if it is empty."""
+        """Lock the directory and recover. The fresh uuid is used only if the directory is empty."""
         limits = limits or CoreLimits()
         disk.lock()
         try:
@@ -119,83 +119,85 @@ class Core:
         return cls(disk, recovered, limits, clock)
 
     @property
-    def place(self) -> LogPosition:
-        return self.log.place
+    def log_position(self) -> LogPosition:
+        return self.log.log_position
 
     @property
     def mark(self) -> HistoryMark:
-        return HistoryMark(UUID(bytes=self.uuid), *self.place, self.epoch)
+        return HistoryMark(UUID(bytes=self.uuid), *self.log_position, self.epoch)
 
     def stamp(self) -> bytes:
-        return STAMP.pack(self.epoch, *self.place)
+        return STAMP.pack(self.epoch, *self.log_position)
 
-    def refuses(self, hello: Hello) -> RefusalFrame | None:
-        """Why this client must not be served, if so: one of us has lost something."""
+    def refusal_of(self, hello: Hello) -> RefusalFrame | None:
+        """Why this client must not be served, or None."""
         known = hello.mark
         if hello.protocol != wire.PROTOCOL:
-            return _no(
+            return _refusal(
                 SessionRefusal.PROTOCOL,
-                f"this core speaks protocol {wire.PROTOCOL} and the client {hello.protocol}: "
+                f"this core has protocol {wire.PROTOCOL} and the client {hello.protocol}: "
                 "run the same version of both",
             )
-        if hello.store and (refusal := self._serves_another(hello)) is not None:
+        if hello.store and (refusal := self._binding_refusal(hello)) is not None:
             return refusal
         if known is not None and known.uuid.bytes != self.uuid:
-            return _no(
+            return _refusal(
                 SessionRefusal.OTHER_CORE,
-                f"the client knows core {known.uuid}, and this is {self.mark.uuid}: "
-                "is this the right data directory?",
+                f"the client knows core {known.uuid}, but this is core {self.mark.uuid}: "
+                "check that this is the right data directory",
             )
         if max(hello.epoch, known.epoch if known else 0) > self.epoch:
-            return _no(
-                SessionRefusal.STALE_EPOCH, f"a later start than epoch {self.epoch} was seen"
+            return _refusal(
+                SessionRefusal.STALE_EPOCH,
+                f"this core is at epoch {self.epoch}, and the client has seen a later one",
             )
-        return None if known is None else self._disowns(known)
+        return None if known is None else self._history_refusal(known)
 
-    def _serves_another(self, hello: Hello) -> RefusalFrame | None:
+    def _binding_refusal(self, hello: Hello) -> RefusalFrame | None:
         bound = self.book.binding
         if bound.store and bound.store != hello.store:
-            return _no(
+            return _refusal(
                 SessionRefusal.OTHER_STORE,
-                f"this core serves store {bound.store}, and the client is of store "
-                f"{hello.store}: a core serves one store, so give this one a core of its own",
+                f"this core serves store {bound.store}, and the client belongs to store "
+                f"{hello.store}: a core serves one store, so start another core for this store",
             )
         if bound.store and bound.place != hello.place:
-            return _no(
+            return _refusal(
                 SessionRefusal.MOVED,
-                f"store {bound.store} was in database {bound.place}, and this client is of "
-                f"{hello.place}: after a restore, when the old database is gone, run "
+                f"store {bound.store} was in database {bound.place}, and this client uses database "
+                f"{hello.place}: after a restore, once the old database is no longer in use, run "
                 "`tidegate store confirm`; for a copy, run `tidegate store new-identity` on it",
             )
         return None
 
-    async def meet(self, hello: Hello) -> RefusalFrame | None:
-        """Be told by a client that may be served what is new. All of it is durable afterwards."""
+    async def register(self, hello: Hello) -> RefusalFrame | None:
+        """Record what is new in the HELLO of a client, durably, or return why it is refused."""
         session = Binding(hello.store, hello.place)
         if session.store and not self.book.binding.store:
             await self.submit(FrameKind.BIND, wire.pack(session))
-        refusal = self.refuses(hello)  # Once more: another store may have been first.
-        # An administrator's list of assets is not taken: only a store knows which exist.
+        refusal = self.refusal_of(hello)  # Again: another store may have been bound first.
+        # Assets of a client without a store are ignored: only a store knows which assets exist.
         if refusal is None and session.store and not self.book.assets.issuperset(hello.assets):
             await self.submit(FrameKind.ASSETS, wire.pack_assets(hello.assets), session)
-            refusal = self.refuses(hello)
+            refusal = self.refusal_of(hello)
         return refusal
 
-    def _disowns(self, known: HistoryMark) -> RefusalFrame | None:
-        if known.position > self.place.position:
-            return _no(
+    def _history_refusal(self, known: HistoryMark) -> RefusalFrame | None:
+        if known.position > self.log_position.position:
+            return _refusal(
                 SessionRefusal.BEHIND,
-                f"this core is at position {self.place.position} and has answered "
+                f"this core is at position {self.log_position.position}, but it has answered up to "
                 f"{known.position}: its log has lost its end, or it is an old copy",
             )
         if known.position < self.marks.oldest():
-            return _no(
+            return _refusal(
                 SessionRefusal.TOO_OLD,
-                f"the client remembers position {known.position}; this core can vouch from "
-                f"{self.marks.oldest()} on. Compare the books, then forget the client's mark",
+                f"the client remembers position {known.position}, and this core can only check "
+                f"positions from {self.marks.oldest()} on. Compare the books, then delete the "
+                "client's mark",
             )
         if self.marks.find(known.position) != known.crc:
-            return _no(
+            return _refusal(
                 SessionRefusal.FORKED,
                 f"the history differs at position {known.position}: two cores have run on "
                 "copies of one directory",
@@ -208,9 +210,10 @@ class Core:
     def submit(
         self, kind: FrameKind, body: bytes, session: Binding | None = None
     ) -> asyncio.Future[bytes]:
-        """Queue a request; its reply comes when it is durable. Raises Busy or Stopped.
+        """Queue a request. Its reply comes once it is durable. Raises CoreBusy or CoreStopped.
 
-        A session passes what it greeted with. Then this or the reply may raise Rebound or Declined.
+        A session passes the binding from its HELLO. Then this call, or the reply, may raise
+        BindingChanged or RequestDeclined.
         """
         if self._stopping:
             raise CoreStopped("the core has stopped")
@@ -219,7 +222,7 @@ class Core:
             admit(kind, session, self.book.binding)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if kind in READS:
-            # Memory holds only what is durable, so that a read need not wait.
+            # Memory contains only durable state, so reads need not wait.
             reply.set_result(self.stamp() + read(self.book, kind, body))
             return reply
         operations = len(body) // wire.OPERATION.size
@@ -236,7 +239,7 @@ class Core:
         return reply
 
     async def run(self) -> None:
-        """Commit until stopped. Any error of the disk ends it, and must end the process."""
+        """Commit batches until stopped. A disk error ends it, and must end the process."""
         try:
             while True:
                 await self._wake.wait()
@@ -249,18 +252,18 @@ class Core:
         finally:
             self._stopping = True
             self.stopped.set()
-            self._advanced.set()
+            self._durable.set()
             for request in self._queue:
                 _fail(request)
             self.log.close()
 
     def stop(self) -> None:
-        """Take nothing more; `run` ends when what is queued is answered."""
+        """Accept no more requests. `run` ends once the queued ones are answered."""
         self._stopping = True
         self._wake.set()
 
     def _take(self) -> list[CoreRequest]:
-        """Everything that is queued, as far as it fits in one frame."""
+        """Take the queued requests, as many as fit in one frame."""
         group: list[CoreRequest] = []
         operations = 0
         while self._queue:
@@ -280,8 +283,8 @@ class Core:
             if payload:
                 await self.log.append(draft.position - self.book.position, payload)
                 self.book.apply(draft)
-                self.marks.add(self.place)
-                self._next_advance()
+                self.marks.add(self.log_position)
+                self._notify_durable()
             self._answer(group, replies, snapshots=False)
             if self.book.binding != bound:
                 self._end_old_sessions()
@@ -308,9 +311,9 @@ class Core:
             before = draft.position
             try:
                 section, records, reply = self._decide(draft, request)
-            except (RequestDeclined, BindingChanged) as refused:
+            except (RequestDeclined, BindingChanged) as refusal:
                 assert draft.position == before
-                replies.append(refused)
+                replies.append(refusal)
                 continue
             if records:
                 sections.append(wal.pack_section(section, draft.position - before, records))
@@ -321,16 +324,16 @@ class Core:
         """The section and the records for the log, and the reply."""
         kind, body, _, session = request
         if session is not None:
-            # Once more: a request before this one may have bound the core anew.
+            # Again: an earlier request of this batch may have rebound the core.
             admit(kind, session, draft.binding)
         match kind:
             case FrameKind.ASK:
                 answers, records = judge(draft, body)
                 return RecordKind.OPERATIONS, records, answers
             case FrameKind.SET_STATUS:
-                records, strange = set_status(draft, body)
-                if strange:
-                    raise invalid_account(strange, body[: wire.ACCOUNT.size])
+                records, invalid = set_status(draft, body)
+                if invalid:
+                    raise invalid_account(invalid, body[: wire.ACCOUNT.size])
                 return RecordKind.STATUS, records, b""
             case FrameKind.RETIRE:
                 records = retire(draft, body, self._latest_floor())
@@ -346,51 +349,51 @@ class Core:
                 return RecordKind.OPERATIONS, b"", b""
 
     def _latest_floor(self) -> int:
-        """Asked when a floor comes, and never on replay: what was taken once stays."""
+        """The highest floor allowed now. Not used on replay: a recorded floor stays valid."""
         return self.limits.horizon.latest(self.clock()).int
 
     def _snapshot_due(self, group: list[CoreRequest]) -> bool:
-        fresh = self.place.position - self.log.header.start.position
-        return fresh > 0 and (
-            fresh >= self.limits.snapshot_records
+        records = self.log_position.position - self.log.header.start.position
+        return records > 0 and (
+            records >= self.limits.snapshot_records
             or self.log.size >= self.limits.snapshot_bytes
             or any(r.kind == FrameKind.SNAPSHOT and not r.reply.done() for r in group)
         )
 
     async def _rotate(self) -> None:
-        state = CoreState(self.uuid, self.epoch, self.place, self.book, self.marks)
-        fresh = await recovery.begin_segment(self.disk, state)
+        state = CoreState(self.uuid, self.epoch, self.log_position, self.book, self.marks)
+        new_log = await recovery.begin_segment(self.disk, state)
         self.log.close()
-        # Set before the snapshot: if that fails, `run` closes this log, not the old one again.
-        self.log = fresh
+        # Set before the snapshot: if that fails, `run` closes the new log, not the old one again.
+        self.log = new_log
         await recovery.write_snapshot(self.disk, state)
 
-    async def advance(self) -> None:
-        """Return when something more has become durable."""
-        await self._advanced.wait()
+    async def wait_durable(self) -> None:
+        """Return when more records have become durable."""
+        await self._durable.wait()
         if self.stopped.is_set():
             raise CoreStopped("the core has stopped")
 
-    def _next_advance(self) -> None:
-        advanced, self._advanced = self._advanced, asyncio.Event()
-        advanced.set()
+    def _notify_durable(self) -> None:
+        event, self._durable = self._durable, asyncio.Event()
+        event.set()
 
-    async def rebound(self, session: Binding) -> None:
-        """Return when a session that greeted so may no longer be served."""
+    async def wait_rebound(self, session: Binding) -> None:
+        """Return when the core is rebound, so that this session may no longer be served."""
         while not session.store or session == self.book.binding:
             await self._binding_changed.wait()
 
     def _end_old_sessions(self) -> None:
-        changed, self._binding_changed = self._binding_changed, asyncio.Event()
-        changed.set()
+        event, self._binding_changed = self._binding_changed, asyncio.Event()
+        event.set()
 
 
-def _no(code: SessionRefusal, message: str) -> RefusalFrame:
+def _refusal(code: SessionRefusal, message: str) -> RefusalFrame:
     return RefusalFrame(code, f"{code.name}: {message}")
 
 
 def _fail(request: CoreRequest, fault: Exception | None = None) -> None:
     if not request.reply.done():
         request.reply.set_exception(fault or CoreStopped("the core has stopped"))
-        # Looked at here, because nobody else may be left to do so.
+        # Retrieved here, because asyncio warns if no caller is left to retrieve it.
         request.reply.exception()

@@ -1,8 +1,8 @@
-"""The one door to the disk, so that a simulated disk can stand behind it.
+"""All access of the core to its disk, behind a protocol that a simulated disk also implements.
 
-Names are relative to one data directory. Whatever raises OSError here stops the core: after a
-failed fsync the kernel may have dropped the pages and called them clean, so that a second try
-would succeed and prove nothing.
+Names are relative to the data directory. Every OSError stops the core: after a failed fsync the
+kernel may have dropped the pages and marked them clean, so a second fsync would succeed although
+nothing was written.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ class DirectoryLocked(Exception):
 
 
 class File(Protocol):
-    """A file that only grows."""
+    """An append-only file."""
 
     def append(self, chunk: bytes | memoryview) -> None: ...
 
     async def extend(self, body: memoryview) -> None:
-        """Append what is large. Meanwhile others go on."""
+        """Append a large body without blocking the event loop."""
 
     async def fdatasync(self) -> None:
-        """When it returns, everything appended survives a loss of power."""
+        """Sync the file. Once this returns, all that was appended survives a power loss."""
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """One directory. What is created or renamed survives only once the directory is synced."""
+    """A directory. Created and renamed files survive a crash only after `fsync_dir`."""
 
     def lock(self) -> None:
-        """Take the directory for the life of this process, or raise Locked."""
+        """Lock the directory for this process, or raise DirectoryLocked."""
 
     def unlock(self) -> None: ...
 
@@ -60,16 +60,16 @@ class RealFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
     def append(self, chunk: bytes | memoryview) -> None:
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        remaining = memoryview(chunk)
+        while remaining:
+            remaining = remaining[os.write(self._fd, remaining) :]
 
     async def extend(self, body: memoryview) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._syncer, self.append, body)
 
     async def fdatasync(self) -> None:
-        # In a thread, because a slow disk must not keep us from saying BUSY.
+        # In a thread, because the core must be able to reply BUSY while the disk is slow.
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._syncer, os.fdatasync, self._fd)
 
@@ -88,9 +88,9 @@ class RealDisk:
         self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
+        except BlockingIOError as fault:
             self.unlock()
-            raise DirectoryLocked(f"{self._directory} is in use by another trading core") from taken
+            raise DirectoryLocked(f"{self._directory} is in use by another trading core") from fault
 
     def unlock(self) -> None:
         assert self._lock is not None

@@ -1,4 +1,4 @@
-"""What is remembered of accounts and of operations: of one, and of many plain moves together."""
+"""How the core remembers operations: one by one, or a run of plain moves in one object."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -10,56 +10,57 @@ from tidegate.core.wire import KEY, OPERATION
 from tidegate.trading_core.accounts import AccountState
 from tidegate.trading_core.move_columns import DONE, VERB_AT, MoveColumns
 
-# One remembered operation is one int: amount | undoes 32 | account 40 | position 48 | verb 2 |
-# undone 1 | outcome 5. As a value in a dict it takes 48 bytes while the amount is below 2**52.
+# A remembered operation is packed into one int, its entry: amount | undoes 32 | account 40 |
+# position 48 | verb 2 | undone 1 | outcome 5. As a value in a dict an entry takes 48 bytes if the
+# amount is below 2**52.
 POSITION_BITS, ACCOUNT_BITS, UNDOES_BITS = 48, 40, 32
-FINGERPRINT = POSITION_BITS + 8  # What lies above this bit is the account, undoes and amount.
-UNDOES = FINGERPRINT + ACCOUNT_BITS
-AMOUNT = 1 << UNDOES + UNDOES_BITS  # A factor: to multiply and add is faster than to shift.
-OUTCOMES, UNDONE_BIT, VERB = 31, 32, 6
-NEXT = 1 << 8  # One position further.
-POSITIONS = (1 << POSITION_BITS) - 1
-VERSION_BITS = 32  # The last four bytes of an operation's key. Keys are kept as they come.
+FINGERPRINT_SHIFT = POSITION_BITS + 8  # The bits from here up are account, undoes and amount.
+UNDOES_SHIFT = FINGERPRINT_SHIFT + ACCOUNT_BITS
+AMOUNT_UNIT = 1 << UNDOES_SHIFT + UNDOES_BITS  # A factor: multiplying is faster than shifting.
+OUTCOME_MASK, UNDONE_BIT, VERB_SHIFT = 31, 32, 6
+POSITION_UNIT = 1 << 8  # Added to an entry, it moves its position by one.
+POSITION_MASK = (1 << POSITION_BITS) - 1
+VERSION_BITS = 32  # The version is the last four bytes of an operation's key.
 
-NUMBERED = KEY.size + 32  # Bytes of a row that is a key and its number.
+ENTRY_ROW_SIZE = KEY.size + 32  # Bytes of a row with a key and its entry.
 
-MOST_TOGETHER = 64  # A repeated key is searched for among so many.
-FEWEST_TOGETHER = 8  # A run takes a hundred bytes for itself.
+MAX_RUN = 64  # Moves in a run. To find a repeated key, the run is searched.
+MIN_RUN = 8  # Fewer moves are stored one by one: a run object itself takes 100 bytes.
 
 
 def fingerprint(state: AccountState, undoes: int, amount: int) -> int:
-    """What a question under the same key must have in common with the first."""
-    return amount * AMOUNT + (undoes << UNDOES) + (state.number << FINGERPRINT)
+    """What a repeated operation must have in common with the first one under its key."""
+    return amount * AMOUNT_UNIT + (undoes << UNDOES_SHIFT) + (state.number << FINGERPRINT_SHIFT)
 
 
-def number_of_move(state: AccountState, amount: int, position: int, told: int) -> int:
-    """What is remembered of a plain move, of which the verb and outcome are told in one."""
-    return fingerprint(state, 0, amount) + position * NEXT | told
+def entry_of_move(state: AccountState, amount: int, position: int, verb_and_outcome: int) -> int:
+    """The entry of a plain move. Its verb and outcome come packed in one int."""
+    return fingerprint(state, 0, amount) + position * POSITION_UNIT | verb_and_outcome
 
 
 class MoveRun(msgspec.Struct, gc=False, eq=False):
-    """Plain moves whose records follow each other, remembered together as they were asked.
+    """Plain moves with consecutive positions, remembered together as the request rows they were.
 
-    To make one number of each takes four others, and almost none is looked at before a snapshot.
-    That makes the numbers, and leaves them here as its rows. In one piece of bytes neither costs
-    the garbage collector anything.
+    Packing an entry per move creates four temporary ints, and few entries are read before the next
+    snapshot. The snapshot packs all entries and stores them here in place of the request rows. As
+    one bytes object, neither form costs the garbage collector anything.
     """
 
-    before: int  # The position before the first.
+    before: int  # The position before the first move.
     rows: bytes
-    outcomes: bytes = b""  # None: all are done.
-    size: int = OPERATION.size  # Of a row.
+    outcomes: bytes = b""  # Empty: all are done.
+    size: int = OPERATION.size  # Bytes of a row.
 
     @property
-    def is_numbered(self) -> bool:
-        return self.size == NUMBERED
+    def has_entries(self) -> bool:
+        return self.size == ENTRY_ROW_SIZE
 
     def find(self, key: bytes) -> tuple[int, bytes]:
-        """Which of them it is, and its row."""
-        at = self.rows.index(key)
-        while at % self.size:  # It stood across others.
-            at = self.rows.index(key, at + 1)
-        return at // self.size, self.rows[at : at + self.size]
+        """The index of the move with this key, and its row."""
+        offset = self.rows.index(key)
+        while offset % self.size:  # The bytes matched inside a row, not at its key.
+            offset = self.rows.index(key, offset + 1)
+        return offset // self.size, self.rows[offset : offset + self.size]
 
 
 Memory: TypeAlias = dict[bytes, int | MoveRun]  # By the operation's key.
@@ -68,33 +69,33 @@ Memory: TypeAlias = dict[bytes, int | MoveRun]  # By the operation's key.
 def remember(
     memory: Memory, before: int, moves: MoveColumns, states: Sequence[AccountState], outcomes: bytes
 ) -> None:
-    """Take in plain moves. No outcomes: all are done."""
+    """Remember plain moves. Empty outcomes: all are done."""
     size, count = OPERATION.size, len(moves.keys)
-    if count < FEWEST_TOGETHER:
-        told = tell(moves.operations, outcomes)
-        kept = map(
-            number_of_move, states, moves.amounts, range(before + 1, before + count + 1), told
-        )
-        memory.update(zip(moves.keys, kept, strict=True))
+    if count < MIN_RUN:
+        positions = range(before + 1, before + count + 1)
+        packed = pack_verbs_and_outcomes(moves.operations, outcomes)
+        entries = map(entry_of_move, states, moves.amounts, positions, packed)
+        memory.update(zip(moves.keys, entries, strict=True))
         return
-    for at in range(0, count, MOST_TOGETHER):
-        end = at + MOST_TOGETHER
-        run = MoveRun(before + at, moves.operations[at * size : end * size], outcomes[at:end])
-        memory.update(zip(moves.keys[at:end], repeat(run), strict=False))
+    for start in range(0, count, MAX_RUN):
+        end = start + MAX_RUN
+        rows = moves.operations[start * size : end * size]
+        run = MoveRun(before + start, rows, outcomes[start:end])
+        memory.update(zip(moves.keys[start:end], repeat(run), strict=False))
 
 
-def tell(operations: bytes, outcomes: bytes) -> list[int]:
-    """The verb and outcome of each, in one."""
+def pack_verbs_and_outcomes(operations: bytes, outcomes: bytes) -> list[int]:
+    """The verb and outcome of each operation, packed in one int."""
     verbs = operations[VERB_AT :: OPERATION.size]
     if not outcomes:
-        return [verb << VERB | DONE for verb in verbs]
-    return [verb << VERB | outcome for verb, outcome in zip(verbs, outcomes, strict=True)]
+        return [verb << VERB_SHIFT | DONE for verb in verbs]
+    return [verb << VERB_SHIFT | outcome for verb, outcome in zip(verbs, outcomes, strict=True)]
 
 
-def answer_of(number: int) -> tuple[int, int]:
-    """Outcome and position."""
-    return number & OUTCOMES, number >> 8 & POSITIONS
+def answer_of(entry: int) -> tuple[int, int]:
+    """The outcome and position in an entry."""
+    return entry & OUTCOME_MASK, entry >> 8 & POSITION_MASK
 
 
-def verb_of(number: int) -> int:
-    return number >> VERB & 3
+def verb_of(entry: int) -> int:
+    return entry >> VERB_SHIFT & 3

@@ -1,4 +1,4 @@
-"""What is read of a book: stored answers, balances and totals. All of it is durable."""
+"""Read requests: stored answers, balances and totals. All of it is durable."""
 
 from tidegate.core import wire
 from tidegate.core.wire import FrameKind
@@ -6,7 +6,7 @@ from tidegate.trading_core.book import Book
 
 
 def read(book: Book, kind: FrameKind, body: bytes) -> bytes:
-    """The rows of the reply."""
+    """The rows of the reply to a read request."""
     match kind:
         case FrameKind.QUERY:
             size = wire.KEY.size

@@ -1,4 +1,4 @@
-"""What may be asked of a core, by whom, and what each request is answered with."""
+"""The requests of a core: which sessions may send them, and the kinds of their replies."""
 
 import asyncio
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from tidegate.core.wire import (
 )
 from tidegate.trading_core.judge import BOOKS
 
-ROWS = {
+ROW_STRUCTS = {
     FrameKind.ASK: wire.OPERATION,
     FrameKind.QUERY: wire.KEY,
     FrameKind.BALANCES: wire.ACCOUNT,
@@ -25,14 +25,14 @@ SETTABLE = frozenset(int(status) for status in AccountStatus) - {int(AccountStat
 
 
 class BindingChanged(Exception):
-    """The core was bound anew since the session greeted it. The session must end."""
+    """The core was rebound after this session began. The session must end."""
 
     def __init__(self) -> None:
-        super().__init__("this core was bound to another store or database; greet it again")
+        super().__init__("the core is now bound to another store or database; connect again")
 
 
 class RequestDeclined(Exception):
-    """One request is not carried out. Nothing is recorded, and the session goes on."""
+    """One request was not carried out. Nothing is recorded, and the session continues."""
 
     def __init__(self, code: SessionRefusal, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class CoreRequest(NamedTuple):
     kind: FrameKind
     body: bytes
     reply: asyncio.Future[bytes]
-    session: Binding | None = None  # What its sender greeted with; None: it came from no session.
+    session: Binding | None = None  # From the HELLO of its session. None: the core's own request.
 
 
 REPLIES = {
@@ -58,20 +58,20 @@ REPLIES = {
     FrameKind.TOTALS: FrameKind.SUMMED,
 }
 READS = frozenset({FrameKind.QUERY, FrameKind.BALANCES, FrameKind.TOTALS})
-# All that a session without a store may send, beside EVENTS. A store may send the others and reads.
+# A session without a store may send these and EVENTS. A store may send all but REBIND.
 ADMINISTRATION = READS | {FrameKind.SNAPSHOT, FrameKind.REBIND}
 
 
 def admit(kind: FrameKind, session: Binding, bound: Binding) -> None:
-    """Raise Rebound or Declined unless this session may send this request to a core bound so."""
+    """Raise BindingChanged or RequestDeclined if this session may not send this request."""
     if session.store:
         if session != bound:
             raise BindingChanged
         if kind == FrameKind.REBIND:
-            # Else the session that rebinds would be one of those that its own request ends.
-            raise _not_allowed(kind, "comes from an administrator, who greets without a store")
+            # Otherwise the request would end the session that sent it.
+            raise _not_allowed(kind, "needs a session of an administrator, without a store")
     elif kind not in ADMINISTRATION:
-        raise _not_allowed(kind, "comes from a store, and this session greeted without a store")
+        raise _not_allowed(kind, "needs a session with a store; this session is without a store")
 
 
 def _not_allowed(kind: FrameKind, reason: str) -> RequestDeclined:
@@ -81,7 +81,7 @@ def _not_allowed(kind: FrameKind, reason: str) -> RequestDeclined:
 
 
 def invalid_account(outcome: int, account: bytes) -> RequestDeclined:
-    """Why a status does not open this account."""
+    """The refusal of a status for an account that may not be opened."""
     _, asset_id, owner = wire.ACCOUNT.unpack(account)
     missing = f"owner {owner}" if outcome == CoreOutcome.INVALID_OWNER else f"asset {asset_id}"
     message = f"{CoreOutcome(outcome).name}: {missing} does not exist; no account was opened"
@@ -89,21 +89,21 @@ def invalid_account(outcome: int, account: bytes) -> RequestDeclined:
 
 
 def check(kind: FrameKind, body: bytes) -> None:
-    """Raise Malformed unless this is a request that a core can take."""
-    form = ROWS.get(kind)
-    if form is not None:
-        if len(body) % form.size or len(body) > form.size * wire.MAX_OPERATIONS:
-            raise MalformedFrame(f"{len(body)} bytes are no list of rows of {form.size}")
+    """Raise MalformedFrame unless this is a valid request."""
+    row = ROW_STRUCTS.get(kind)
+    if row is not None:
+        if len(body) % row.size or len(body) > row.size * wire.MAX_OPERATIONS:
+            raise MalformedFrame(f"{len(body)} bytes are not a list of {row.size}-byte rows")
     elif kind == FrameKind.SET_STATUS:
         if len(body) != wire.STATUS.size or body[0] not in BOOKS or body[-1] not in SETTABLE:
-            raise MalformedFrame("this is no account and status")
+            raise MalformedFrame("the body is not an account and a status")
     elif kind == FrameKind.RETIRE:
         if len(body) != wire.FLOOR.size:
-            raise MalformedFrame("this is no floor")
+            raise MalformedFrame("the body is not a floor")
     elif kind == FrameKind.BIND:
         wire.unpack_binding(body)
     elif kind == FrameKind.REBIND:
         if not wire.unpack_rebinding(body).binding.store:
-            raise MalformedFrame("this REBIND names no store")
+            raise MalformedFrame("REBIND without a store")
     elif kind not in (FrameKind.TOTALS, FrameKind.SNAPSHOT) or body:
-        raise MalformedFrame(f"there is no request of kind {int(kind)}")
+        raise MalformedFrame(f"no request has kind {int(kind)}")

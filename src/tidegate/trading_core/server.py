@@ -1,4 +1,4 @@
-"""The core as a process: sockets, signals, and the last word on stderr."""
+"""The core as a process: sockets, signals, and messages on stderr."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tidegate.trading_core.core import Core, CoreLimits
 from tidegate.trading_core.disk import DirectoryLocked, RealDisk
-from tidegate.trading_core.session import converse, turn_away
+from tidegate.trading_core.session import converse, refuse_connection
 from tidegate.trading_core.wal import LogDamaged
 
-MAX_SOCKET_PATH = 107  # Bytes: what the kernel has room for.
+MAX_SOCKET_PATH = 107  # Bytes, a limit of the kernel.
 LOOPBACK = "127.0.0.1"
 BACKLOG = 128
 
@@ -33,7 +33,7 @@ def run(directory: Path, listen: str, limits: CoreLimits | None = None) -> int:
         print(f"trading core: {fault}", file=sys.stderr, flush=True)
         return 1
     except OSError as fault:
-        message = f"the disk failed: {fault}. Nothing unwritten was answered; stopping"
+        message = f"the disk failed: {fault}. No unwritten operation was answered; stopping"
         print(f"trading core: {message}", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -42,12 +42,12 @@ def run(directory: Path, listen: str, limits: CoreLimits | None = None) -> int:
 async def serve(
     directory: Path, listen: str, fresh_uuid: bytes, limits: CoreLimits | None = None
 ) -> None:
-    """Recover, listen, commit, until a signal or a failure ends it."""
+    """Recover, then serve until a signal or a failure ends it."""
     address = parse_listen(listen)
     core = await Core.open(RealDisk(directory), fresh_uuid, time.time, limits)
     for note in core.notes:
         print(f"trading core: {note}", file=sys.stderr, flush=True)
-    # Only now, holding the directory: a stale socket file is nobody's.
+    # Only after locking the directory: then an existing socket file is a stale one.
     listener = _bind(address)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,14 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="tidegate core", description="Run the trading core.")
     parser.add_argument("--data", required=True, type=Path, help="the data directory")
     parser.add_argument("--listen", required=True, help="unix:PATH or tcp:HOST:PORT")
-    usual = CoreLimits()
-    parser.add_argument("--snapshot-records", type=int, default=usual.snapshot_records)
-    parser.add_argument("--snapshot-bytes", type=int, default=usual.snapshot_bytes)
-    chosen = parser.parse_args(argv)
-    limits = usual._replace(
-        snapshot_records=chosen.snapshot_records, snapshot_bytes=chosen.snapshot_bytes
+    defaults = CoreLimits()
+    parser.add_argument("--snapshot-records", type=int, default=defaults.snapshot_records)
+    parser.add_argument("--snapshot-bytes", type=int, default=defaults.snapshot_bytes)
+    options = parser.parse_args(argv)
+    limits = defaults._replace(
+        snapshot_records=options.snapshot_records, snapshot_bytes=options.snapshot_bytes
     )
-    return run(chosen.data, chosen.listen, limits)
+    return run(options.data, options.listen, limits)
 
 
 def parse_listen(listen: str) -> Path | tuple[str, int]:
@@ -100,24 +100,24 @@ def parse_listen(listen: str) -> Path | tuple[str, int]:
 
 
 class OpenSessions:
-    """The open connections, of which there are only so many."""
+    """The open sessions, whose number is limited."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: set[asyncio.Task[None]] = set()
 
     def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        crowded = len(self._open) >= self._core.limits.connections
-        talk = turn_away(self._core, writer) if crowded else converse(self._core, reader, writer)
-        task = asyncio.ensure_future(talk)
+        core, full = self._core, len(self._open) >= self._core.limits.connections
+        session = refuse_connection(core, writer) if full else converse(core, reader, writer)
+        task = asyncio.ensure_future(session)
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
     async def end(self) -> None:
-        """Let every session send what it has, then end it."""
+        """Wait until every session has sent its replies, then cancel the rest."""
         if self._open:
             limits = self._core.limits
-            await asyncio.wait(self._open, timeout=limits.farewell_s + limits.farewell_s)
+            await asyncio.wait(self._open, timeout=limits.drain_s + limits.drain_s)
         for task in list(self._open):
             task.cancel()
 
@@ -138,7 +138,7 @@ def _bind_unix(path: Path) -> socket.socket:
                 raise CannotListen(f"another program is listening on {path}")
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)  # For this user only, from the moment it exists.
+    mask = os.umask(0o177)  # Accessible to this user only, from the moment it is created.
     try:
         listener.bind(str(path))
     except OSError:

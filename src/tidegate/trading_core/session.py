@@ -1,7 +1,7 @@
-"""One client's connection: a greeting, then requests, answered in the order they came.
+"""A client's session: a handshake, then requests, answered in the order in which they came.
 
-A client that does not read its replies is soon not read from either: at most a bounded number
-of its requests wait, and it holds up nobody else.
+If a client does not read its replies, the core soon stops reading its requests. So the number of
+its waiting requests is bounded, and other clients are not blocked.
 """
 
 import asyncio
@@ -32,35 +32,36 @@ class PendingReply(NamedTuple):
 
 
 async def converse(core: Core, reader: ByteReader, writer: ByteWriter) -> None:
-    """Serve one client until it leaves, misbehaves, or the core stops."""
+    """Serve one client until it disconnects, breaks the protocol, or the core stops."""
     try:
         async with asyncio.timeout(core.limits.hello_s):
-            session = await _greet(core, reader, writer)
+            session = await _handshake(core, reader, writer)
         if session is not None:
             await _serve(core, session, (reader, writer))
-    except MalformedFrame as broken:
-        _refuse(writer, RefusalFrame(SessionRefusal.MALFORMED, f"MALFORMED: {broken}"))
-    except BindingChanged as rebound:
-        _refuse(writer, RefusalFrame(SessionRefusal.REBOUND, f"REBOUND: {rebound}"))
-    except EventsGone as gone:
-        _refuse(writer, RefusalFrame(SessionRefusal.EVENTS_GONE, f"EVENTS_GONE: {gone}"))
+    except MalformedFrame as error:
+        _refuse(writer, RefusalFrame(SessionRefusal.MALFORMED, f"MALFORMED: {error}"))
+    except BindingChanged as error:
+        _refuse(writer, RefusalFrame(SessionRefusal.REBOUND, f"REBOUND: {error}"))
+    except EventsGone as error:
+        _refuse(writer, RefusalFrame(SessionRefusal.EVENTS_GONE, f"EVENTS_GONE: {error}"))
     except (*wire.LOST, TimeoutError, CoreStopped):
-        pass  # There is nobody left to tell.
+        pass  # The client can no longer be reached.
     finally:
-        await part(writer, core.limits.farewell_s)
+        await close_writer(writer, core.limits.drain_s)
 
 
-async def turn_away(core: Core, writer: ByteWriter) -> None:
-    message = f"CROWDED: {core.limits.connections} connections are open, and no more are taken"
+async def refuse_connection(core: Core, writer: ByteWriter) -> None:
+    """Refuse a client because too many connections are open."""
+    message = f"CROWDED: all {core.limits.connections} allowed connections are open; try later"
     _refuse(writer, RefusalFrame(SessionRefusal.CROWDED, message))
-    await part(writer, core.limits.farewell_s)
+    await close_writer(writer, core.limits.drain_s)
 
 
-async def part(writer: ByteWriter, farewell_s: float) -> None:
-    """Let what was written go out, for a moment."""
+async def close_writer(writer: ByteWriter, drain_s: float) -> None:
+    """Close the connection; wait at most `drain_s` until the written bytes are sent."""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(farewell_s):
+        async with asyncio.timeout(drain_s):
             await writer.wait_closed()
 
 
@@ -68,16 +69,16 @@ def _refuse(writer: ByteWriter, refusal: RefusalFrame) -> None:
     writer.write(wire.frame(FrameKind.REFUSED, 0, wire.pack(refusal)))
 
 
-async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> Binding | None:
-    """For whom the client greets, if it is welcome."""
+async def _handshake(core: Core, reader: ByteReader, writer: ByteWriter) -> Binding | None:
+    """Answer the HELLO of a client. Return its binding, or None if it is refused."""
     first = await wire.receive(reader)
     if first.kind != FrameKind.HELLO:
         raise MalformedFrame("the first frame must be a HELLO")
     hello = wire.unpack_hello(first.body)
-    refusal = core.refuses(hello)
+    refusal = core.refusal_of(hello)
     if refusal is None:
         try:
-            refusal = await core.meet(hello)
+            refusal = await core.register(hello)
         except CoreBusy:
             return None
     if refusal is not None:
@@ -90,10 +91,10 @@ async def _greet(core: Core, reader: ByteReader, writer: ByteWriter) -> Binding 
 
 async def _serve(core: Core, session: Binding, streams: wire.Streams) -> None:
     replies: asyncio.Queue[PendingReply] = asyncio.Queue(core.limits.requests_in_flight)
-    await _first(
+    await _until_first_ends(
         _read(core, session, streams, replies),
         _write(replies, streams[1]),
-        _farewell(core, replies),
+        _drain_replies(core, replies),
         _rebound(core, session),
     )
 
@@ -110,21 +111,21 @@ async def _read(
 
 
 async def _rebound(core: Core, session: Binding) -> None:
-    """End the session, also one that is idle or follows events, when the core is bound anew."""
-    await core.rebound(session)
+    """End the session when the core is rebound, even if it is idle or follows events."""
+    await core.wait_rebound(session)
     raise BindingChanged
 
 
-async def _farewell(core: Core, replies: asyncio.Queue[PendingReply]) -> None:
-    """When the core stops, what it has answered still goes out."""
+async def _drain_replies(core: Core, replies: asyncio.Queue[PendingReply]) -> None:
+    """When the core stops, still send the replies that it has made."""
     await core.stopped.wait()
-    async with asyncio.timeout(core.limits.farewell_s):
+    async with asyncio.timeout(core.limits.drain_s):
         await replies.join()
 
 
 def _submit(core: Core, session: Binding, frame: CoreFrame) -> PendingReply:
     if frame.kind not in REPLIES:
-        raise MalformedFrame(f"there is no request of kind {frame.kind}")
+        raise MalformedFrame(f"no request has kind {frame.kind}")
     kind = FrameKind(frame.kind)
     try:
         return PendingReply(frame.request, REPLIES[kind], core.submit(kind, frame.body, session))
@@ -147,9 +148,9 @@ async def _write(replies: asyncio.Queue[PendingReply], writer: ByteWriter) -> No
 
 
 async def _stream(core: Core, request: int, body: bytes, streams: wire.Streams) -> None:
-    """Send events until the client leaves. It has nothing more to say on this connection."""
+    """Send events until the client disconnects. It may send no more on this connection."""
     if len(body) != wire.AFTER.size:
-        raise MalformedFrame("EVENTS names one position")
+        raise MalformedFrame("EVENTS needs exactly one position")
     reader, writer = streams
     [after] = wire.AFTER.unpack(body)
 
@@ -158,12 +159,12 @@ async def _stream(core: Core, request: int, body: bytes, streams: wire.Streams) 
             writer.write(wire.frame(FrameKind.APPLIED, request, rows))
             await writer.drain()
 
-    await _first(send(), reader.readexactly(1))
+    await _until_first_ends(send(), reader.readexactly(1))
 
 
-async def _first(*work: Coroutine[None, None, object]) -> None:
-    """Run all until one ends, then end the others."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+async def _until_first_ends(*coroutines: Coroutine[None, None, object]) -> None:
+    """Run all of them until one ends, then cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

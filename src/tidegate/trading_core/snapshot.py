@@ -1,7 +1,7 @@
-"""The whole state in one file, so that the log before it may go.
+"""Snapshots: the whole state in one file, so that the log before it can be deleted.
 
-Written between two batches: the commit loop waits, reads go on. It costs about a second for a
-million remembered operations and accounts, and 52 bytes of disk for each operation.
+A snapshot is written between two batches: the commit loop waits, reads continue. It takes about a
+second for a million remembered operations and accounts, and 52 bytes of disk per operation.
 """
 
 import asyncio
@@ -19,28 +19,33 @@ import msgspec
 from tidegate.core.wire import BALANCE, KEY, OPERATION, Binding
 from tidegate.trading_core.book import Book
 from tidegate.trading_core.disk import Disk
-from tidegate.trading_core.move_columns import forms_of, pack_cells, read_cells
-from tidegate.trading_core.operation_memory import MOST_TOGETHER, NUMBERED, MoveRun, tell
+from tidegate.trading_core.move_columns import pack_cells, read_cells, row_structs
+from tidegate.trading_core.operation_memory import (
+    ENTRY_ROW_SIZE,
+    MAX_RUN,
+    MoveRun,
+    pack_verbs_and_outcomes,
+)
 from tidegate.trading_core.wal import CRC, TEMPORARY, UPGRADE, LogDamaged, LogPosition
 
 FORMAT = 2
-READABLE = (1, 2)  # 1: floors of several stores, and no binding to one.
+READABLE = (1, 2)  # Format 1 has floors of several stores and no binding.
 MAGIC = b"TIDESNAP"
 PREFIX = "snapshot-"
 HEADER = struct.Struct(">8sH16sQQI20sQQQI")
 ACCOUNT = struct.Struct(f">13s{BALANCE.size}s")
 MEMORY = struct.Struct(">20s32s")
 WHOLE_ROW = struct.Struct(f"{MEMORY.size}s")
-MOVED_ROWS = forms_of("20s6x5sQ16s", OPERATION.size)  # Key, book and asset, owner, amount.
-# Key, amount, undoes, the account's number but for its last byte; that, position and outcome.
-MEMORY_ROWS = forms_of("20s16s4xIQ", MEMORY.size)
-assert MEMORY.size == NUMBERED
+RUN_FIELDS = row_structs("20s6x5sQ16s", OPERATION.size)  # Key, book and asset, owner, amount.
+# Key, amount, undoes, account number without its last byte; last byte, position and outcome.
+MEMORY_FIELDS = row_structs("20s16s4xIQ", MEMORY.size)
+assert MEMORY.size == ENTRY_ROW_SIZE
 MARK = struct.Struct(">QI")
-CHUNK = 16_384  # Rows written between two looks at what else there is to do.
+CHUNK = 16_384  # Rows written before other tasks get a turn.
 
 
 class RecentPositions:
-    """The CRC at the end of each frame of the recent past: what clients' memories are held to."""
+    """The CRC at the end of each recent frame, to check the marks that clients present."""
 
     def __init__(self, limit: int, genesis: LogPosition | None = None) -> None:
         self.limit = limit
@@ -49,12 +54,12 @@ class RecentPositions:
         if genesis is not None:
             self.add(genesis)
 
-    def add(self, place: LogPosition) -> None:
-        self.positions.append(place.position)
-        self.crcs.append(place.crc)
+    def add(self, log_position: LogPosition) -> None:
+        self.positions.append(log_position.position)
+        self.crcs.append(log_position.crc)
         if len(self.positions) > self.limit + self.limit // 8:
-            spare = len(self.positions) - self.limit
-            del self.positions[:spare], self.crcs[:spare]
+            excess = len(self.positions) - self.limit
+            del self.positions[:excess], self.crcs[:excess]
 
     def oldest(self) -> int:
         return self.positions[0]
@@ -67,17 +72,17 @@ class RecentPositions:
 
 
 class CoreState(NamedTuple):
-    """All that a core knows at one place of its history."""
+    """The whole state of a core at one position of its log."""
 
     uuid: bytes
     epoch: int
-    place: LogPosition
+    log_position: LogPosition
     book: Book
     marks: RecentPositions
 
 
 class ServedStore(msgspec.Struct, frozen=True, array_like=True):
-    """Whom a core serves, as a snapshot keeps it."""
+    """The store that a core serves and its assets, as stored in a snapshot."""
 
     binding: Binding
     assets: list[int]
@@ -88,7 +93,7 @@ def name_of(position: int) -> str:
 
 
 def chunks(state: CoreState) -> Iterator[bytes]:
-    """A snapshot's content, piece by piece, but for the CRC at its end."""
+    """The content of a snapshot in chunks, without the CRC at its end."""
     book, marks = state.book, state.marks
     served = msgspec.msgpack.encode(ServedStore(book.binding, sorted(book.assets)))
     yield HEADER.pack(
@@ -96,7 +101,7 @@ def chunks(state: CoreState) -> Iterator[bytes]:
         FORMAT,
         state.uuid,
         state.epoch,
-        *state.place,
+        *state.log_position,
         book.floor.to_bytes(20),
         len(book.states),
         len(book.memory),
@@ -104,44 +109,46 @@ def chunks(state: CoreState) -> Iterator[bytes]:
         len(served),
     )
     yield served
-    # In the order of their numbers, which the memory of operations refers to.
+    # Ordered by account number, because the entries of operations refer to it.
     accounts = (
         ACCOUNT.pack(account, BALANCE.pack(state.status, state.balance.to_bytes(16)))
         for account, state in book.states.items()
     )
-    listed = (MARK.pack(*mark) for mark in zip(marks.positions, marks.crcs, strict=True))
-    for rows, most in ((accounts, CHUNK), (_memory(book), CHUNK // MOST_TOGETHER), (listed, CHUNK)):
-        while chunk := b"".join(islice(rows, most)):
+    mark_rows = (MARK.pack(*mark) for mark in zip(marks.positions, marks.crcs, strict=True))
+    operations, runs = _memory_rows(book), CHUNK // MAX_RUN
+    for rows, limit in ((accounts, CHUNK), (operations, runs), (mark_rows, CHUNK)):
+        while chunk := b"".join(islice(rows, limit)):
             yield chunk
 
 
-def _memory(book: Book) -> Iterator[bytes]:
-    """The rows of all operations, in the order of the memory; those of a run together."""
-    for kept, same in groupby(book.memory.items(), itemgetter(1)):
-        entries = list(same)
-        if isinstance(kept, int):
-            yield b"".join([key + kept.to_bytes(32) for key, _ in entries])
+def _memory_rows(book: Book) -> Iterator[bytes]:
+    """The rows of all operations in the order of the memory; the rows of a run come together."""
+    for entry, group in groupby(book.memory.items(), itemgetter(1)):
+        items = list(group)
+        if isinstance(entry, int):
+            yield b"".join([key + entry.to_bytes(32) for key, _ in items])
             continue
-        if not kept.is_numbered:
-            kept.rows, kept.outcomes, kept.size = _numbered(book, kept), b"", NUMBERED
-        rows = kept.rows
-        if len(entries) * MEMORY.size != len(rows):  # Others were retired or undone.
+        if not entry.has_entries:
+            entry.rows, entry.outcomes, entry.size = _pack_entries(book, entry), b"", ENTRY_ROW_SIZE
+        rows = entry.rows
+        if len(items) * MEMORY.size != len(rows):  # Some moves of the run were retired or undone.
             by_key = {row[: KEY.size]: row for (row,) in WHOLE_ROW.iter_unpack(rows)}
-            rows = b"".join([by_key[key] for key, _ in entries])
+            rows = b"".join([by_key[key] for key, _ in items])
         yield rows
 
 
-def _numbered(book: Book, run: MoveRun) -> bytes:
-    """What `number_of_move` makes of each, in its bytes: they are cut where its parts begin."""
-    cells = read_cells(MOVED_ROWS, run.rows)
+def _pack_entries(book: Book, run: MoveRun) -> bytes:
+    """The rows of a run with the entries that `entry_of_move` gives, packed by columns."""
+    cells = read_cells(RUN_FIELDS, run.rows)
     groups = cells[1::4]
     same = groups.count(groups[0]) == len(groups)
     states = book.states.find_all(groups[:1] if same else groups, cells[2::4])
     numbers = [state.number for state in states]
     upper = [number >> 8 for number in numbers]
-    told = zip(numbers, count(run.before + 1), tell(run.rows, run.outcomes), strict=False)
-    lower = [(number & 255) << 56 | position << 8 | both for number, position, both in told]
-    return bytes(pack_cells(MEMORY_ROWS, (cells[::4], cells[3::4], upper, lower)))
+    packed = pack_verbs_and_outcomes(run.rows, run.outcomes)
+    parts = zip(numbers, count(run.before + 1), packed, strict=False)
+    lower = [(number & 255) << 56 | position << 8 | low for number, position, low in parts]
+    return bytes(pack_cells(MEMORY_FIELDS, (cells[::4], cells[3::4], upper, lower)))
 
 
 def parse(name: str, content: bytes, limit: int) -> CoreState | None:
@@ -163,15 +170,15 @@ def parse(name: str, content: bytes, limit: int) -> CoreState | None:
     rows = MEMORY.iter_unpack(view[offset : offset + operations * MEMORY.size])
     book.memory = {key: int.from_bytes(value) for key, value in rows}
     offset += operations * MEMORY.size
-    window = RecentPositions(limit)
+    recent = RecentPositions(limit)
     for mark in MARK.iter_unpack(view[offset : offset + marks * MARK.size]):
-        window.add(LogPosition(*mark))
-    return CoreState(uuid, epoch, LogPosition(position, crc), book, window)
+        recent.add(LogPosition(*mark))
+    return CoreState(uuid, epoch, LogPosition(position, crc), book, recent)
 
 
 async def write(disk: Disk, state: CoreState) -> None:
-    """Durable under its name, or not there at all."""
-    name = name_of(state.place.position)
+    """Write a snapshot. It has its final name only once it is durable."""
+    name = name_of(state.log_position.position)
     file, crc = disk.create(TEMPORARY + name), 0
     for chunk in chunks(state):
         file.append(chunk)

@@ -1,1 +1,1 @@
-"""Planted bugs: each a patch of production code from outside, with its story as the docstring."""
+"""Planted bugs: each is a patch of production code, and its docstring describes the bug."""

@@ -34,69 +34,69 @@ Patch = pytest.MonkeyPatch
 
 
 def busy_is_a_no(patch: Patch) -> None:
-    """A core that takes nothing just now is taken for one that refuses."""
-    honest = trading._answer
+    """The answer BUSY of the core is treated as a rejection."""
+    unpatched = trading._answer
 
     def answer(outcome: int, position: int) -> Answer:
-        return Rejected("BUSY") if outcome == CoreOutcome.BUSY else honest(outcome, position)
+        return Rejected("BUSY") if outcome == CoreOutcome.BUSY else unpatched(outcome, position)
 
     patch.setattr(trading, "_answer", answer)
 
 
 def key_without_version(patch: Patch) -> None:
-    """The operation's key is the transfer's id, so that a refund is its own debit, done before."""
-    honest = trading._packed
+    """The operation key is the transfer's id, so that a refund is taken for its debit."""
+    unpatched = trading._packed
 
     def packed(question: Question) -> bytes | None:
-        return honest(replace(question, version=0))
+        return unpatched(replace(question, version=0))
 
     patch.setattr(trading, "_packed", packed)
 
 
 def answers_shifted(patch: Patch) -> None:
-    """The answers of a batch are matched to its questions one place off."""
-    honest = TradingCoreClient._answers
+    """The answers of a batch are matched to the wrong questions, shifted by one index."""
+    unpatched = TradingCoreClient._answers
 
     def answers(
         self: TradingCoreClient, found: wire.CoreFrame, count: int
     ) -> Sequence[tuple[int, int]]:
-        first, *others = honest(self, found, count)
+        first, *others = unpatched(self, found, count)
         return [*others, first]
 
     patch.setattr(TradingCoreClient, "_answers", answers)
 
 
 def takes_an_empty_core(patch: Patch) -> None:
-    """Nobody remembers what the core has answered: an empty directory is taken for the truth."""
+    """The known position of the core is not checked: a core with an empty directory is accepted."""
     patch.setattr(trading, "newest", lambda _: None)
 
 
 def takes_an_old_copy(patch: Patch) -> None:
-    """Only the name of the core is compared, and not how far it had come."""
-    honest = trading.newest
+    """Only the uuid of the core is compared, and not its position."""
+    unpatched = trading.newest
 
     def newest(marks: Iterator[HistoryMark]) -> HistoryMark | None:
-        mark = honest(marks)
+        mark = unpatched(marks)
         return None if mark is None else replace(mark, position=0)
 
     patch.setattr(trading, "newest", newest)
-    patch.setattr(Core, "_disowns", lambda _, __: None)
+    patch.setattr(Core, "_history_refusal", lambda _, __: None)
 
 
 # The core.
 
 
 def core_forgets_refusals(patch: Patch) -> None:
-    """Only what was done is stored: a late duplicate of a refused debit takes the money."""
+    """Only Done answers are stored: a late duplicate of a refused debit takes the money."""
     patch.setattr(judge, "STORED", CoreOutcome.INVALID_AMOUNT)
 
 
 def core_forgets_by_count(patch: Patch) -> None:
-    """The memory of operations is a ring: whatever is older is done again."""
-    honest = Book.apply
+    """The memory of operations has a fixed size: older operations are executed again."""
+    unpatched = Book.apply
 
     def apply(self: Book, draft: BookDraft) -> None:
-        honest(self, draft)
+        unpatched(self, draft)
         for key in list(self.memory)[:-MEMORY]:
             del self.memory[key]
 
@@ -104,24 +104,24 @@ def core_forgets_by_count(patch: Patch) -> None:
 
 
 def answers_before_the_sync(patch: Patch) -> None:
-    """What is in the page cache is said to be safe."""
+    """The core answers when the frame is in the page cache, before the sync."""
 
     async def append(self: LogWriter, records: int, payload: bytes) -> LogPosition:
-        frame, self.place = wal.pack_frame(self.place, records, payload)
+        frame, self.log_position = wal.pack_frame(self.log_position, records, payload)
         self._file.append(frame)
         self.size += len(frame)
-        return self.place
+        return self.log_position
 
     patch.setattr(LogWriter, "append", append)
 
 
 def answers_duplicates_before_the_sync(patch: Patch) -> None:
-    """A question that is being made durable is known already, and is answered at once."""
+    """A duplicate of a question that is still being synced is answered at once."""
     drafts: dict[Core, BookDraft] = {}
-    honest_judge, honest_submit = Core._judge, Core.submit
+    unpatched_judge, unpatched_submit = Core._judge, Core.submit
 
     def judged(self: Core, group: list[CoreRequest]) -> tuple[BookDraft, bytes, list[Reply]]:
-        found = honest_judge(self, group)
+        found = unpatched_judge(self, group)
         drafts[self] = found[0]
         return found
 
@@ -135,14 +135,14 @@ def answers_duplicates_before_the_sync(patch: Patch) -> None:
                 reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 reply.set_result(self.stamp() + judge.judge(draft, body)[0])
                 return reply
-        return honest_submit(self, kind, body, session)
+        return unpatched_submit(self, kind, body, session)
 
     patch.setattr(Core, "_judge", judged)
     patch.setattr(Core, "submit", submit)
 
 
 def remembers_before_the_log(patch: Patch) -> None:
-    """Memory is changed first. The disk is full, the core goes on, and knows what no log has."""
+    """Memory is changed before the log. On a full disk, memory contains what the log does not."""
 
     async def commit(self: Core, group: list[CoreRequest]) -> None:
         draft, payload, replies = self._judge(group)
@@ -151,7 +151,7 @@ def remembers_before_the_log(patch: Patch) -> None:
         try:
             if payload:
                 await self.log.append(records, payload)
-                self.marks.add(self.place)
+                self.marks.add(self.log_position)
             self._answer(group, replies, snapshots=False)
         except OSError as fault:
             if fault.errno != errno.ENOSPC:
@@ -164,16 +164,16 @@ def remembers_before_the_log(patch: Patch) -> None:
 
 
 def syncs_once_more(patch: Patch) -> None:
-    """A failed fsync is tried again, succeeds, and has written nothing."""
+    """A failed fsync is retried. The retry succeeds although nothing was written."""
 
     async def append(self: LogWriter, records: int, payload: bytes) -> LogPosition:
-        frame, after = wal.pack_frame(self.place, records, payload)
+        frame, after = wal.pack_frame(self.log_position, records, payload)
         self._file.append(frame)
         try:
             await self._file.fdatasync()
         except OSError:
             await self._file.fdatasync()
-        self.place = after
+        self.log_position = after
         self.size += len(frame)
         return after
 
@@ -181,7 +181,7 @@ def syncs_once_more(patch: Patch) -> None:
 
 
 def judges_while_it_syncs(patch: Patch) -> None:
-    """A batch is judged by a state that lacks the batch which is on its way to the disk."""
+    """A batch is judged by a state without the batch that is being synced."""
 
     async def run(self: Core) -> None:
         begun: set[asyncio.Task[Any]] = set()
@@ -205,24 +205,24 @@ def judges_while_it_syncs(patch: Patch) -> None:
 
 
 def core_batch_sees_no_key_before_it(patch: Patch) -> None:
-    """A question that is twice in one batch is new both times, and is done twice."""
-    honest = BookDraft.__init__
+    """A question that is twice in one batch is executed twice."""
+    unpatched = BookDraft.__init__
 
     class Blind(Memory):
-        """What is put in is found only once it is in the book."""
+        """Entries are found only when they are in the book."""
 
         def get(self, _: bytes, __: object = None) -> None:  # type: ignore[override]
             return None
 
     def begin(self: BookDraft, book: Book) -> None:
-        honest(self, book)
+        unpatched(self, book)
         self.memory = Blind()
 
     patch.setattr(BookDraft, "__init__", begin)
 
 
 def core_takes_a_reused_key(patch: Patch) -> None:
-    """Under a known key any amount gets the known answer."""
+    """A known key with another amount gets the known answer."""
 
     def repeat(_: BookDraft, stored: int, __: object) -> tuple[int, int]:
         return answer_of(stored)
@@ -231,15 +231,15 @@ def core_takes_a_reused_key(patch: Patch) -> None:
 
 
 def core_refuses_refunds_of_the_frozen(patch: Patch) -> None:
-    """A frozen account does not get its own money back, which then belongs to nobody."""
-    honest = judge.refund
+    """A refund to a frozen account is refused, so that the money stays in flight."""
+    unpatched = judge.refund
 
     def refund(
         draft: BookDraft, original: bytes, account: bytes, amount: int, expect_done: int
     ) -> tuple[int, int]:
         if draft.status(account) in (judge.FROZEN, judge.DISABLED):
             return CoreOutcome.ACCOUNT_FROZEN, 0
-        return honest(draft, original, account, amount, expect_done)
+        return unpatched(draft, original, account, amount, expect_done)
 
     patch.setattr(judge, "refund", refund)
 
@@ -250,7 +250,7 @@ def core_undoes_twice(patch: Patch) -> None:
 
 
 def core_undo_without_tombstone(patch: Patch) -> None:
-    """A refund overtakes its debit and leaves no mark: the debit comes late, and stays."""
+    """A refund before its debit leaves no tombstone, so that the late debit takes the money."""
     patch.setattr(judge, "TOMBSTONE", judge.EMPTY)
 
 
@@ -258,7 +258,7 @@ def core_undo_without_tombstone(patch: Patch) -> None:
 
 
 def torn_tail_stays(patch: Patch) -> None:
-    """After a crash the log goes on behind a torn frame, where nobody can read it."""
+    """After a crash the log continues after a torn frame, where it cannot be read."""
 
     patch.setattr(
         recovery.NewestSegment,
@@ -268,12 +268,12 @@ def torn_tail_stays(patch: Patch) -> None:
 
 
 def damage_is_skipped(patch: Patch) -> None:
-    """A frame that does not read is left out, and with it whatever was answered by it."""
+    """A damaged frame is skipped, and its operations with it."""
 
     def frames(content: bytes, offset: int, place: LogPosition) -> Iterator[LogFrame]:
         while 0 <= offset < len(content):
             frame = wal._frame_at(content, offset, place)
-            if frame is None and wal._head_reads(content, offset):
+            if frame is None and wal._is_valid_head(content, offset):
                 _, length, position, records, crc = wal.FRAME.unpack_from(content, offset)
                 start = offset + wal.FRAME_SIZE
                 payload = content[start : start + length]
@@ -289,10 +289,10 @@ def damage_is_skipped(patch: Patch) -> None:
 
 
 def snapshot_is_not_synced(patch: Patch) -> None:
-    """A snapshot gets its name before its content is on the disk, and the log before it goes."""
+    """A snapshot is renamed before its content is synced, and the older log is deleted."""
 
     async def write(disk: Disk, state: CoreState) -> None:
-        name, crc = snapshot.name_of(state.place.position), 0
+        name, crc = snapshot.name_of(state.log_position.position), 0
         file = disk.create(wal.TEMPORARY + name)
         for chunk in snapshot.chunks(state):
             file.append(chunk)
@@ -306,11 +306,11 @@ def snapshot_is_not_synced(patch: Patch) -> None:
 
 
 def snapshot_without_its_memory(patch: Patch) -> None:
-    """A snapshot holds the balances, and not which operations made them."""
-    honest = snapshot.parse
+    """A snapshot contains the balances but not the memory of operations."""
+    unpatched = snapshot.parse
 
     def parse(name: str, content: bytes, limit: int) -> CoreState | None:
-        state = honest(name, content, limit)
+        state = unpatched(name, content, limit)
         if state is not None:
             state.book.memory.clear()
         return state
@@ -319,20 +319,20 @@ def snapshot_without_its_memory(patch: Patch) -> None:
 
 
 def old_log_goes_too_soon(patch: Patch) -> None:
-    """The old log is deleted before the snapshot that replaces it is safe."""
-    honest = snapshot.write
+    """The old log is deleted before the snapshot that replaces it is durable."""
+    unpatched = snapshot.write
 
     async def write(disk: Disk, state: CoreState) -> None:
         for segment in recovery.segments_of(disk.names()):
-            if segment.start < state.place.position:
+            if segment.start < state.log_position.position:
                 disk.unlink(segment.name)
-        await honest(disk, state)
+        await unpatched(disk, state)
 
     patch.setattr(snapshot, "write", write)
 
 
 def new_log_without_its_name(patch: Patch) -> None:
-    """A new segment is written and synced, and its entry in the directory is not."""
+    """A new segment is synced, but its directory entry is not."""
 
     async def publish(disk: Disk, header: SegmentHeader, file: File, size: int) -> LogWriter:
         disk.rename(wal.TEMPORARY + header.name, header.name)

@@ -1,4 +1,4 @@
-"""Bugs of the engine: what an answer means, when something is asked, who is told."""
+"""Bugs of the engine: in decisions, in the order of asking and recording, and in alerts."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow, Verb
 from tidegate.core.kind import Transfer, TransferKind
 from tidegate.core.moves import Moves
-from tidegate.core.ports import Behind, CommitUnknown, NoSession, System, nothing
+from tidegate.core.ports import AfterLock, CommitUnknown, NoSession, System, no_action
 from tidegate.core.refusals import Refusal
 from tidegate.core.transfer import Move, Question, QuestionForm, question_of, questions_of
 from tidegate.engine import engine as whole_engine
@@ -38,18 +38,17 @@ from tidegate.engine.request_batch import RequestBatch
 from tidegate.engine.retirement import Retirement
 from tidegate.engine.ring import RingReservation
 from tidegate.engine.write_batch import WriteBatch, WriteResult
-from tidegate.store.inbox import MemoryInbox
 from tidegate.store.memory_store import MemoryStore
 from tidegate.store.memory_tables import MemoryRow
 from tidegate.trading_core.core import Core
 
-PATIENCE = 4  # Attempts after which somebody gives up.
+MAX_ATTEMPTS = 4  # After these the planted bug gives up.
 
 Patch = pytest.MonkeyPatch
 
 
 def deciding(patch: Patch, decides: Any) -> None:
-    # Where one transfer is decided about, and where one is that stands for all of its kind.
+    # The places that decide a single transfer, and one transfer that represents its kind.
     for module in (local_answers, rule):
         patch.setattr(module, "decide", decides)
 
@@ -64,17 +63,19 @@ def asking(patch: Patch, asks: Callable[[Question, TransferKind], Question]) -> 
 
 
 def refund_on_timeout(patch: Patch) -> None:
-    """A timeout is taken for a «no»: the money goes back although it may have arrived."""
+    """A timeout is treated as a rejection: the money is refunded although it may have arrived."""
 
-    def hasty(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-        taken = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
-        return decide(flow, transfer, taken, terms)
+    def timeout_as_rejected(
+        flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext
+    ) -> Move:
+        wrong = Rejected(answer.reason) if isinstance(answer, Unknown) else answer
+        return decide(flow, transfer, wrong, context)
 
-    deciding(patch, hasty)
+    deciding(patch, timeout_as_rejected)
 
 
 def exception_is_a_no(patch: Patch) -> None:
-    """Whatever the client of a system raises is taken for its refusal."""
+    """Every exception of a system's client is treated as a rejection."""
 
     async def ask(system: System, questions: Sequence[Question]) -> Sequence[Answer] | Unknown:
         try:
@@ -88,29 +89,31 @@ def exception_is_a_no(patch: Patch) -> None:
 
 
 def gives_up(patch: Patch) -> None:
-    """After some attempts a question is closed as failed, whatever has become of it."""
+    """After some attempts a question counts as rejected, although its outcome is unknown."""
 
-    def tired(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-        over = isinstance(answer, Unknown) and transfer.attempts >= PATIENCE
-        return decide(flow, transfer, Rejected("GAVE_UP") if over else answer, terms)
+    def give_up_late(
+        flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext
+    ) -> Move:
+        give_up = isinstance(answer, Unknown) and transfer.attempts >= MAX_ATTEMPTS
+        return decide(flow, transfer, Rejected("GAVE_UP") if give_up else answer, context)
 
-    deciding(patch, tired)
+    deciding(patch, give_up_late)
 
 
 def doubt_is_counted_as_an_answer(patch: Patch) -> None:
-    """Every Unknown adds a version, so that the same question goes out under another key."""
+    """Every Unknown increments the version, so that the question is repeated with another key."""
 
-    def counting(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-        move = decide(flow, transfer, answer, terms)
+    def counting(flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext) -> Move:
+        move = decide(flow, transfer, answer, context)
         if isinstance(answer, Unknown) and not move.entries:
-            return replace(move, after=move.after.but(version=transfer.version + 1))
+            return replace(move, after=move.after.replace(version=transfer.version + 1))
         return move
 
     deciding(patch, counting)
 
 
 def new_key_for_each_attempt(patch: Patch) -> None:
-    """A retried credit has a fresh idempotency key, as many HTTP clients make one per call."""
+    """Each retry of a credit has a new idempotency key, as with many HTTP clients."""
 
     def fresh(question: Question, kind: TransferKind) -> Question:
         if question.verb is not Verb.CREDIT or question.party.system != "core":
@@ -121,7 +124,7 @@ def new_key_for_each_attempt(patch: Patch) -> None:
 
 
 def float_amount(patch: Patch) -> None:
-    """The amount goes through a float on its way out, and is rounded above 2**53."""
+    """The amount is converted to a float when it is sent, and is rounded above 2**53."""
 
     def rounded(question: Question, _: TransferKind) -> Question:
         return replace(question, amount=int(float(question.amount)))
@@ -130,29 +133,31 @@ def float_amount(patch: Patch) -> None:
 
 
 def asks_before_it_persists(patch: Patch) -> None:
-    """The core is asked before the row that knows of it is in the database."""
-    honest = write_batch._write_once
+    """The core is asked before the transfer's row is in the database."""
+    unpatched = write_batch._write_once
 
-    async def hasty(context: EngineContext[Any], work: WriteBatch, **terms: Any) -> WriteResult:
+    async def timeout_as_rejected(
+        context: EngineContext[Any], work: WriteBatch, **options: Any
+    ) -> WriteResult:
         for transfer in work.batch if work.creations else ():
             if transfer.lane in context.outside:
                 question = question_of(context.flows[transfer.flow], transfer)
                 with suppress(Unreachable):
                     await step.ask(context.outside[str(transfer.lane)], [question])
-        return await honest(context, work, **terms)
+        return await unpatched(context, work, **options)
 
-    patch.setattr(write_batch, "_write_once", hasty)
+    patch.setattr(write_batch, "_write_once", timeout_as_rejected)
 
 
 def hands_over_before_the_commit(patch: Patch) -> None:
-    """The next lane gets the row while its transaction can still fail."""
-    honest = write_batch._transact
+    """The next lane gets the row before its transaction commits."""
+    unpatched = write_batch._transact
 
     async def transact(
-        context: EngineContext[Any], work: WriteBatch, slots: RingReservation, **terms: Any
+        context: EngineContext[Any], work: WriteBatch, slots: RingReservation, **options: Any
     ) -> Any:
         class Early:
-            """Hands over what is written at once."""
+            """A store that hands rows over as soon as they are written."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(context.store, name)
@@ -161,18 +166,18 @@ def hands_over_before_the_commit(patch: Patch) -> None:
                 self, tx: Any, moves: Moves, leased: Sequence[bool]
             ) -> Sequence[Transfer]:
                 rows = await context.store.write(tx, moves, leased)
-                context.woken(slots.fill(rows))
+                context.wake_lanes(slots.hand_over(rows))
                 slots._lanes = [None] * len(rows)
                 return rows
 
         early = dataclasses.replace(context, store=cast("Any", Early()))
-        return await honest(early, work, slots, **terms)
+        return await unpatched(early, work, slots, **options)
 
     patch.setattr(write_batch, "_transact", transact)
 
 
 def lost_commit_under_new_ids(patch: Patch) -> None:
-    """After a COMMIT without a reply the batch runs again, as other transfers."""
+    """After a COMMIT without a reply the batch runs again with new ids."""
 
     async def still_open(self: RequestBatch[Any], work: WriteBatch) -> WriteBatch:
         return await self.begin([self._requests[t.id.int] for t in work.batch])
@@ -181,12 +186,12 @@ def lost_commit_under_new_ids(patch: Patch) -> None:
 
 
 def lost_commit_is_an_error(patch: Patch) -> None:
-    """A COMMIT without a reply is told as a failure, which invites the caller to pay again."""
-    honest = write_batch._write_once
+    """A COMMIT without a reply is returned as a failure, so that the caller pays again."""
+    unpatched = write_batch._write_once
 
-    async def once(context: EngineContext[Any], work: WriteBatch, **terms: Any) -> WriteResult:
+    async def once(context: EngineContext[Any], work: WriteBatch, **options: Any) -> WriteResult:
         try:
-            return await honest(context, work, **terms)
+            return await unpatched(context, work, **options)
         except CommitUnknown as fault:
             if not work.creations:
                 raise
@@ -196,16 +201,16 @@ def lost_commit_is_an_error(patch: Patch) -> None:
 
 
 def refuses_what_may_have_happened(patch: Patch) -> None:
-    """A refusal is told although an earlier try of the same request may have moved money."""
+    """A request is refused although an earlier try of it may have moved money."""
 
     def refuse(_: RequestBatch[Any], pending: PendingRequest, refusal: Refusal, __: object) -> None:
-        pending_request.answer(pending, refusal)
+        pending_request.reply_to_all(pending, refusal)
 
     patch.setattr(RequestBatch, "_refuse", refuse)
 
 
 def refuses_what_another_process_made(patch: Patch) -> None:
-    """A limit is told as a refusal, although this very request, made elsewhere, has used it up."""
+    """A request is refused by a limit that it has used up itself, in another process."""
 
     async def refused(self: RequestBatch[Any], result: WriteResult) -> None:
         for id_, refusal in result.refused:
@@ -214,67 +219,26 @@ def refuses_what_another_process_made(patch: Patch) -> None:
     patch.setattr(RequestBatch, "_refused", refused)
 
 
-def inbox_takes_without_a_lock(patch: Patch) -> None:
-    """A request of the inbox is made without looking whether somebody has made it meanwhile."""
-
-    async def take(
-        self: MemoryInbox, tx: Any, ids: Sequence[UUID], behind: Behind = nothing
-    ) -> Sequence[UUID]:
-        await behind()
-        return ids
-
-    patch.setattr(MemoryInbox, "take", take)
-
-
-def inbox_decides_later(patch: Patch) -> None:
-    """The inbox is told what became of a request in a transaction of its own, or not at all."""
-    honest, once = local_answers.decide_requests, write_batch._write_once
-
-    async def decide(context: EngineContext[Any], tx: Any, created: Any, refused: Any) -> None:
-        if refused:
-            await honest(context, tx, (), refused)
-
-    async def written(context: EngineContext[Any], work: WriteBatch, **terms: Any) -> WriteResult:
-        result = await once(context, work, **terms)
-        made = [row.id for row in result.rows if work.creations and work.creations[0].asked]
-        if made:
-            async with context.store.transaction() as tx:
-                await honest(context, tx, made, ())
-        return result
-
-    patch.setattr(write_batch, "decide_requests", decide)
-    patch.setattr(write_batch, "_write_once", written)
-
-
 def one_lock_stops_all(patch: Patch) -> None:
-    """A batch that waits for somebody's lock is tried again as a whole, however often."""
+    """A batch that waits for a lock is never split, so that all of it waits."""
     patch.setattr(write_batch, "LOCK_WAITS", 10**6)
 
 
-def expiry_is_judged_at_the_claim(patch: Patch) -> None:
-    """A request of the inbox that expires after its claim is made all the same."""
-
-    def refused(creation: write_batch.Creation, at_us: int) -> Refusal | None:
-        return creation.refusal
-
-    patch.setattr(write_batch, "_refused", refused)
-
-
 def accepts_what_waits_for_a_lock(patch: Patch) -> None:
-    """A request that waits for long is accepted, although nobody has tried to commit it."""
+    """A request that waits for a lock is reported as accepted, although no COMMIT was tried."""
 
-    def tired(fault: Exception, attempt: int, pace: write_batch.BatchPace) -> bool:
+    def give_up_late(fault: Exception, attempt: int, pace: write_batch.BatchPace) -> bool:
         return attempt >= write_batch.TRIES - 1
 
     async def failed(self: RequestBatch[Any], work: WriteBatch, fault: Exception) -> None:
         self.doubtful(work)
 
-    patch.setattr(write_batch, "_is_tired", tired)
+    patch.setattr(write_batch, "_out_of_tries", give_up_late)
     patch.setattr(RequestBatch, "failed", failed)
 
 
 def another_amount_under_a_known_key(patch: Patch) -> None:
-    """A request is answered by its cid alone, whatever it asks for."""
+    """A known cid gets the known transfer, even if the request differs."""
 
     def matches(self: PendingRequest, fingerprint: bytes) -> bool:
         return True
@@ -283,13 +247,13 @@ def another_amount_under_a_known_key(patch: Patch) -> None:
 
 
 def ended_rows_move_again(patch: Patch) -> None:
-    """Whoever comes late finds an ended row held by nobody, and records his answer over it."""
+    """A late answer is recorded over a row that has ended, because its lane is empty."""
 
     async def lock(
-        self: MemoryStore, tx: Any, transfers: Sequence[Transfer], behind: Behind = nothing
+        self: MemoryStore, tx: Any, transfers: Sequence[Transfer], after_lock: AfterLock = no_action
     ) -> Sequence[Transfer]:
         await tx.lock("transfers", sorted(t.id for t in transfers))
-        await behind()
+        await after_lock()
         rows = {t.id: tx.get("transfers", t.id).transfer for t in transfers}
         return [t for t in transfers if rows[t.id].version == t.version or rows[t.id].lane is None]
 
@@ -298,12 +262,14 @@ def ended_rows_move_again(patch: Patch) -> None:
 
 
 def unordered_locks(patch: Patch) -> None:
-    """Accounts are locked as they come, so that two batches wait for each other."""
+    """Accounts are locked in random order, so that two batches deadlock."""
 
     async def lock(
         context: EngineContext[Any], tx: Any, moves: Moves, groups: Mapping[str, LocalGroup]
     ) -> None:
-        asking = [moves.now(place) for group in groups.values() for place in group.places]
+        asking = [
+            moves.transfer_after(place) for group in groups.values() for place in group.indexes
+        ]
         for name in sorted(context.local):
             wanted = {
                 Account(party.owner, party.book, transfer.asset_id)
@@ -317,8 +283,8 @@ def unordered_locks(patch: Patch) -> None:
     patch.setattr(write_batch, "lock_accounts", lock)
 
 
-def ring_ignores_the_brake(patch: Patch) -> None:
-    """What was handed over inside the process is asked although all is halted."""
+def ring_ignores_halts(patch: Patch) -> None:
+    """Transfers that were handed over within the process are asked during a halt."""
 
     async def popped(self: Lane[Any], _: Expect) -> list[Transfer]:
         return self.ring.pop(MAX_BATCH, self.context.clock())
@@ -327,7 +293,7 @@ def ring_ignores_the_brake(patch: Patch) -> None:
 
 
 def never_scans(patch: Patch) -> None:
-    """Only what was handed over is asked about: what a dead worker held is forgotten."""
+    """Only transfers that were handed over are asked: those of a dead worker are forgotten."""
 
     async def look(self: DueScan[Any]) -> None:
         return
@@ -335,47 +301,47 @@ def never_scans(patch: Patch) -> None:
     patch.setattr(DueScan, "_look", look)
 
 
-def forgets_how_often(patch: Patch) -> None:
-    """Each Unknown starts the count of attempts anew, and nobody is ever called."""
+def attempts_start_again(patch: Patch) -> None:
+    """Each Unknown resets the count of attempts, so that no alert is ever raised."""
 
-    def forgetful(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-        move = decide(flow, transfer.but(attempts=1), answer, terms)
-        return replace(move, after=move.after.but(attempts=0), before=transfer)
+    def forgetful(flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext) -> Move:
+        move = decide(flow, transfer.replace(attempts=1), answer, context)
+        return replace(move, after=move.after.replace(attempts=0), before=transfer)
 
     deciding(patch, forgetful)
 
 
-def calls_nobody(patch: Patch) -> None:
-    """What is stuck stays stuck without a word."""
+def no_alerts(patch: Patch) -> None:
+    """A stuck transfer raises no alert."""
 
-    def silent(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-        return replace(decide(flow, transfer, answer, terms), alarm=Alarm.NONE)
+    def silent(flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext) -> Move:
+        return replace(decide(flow, transfer, answer, context), alarm=Alarm.NONE)
 
     deciding(patch, silent)
 
 
-def cries_wolf(patch: Patch) -> None:
-    """Somebody is called at the first doubt, so that soon nobody listens."""
+def false_alerts(patch: Patch) -> None:
+    """Every Unknown raises an alert, so that alerts are soon ignored."""
 
-    def nervous(flow: Flow, transfer: Transfer, answer: Answer, terms: DecisionContext) -> Move:
-        move = decide(flow, transfer, answer, terms)
+    def nervous(flow: Flow, transfer: Transfer, answer: Answer, context: DecisionContext) -> Move:
+        move = decide(flow, transfer, answer, context)
         return replace(move, alarm=Alarm.PAGE) if isinstance(answer, Unknown) else move
 
     deciding(patch, nervous)
 
 
 def drops_an_answer(patch: Patch) -> None:
-    """Of two answers in one transaction only the last is written to the history."""
-    honest = MemoryStore._write
+    """If one transaction records two answers, only the last is written to the history."""
+    unpatched = MemoryStore._write
 
     def last(self: MemoryStore, tx: Any, move: Move, hashes: list[bytes], row: MemoryRow) -> None:
-        honest(self, tx, replace(move, entries=move.entries[-1:]), hashes[-1:], row)
+        unpatched(self, tx, replace(move, entries=move.entries[-1:]), hashes[-1:], row)
 
     patch.setattr(MemoryStore, "_write", last)
 
 
-def outages_leave_no_trace(patch: Patch) -> None:
-    """A system that is unreachable closes its lane, and nothing is counted for what waits there."""
+def outages_are_not_recorded(patch: Patch) -> None:
+    """An unreachable system closes its lane, but the failed probes are not counted."""
 
     async def note(self: Lane[Any], reason: str) -> None:
         pass
@@ -384,16 +350,16 @@ def outages_leave_no_trace(patch: Patch) -> None:
 
 
 def trusts_the_databases_clock(patch: Patch) -> None:
-    """Nobody looks whether the database's clock was set back, so that leases last until then."""
+    """A database clock that is set back is not noticed, so that leases last much too long."""
 
     async def keep(_: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
-    patch.setattr(whole_engine, "keep_clock", keep)
+    patch.setattr(whole_engine, "repair_clock", keep)
 
 
 def floor_by_one_clock_sent_at_once(patch: Patch) -> None:
-    """A floor is sent as the database's clock has it, and nobody keeps it or doubts it."""
+    """A floor is sent by the database's clock alone, without storing or checking it first."""
 
     async def round_(self: Retirement) -> UUID:
         lowest = await self._floors.lowest(self._horizon.horizon_s)

@@ -1,4 +1,4 @@
-"""Bugs about where money goes: fees, accounts, and halts that are forgotten."""
+"""Bugs of accounts, fees and halts."""
 
 from collections.abc import Mapping
 
@@ -31,8 +31,8 @@ def second_halt_is_lost(patch: Patch) -> None:
     patch.setattr(MemoryHalts, "end", all_of_them)
 
 
-def audit_overlooks_the_account(patch: Patch) -> None:
-    """The audit compares what an operation is about, and not whose account it moved."""
+def audit_ignores_the_account(patch: Patch) -> None:
+    """The audit compares the asset of an operation, and not its account."""
 
     def as_asked(row: AuditedRow, ask: Ask, found: Mapping[int, LedgerRow]) -> bool:
         return all(o.account.asset_id == row.asset_id for o in found.values())
@@ -41,7 +41,7 @@ def audit_overlooks_the_account(patch: Patch) -> None:
 
 
 def ledger_credits_another_book(patch: Patch) -> None:
-    """Money that is credited goes to the owner's suspense book, whatever book was asked for."""
+    """Every credit is made to the owner's suspense book instead of the requested book."""
     account_of = judge.account_of
 
     def elsewhere(question: Question) -> Account:
@@ -53,7 +53,7 @@ def ledger_credits_another_book(patch: Patch) -> None:
 
 
 def ledger_keeps_the_fee(patch: Patch) -> None:
-    """The target gets the amount less the fee, and nobody gets the fee."""
+    """The target is credited without the fee, and the fee is not credited at all."""
     move = LedgerJudge._write_move
 
     def without(
@@ -67,10 +67,10 @@ def ledger_keeps_the_fee(patch: Patch) -> None:
 
 
 def target_gets_the_fee_too(patch: Patch) -> None:
-    """The fee is taken, and the target is credited with the whole amount besides."""
+    """The fee is credited, and the target is credited with the full amount as well."""
     patch.setattr(judge, "net_part", lambda q: replace(q, fee=0, fees=None))
 
 
 def refund_of_captured_money_is_refused(patch: Patch) -> None:
-    """Only a debit can be refunded, so that captured money whose target refuses is stuck."""
+    """Only a debit can be refunded, so that captured money is stuck if the target refuses it."""
     patch.setitem(judge.UNDONE, Verb.REFUND, (Verb.DEBIT,))

@@ -1,4 +1,4 @@
-"""Bugs of the transfer pool: what is approved, what is paid, and what is written down of it."""
+"""Bugs of the transfer pool: in its approval, its payment and its records."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ Patch = pytest.MonkeyPatch
 
 
 def stale_checks_approve(patch: Patch) -> None:
-    """What has passed its checks once is taken to pass them in every later round."""
+    """A transfer that passed its checks once passes them in every later round."""
     fresh = MemoryChecks._answer
 
     def answer(self: MemoryChecks, tx: MemoryTransaction, question: Question, at_us: int) -> Answer:
@@ -30,7 +30,7 @@ def stale_checks_approve(patch: Patch) -> None:
 
 
 def approved_is_paid(patch: Patch) -> None:
-    """What was approved is paid without asking again under the initiator's lock."""
+    """An approved transfer is paid without a second check under the payer's lock."""
 
     async def ask(
         self: MemoryAllowance, tx: MemoryTransaction, questions: Sequence[Question]
@@ -41,20 +41,20 @@ def approved_is_paid(patch: Patch) -> None:
 
 
 def allowance_sees_no_payment_before_it(patch: Patch) -> None:
-    """The payments of one batch are allowed each as if it were the only one."""
+    """Each payment of a batch is allowed as if it were the only one."""
     judge = AllowanceJudge.judge
 
     def judged(self: AllowanceJudge, question: Question) -> Answer:
-        kept: dict[Party, MemberFacts] = dict(self.standings)
+        before: dict[Party, MemberFacts] = dict(self.facts)
         answer = judge(self, question)
-        self.standings = kept
+        self.facts = before
         return answer
 
     patch.setattr(AllowanceJudge, "judge", judged)
 
 
 def pool_keeps_no_record(patch: Patch) -> None:
-    """The pool writes down that a transfer was born, and nothing that becomes of it."""
+    """The pool records the creation of a transfer, and none of its later states."""
 
     async def moved(self: MemoryChecks, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
         for move in moves:

@@ -1,4 +1,4 @@
-"""Bugs of the store and of the ledger in it: who may write, and what is judged by what."""
+"""Bugs of the store and of the ledger in it: in locks, leases, keys, hashes and balances."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -12,11 +12,11 @@ from tidegate.core.answers import Answer, Rejected
 from tidegate.core.ids import NO_FLOOR, Horizon
 from tidegate.core.kind import GENESIS, Transfer
 from tidegate.core.moves import Moves, moves_of
-from tidegate.core.ports import Behind, FlowChecksums, KeyLookup, RequestKey, nothing
-from tidegate.core.transfer import EvidenceColumn, Form, Question, Step, chain, hashed_form
+from tidegate.core.ports import AfterLock, FlowChecksums, KeyLookup, RequestKey, no_action
+from tidegate.core.transfer import EvidenceColumn, HashForm, Question, Step, chain_hashes, hash_form
 from tidegate.engine import local_answers, write_batch
 from tidegate.engine.write_batch import WriteBatch
-from tidegate.simulation.store import NodeStore, SimTransaction
+from tidegate.simulation.store import SimTransaction, WorkerStore
 from tidegate.store import memory_handovers, memory_store, written_rows
 from tidegate.store.memory_store import CIDS, MemoryStore
 from tidegate.store.memory_tables import HANDOVERS, TRANSFERS, MemoryRow, MemoryTables
@@ -49,16 +49,16 @@ async def write_blindly(
 
 
 def no_compare_and_set(patch: Patch) -> None:
-    """A row is written whatever has become of it since it was read."""
+    """A row is written without a check whether it has changed since it was read."""
 
     async def lock(
         self: MemoryStore,
         tx: TwinTransaction,
         transfers: Sequence[Transfer],
-        behind: Behind = nothing,
+        after_lock: AfterLock = no_action,
     ) -> Any:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
-        await behind()
+        await after_lock()
         return transfers
 
     patch.setattr(MemoryStore, "lock", lock)
@@ -66,16 +66,16 @@ def no_compare_and_set(patch: Patch) -> None:
 
 
 def compares_states(patch: Patch) -> None:
-    """The compare-and-set looks at the state, and a flow can come by the same state twice."""
+    """The compare-and-set compares the state, but a flow can reach the same state twice."""
 
     async def lock(
         self: MemoryStore,
         tx: TwinTransaction,
         transfers: Sequence[Transfer],
-        behind: Behind = nothing,
+        after_lock: AfterLock = no_action,
     ) -> Any:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
-        await behind()
+        await after_lock()
         return [t for t in transfers if tx.get(TRANSFERS, t.id).transfer.state == t.state]
 
     patch.setattr(MemoryStore, "lock", lock)
@@ -83,16 +83,16 @@ def compares_states(patch: Patch) -> None:
 
 
 def trusts_the_lease(patch: Patch) -> None:
-    """A row that is leased is taken for our own, so that its version is not looked at."""
+    """A leased row is taken for our own, so that its version is not compared."""
 
     async def lock(
         self: MemoryStore,
         tx: TwinTransaction,
         transfers: Sequence[Transfer],
-        behind: Behind = nothing,
+        after_lock: AfterLock = no_action,
     ) -> Any:
         await tx.lock(TRANSFERS, sorted(t.id for t in transfers))
-        await behind()
+        await after_lock()
         found = {t.id: tx.get(TRANSFERS, t.id) for t in transfers}
         return [
             t
@@ -106,24 +106,24 @@ def trusts_the_lease(patch: Patch) -> None:
 
 
 def leases_by_the_workers_clock(patch: Patch) -> None:
-    """A lease is counted by the clock of whoever takes it, and clocks jump."""
-    honest = MemoryStore.claim
+    """A lease is measured by the worker's clock, which can jump."""
+    unpatched = MemoryStore.claim
 
     async def claim(
-        self: NodeStore, lane: str, limit: int, flows: FlowChecksums
+        self: WorkerStore, lane: str, limit: int, flows: FlowChecksums
     ) -> Sequence[Transfer]:
-        claimed = await honest(self, lane, limit, flows)
+        claimed = await unpatched(self, lane, limit, flows)
         found = self.tables.rows[TRANSFERS]
         for transfer in claimed:
             row = found[transfer.id]
-            found[transfer.id] = row._replace(due_s=self.node.clock() + self.lease_s)
+            found[transfer.id] = row._replace(due_s=self.worker.clock() + self.lease_s)
         return claimed
 
     patch.setattr(MemoryStore, "claim", claim)
 
 
 def claims_every_flow(patch: Patch) -> None:
-    """A worker takes whatever is due, of flows that it does not know as well."""
+    """A worker claims all due rows, even of flows that it does not know."""
 
     def ours(self: MemoryStore, flows: FlowChecksums) -> frozenset[str]:
         return frozenset() if self.tables.halts else frozenset(self.tables.flows)
@@ -132,7 +132,7 @@ def claims_every_flow(patch: Patch) -> None:
 
 
 def cid_per_worker(patch: Patch) -> None:
-    """Each worker remembers only the keys that came to itself."""
+    """Each worker knows only the keys that it has reserved itself."""
     seen: dict[MemoryStore, set[tuple[int, str]]] = defaultdict(set)
     look, reserve, insert_row = MemoryStore.look, MemoryStore.reserve, TwinTransaction.insert
 
@@ -157,21 +157,23 @@ def cid_per_worker(patch: Patch) -> None:
 
 
 def history_not_chained(patch: Patch) -> None:
-    """Each answer's hash stands for itself, so that one before it can be taken out."""
+    """The hash of an answer does not include the one before, so that it can be removed."""
 
     def alone(
-        heads: Iterable[bytes], form: Form, numbers: Iterable[int], evidences: EvidenceColumn
+        heads: Iterable[bytes], form: HashForm, numbers: Iterable[int], evidences: EvidenceColumn
     ) -> list[bytes]:
-        return chain([GENESIS for _ in heads], form, numbers, evidences)
+        return chain_hashes([GENESIS for _ in heads], form, numbers, evidences)
 
-    patch.setattr(written_rows, "chain", alone)
+    patch.setattr(written_rows, "chain_hashes", alone)
 
 
 def hash_leaves_out_the_answer(patch: Patch) -> None:
-    """The chain holds, whether a question was answered with yes or no."""
+    """The hash does not include the answer, so that it can be changed."""
 
-    def vague(step: Step) -> tuple[Form, ...]:
-        return tuple(hashed_form(step.after.flow, line._replace(answer="")) for line in step.lines)
+    def vague(step: Step) -> tuple[HashForm, ...]:
+        return tuple(
+            hash_form(step.after.flow, line._replace(answer="")) for line in step.entry_forms
+        )
 
     patch.setattr(written_rows, "_forms", vague)
 
@@ -180,7 +182,7 @@ def hash_leaves_out_the_answer(patch: Patch) -> None:
 
 
 async def _no_locks(context: object, tx: object, moves: object, groups: object) -> None:
-    """For the ledger that locks when it writes."""
+    """Lock no accounts before the ledger is asked."""
 
 
 async def _ask_then_lock(
@@ -197,27 +199,27 @@ async def _ask_then_lock(
 
 
 def judges_before_it_locks(patch: Patch) -> None:
-    """Balances are read, then locked, then written: by then another has spent the money."""
+    """Balances are read before they are locked: another transaction may spend the money between."""
     patch.setattr(write_batch, "lock_accounts", _no_locks)
     patch.setattr(MemoryLedger, "ask", _ask_then_lock)
 
 
 def effect_before_the_lock(patch: Patch) -> None:
-    """The ledger moves money first; whether the transfer is still there to be moved comes after."""
-    honest = write_batch._transact
+    """The ledger moves money before the transfer's row is locked and compared."""
+    unpatched = write_batch._transact
 
-    async def transact(context: Any, work: WriteBatch, slots: Any, **terms: Any) -> Any:
+    async def transact(context: Any, work: WriteBatch, slots: Any, **options: Any) -> Any:
         if work.creations:
-            return await honest(context, work, slots, **terms)
+            return await unpatched(context, work, slots, **options)
         async with context.store.transaction() as tx:
             moves = write_batch._first_moves(context, work)
-            groups = local_answers.groups_of(context, moves)
+            groups = local_answers.local_groups(context, moves)
             await local_answers.ask_local_systems(context, tx, moves, groups)
             fresh = {t.id for t in await context.store.lock(tx, work.batch)}
             places = [place for place, t in enumerate(work.batch) if t.id in fresh]
             moves = moves_of([moves.move(place) for place in places])
             rows = await context.store.write(tx, moves, slots.reserve(moves, halted=False))
-            await local_answers.tell_listeners(context, tx, moves)
+            await local_answers.notify_listeners(context, tx, moves)
             if work.lane in context.remembering:
                 await context.remembering[work.lane].remember(tx)
         return write_batch.WriteResult(work, rows), moves
@@ -227,7 +229,7 @@ def effect_before_the_lock(patch: Patch) -> None:
 
 
 def ledger_forgets_refusals(patch: Patch) -> None:
-    """A refusal is only said: the same question succeeds later, when the account has money."""
+    """A refusal is not stored: the same question succeeds later, when the account has money."""
 
     def refuse(_: LedgerJudge, __: Question, reason: str) -> Answer:
         return Rejected(str(reason))
@@ -236,15 +238,15 @@ def ledger_forgets_refusals(patch: Patch) -> None:
 
 
 def ledger_batch_sees_no_balance_before_it(patch: Patch) -> None:
-    """Each question is judged by the balance before its batch: together they overdraw."""
-    honest = LedgerJudge.judge_all
+    """Each question is judged by the balance before the batch, so that together they overdraw."""
+    unpatched = LedgerJudge.judge_all
 
     def judge_all(
         self: LedgerJudge, questions: Sequence[Question], accounts: Sequence[Account]
     ) -> list[Answer]:
         before, answers = dict(self.accounts), []
         for question, account in zip(questions, accounts, strict=True):
-            answers += honest(self, [question], [account])
+            answers += unpatched(self, [question], [account])
             self.accounts.update(before)
         return answers
 
@@ -252,7 +254,7 @@ def ledger_batch_sees_no_balance_before_it(patch: Patch) -> None:
 
 
 def ledger_takes_a_reused_key(patch: Patch) -> None:
-    """Under a known key any amount gets the known answer."""
+    """A known key with another amount gets the known answer."""
 
     def matches(_: LedgerOperation, __: LedgerOperation | None, ___: Question) -> bool:
         return True
@@ -262,103 +264,105 @@ def ledger_takes_a_reused_key(patch: Patch) -> None:
 
 def ledger_undoes_twice(patch: Patch) -> None:
     """A second refund of the same debit finds the debit done, and pays again."""
-    honest = LedgerJudge._undo
+    unpatched = LedgerJudge._undo
 
     def undo(self: LedgerJudge, question: Question) -> Answer:
         self.closings.clear()
-        return honest(self, question)
+        return unpatched(self, question)
 
     patch.setattr(LedgerJudge, "_undo", undo)
 
 
 def ledger_undo_without_tombstone(patch: Patch) -> None:
-    """A refund overtakes its debit and leaves no mark: the debit comes late, and stays."""
-    honest = LedgerJudge._undo
+    """A refund before its debit leaves no tombstone, so that the late debit takes the money."""
+    unpatched = LedgerJudge._undo
 
     def undo(self: LedgerJudge, question: Question) -> Answer:
         unseen = (question.transfer_id, question.undoes) not in self.operations
         if unseen and not question.expect_done:
-            return self._stand(question)
-        return honest(self, question)
+            return self._done_unmoved(question)
+        return unpatched(self, question)
 
     patch.setattr(LedgerJudge, "_undo", undo)
 
 
 def ids_by_the_clock_alone(patch: Patch) -> None:
-    """New ids do not heed the floor: while the clock is behind it, every request is refused."""
+    """New ids ignore the floor: while the clock is behind it, every request is refused."""
     patch.setattr(memory_store, "id_time_us", lambda now_us, _: now_us)
-    # All clocks are ahead once: then only the ids themselves keep out of the way.
+    # Remove the bound of the floor, so that only the ids themselves can stay above it.
     patch.setattr(Horizon, "latest", lambda _, __: UUID(int=2**128 - 1))
 
 
-def births_below_the_floor(patch: Patch) -> None:
-    """The same, and what is below the floor is let in: it is stuck after its debit."""
+def creations_below_the_floor(patch: Patch) -> None:
+    """Transfers are created with ids below the floor, and are stuck after their debit."""
     ids_by_the_clock_alone(patch)
-    honest = TwinTransaction.__init__
+    unpatched = TwinTransaction.__init__
 
     def init(self: TwinTransaction, *args: Any) -> None:
-        honest(self, *args)
+        unpatched(self, *args)
         self.floor = NO_FLOOR
 
     patch.setattr(TwinTransaction, "__init__", init)
 
 
 def hands_over_without_a_list(patch: Patch) -> None:
-    """What a process holds in memory is written as held, and nothing says that it is."""
+    """Rows that a process holds in memory are written as held, but not listed in handovers."""
 
     def hand_over(tx: TwinTransaction, ids: Sequence[UUID], until_s: float) -> None:
-        honest(tx, ids, until_s)
+        unpatched(tx, ids, until_s)
         for name in [name for name in tx.written if name[0] == HANDOVERS]:
             del tx.written[name]
 
-    honest = memory_handovers.hand_over
+    unpatched = memory_handovers.hand_over
     patch.setattr(memory_store, "hand_over", hand_over)
 
 
-def lists_once_it_is_told(patch: Patch) -> None:
-    """A process lists what it holds when it learns that the rows are written, and may have died."""
-    honest = SimTransaction.commit
+def lists_after_the_commit(patch: Patch) -> None:
+    """A process lists the rows that it holds after the commit, and may die before."""
+    unpatched = SimTransaction.commit
 
     def commit(self: SimTransaction) -> None:
-        for name in [name for name in self.written if name[0] == HANDOVERS and not self.heard]:
+        for name in [
+            name for name in self.written if name[0] == HANDOVERS and not self.acknowledged
+        ]:
             del self.written[name]
-        honest(self)
+        unpatched(self)
 
     patch.setattr(SimTransaction, "commit", commit)
 
 
 def lists_are_deleted_while_rows_are_locked(patch: Patch) -> None:
-    """Whoever has locked a row may write nothing, and then no list names it any more."""
+    """A list is deleted while one of its rows is locked, and then no list contains the row."""
 
     def lapse(tables: MemoryTables, now_s: float, lease_s: float) -> None:
-        honest(tables, now_s, lease_s)
+        unpatched(tables, now_s, lease_s)
         lists = tables.rows[HANDOVERS]
         for number in [number for number, listed in lists.items() if listed.until_s <= now_s]:
             del lists[number]
 
-    honest = memory_handovers.lapse
+    unpatched = memory_handovers.lapse
     patch.setattr(memory_store, "lapse", lapse)
 
 
 def lists_are_deleted_early(patch: Patch) -> None:
-    """A list is looked at before the lease is over, and is deleted with what is still held."""
+    """A list is deleted before the lease ends, while its rows are still held."""
 
     def lapse(tables: MemoryTables, now_s: float, lease_s: float) -> None:
-        honest(tables, now_s, lease_s)
+        unpatched(tables, now_s, lease_s)
         lists = tables.rows[HANDOVERS]
         for number in [n for n, listed in lists.items() if listed.until_s <= now_s + lease_s - 1]:
             del lists[number]
 
-    honest = memory_handovers.lapse
+    unpatched = memory_handovers.lapse
     patch.setattr(memory_store, "lapse", lapse)
 
 
 def what_is_held_stays_held(patch: Patch) -> None:
-    """Claims do not look at what has lapsed."""
+    """Claims ignore the lists whose leases have ended."""
     patch.setattr(memory_store, "lapse", lambda tables, now_s, lease_s: None)
 
 
 def lists_wait_for_a_clock_that_was_set_back(patch: Patch) -> None:
-    """When the clock is set back, what is held stays where it is until its time comes again."""
+    """After the clock is set back, held rows are not released until the clock is at their lease."""
     patch.setattr(memory_store, "lapse_all", lambda tables, now_s: None)
     patch.setattr(memory_store, "listed", lambda tables: frozenset())

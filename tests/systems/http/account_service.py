@@ -1,4 +1,4 @@
-"""A little account service on real sockets, with a switch for every way in which one can fail."""
+"""A small account service on real sockets, which can be made to fail in every possible way."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-PHRASE = "Whatever"  # Nobody reads the phrase beside a status.
+PHRASE = "Whatever"  # Clients ignore the phrase after a status.
 TAKING, GIVING = "/withdraw", "/deposit"
 MAX_AMOUNT = 2**127
 
@@ -17,7 +17,7 @@ Fields: TypeAlias = dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """What the service has to say: a status and the members of its JSON body."""
+    """A reply of the service: a status and the members of its JSON body."""
 
     status: int
     fields: Fields
@@ -27,25 +27,25 @@ DONE = Outcome(200, {"success": True})
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request, and whether before or after it took effect."""
+    """A fault of one request, before or after its effect."""
 
-    SILENT_BEFORE = "never answers, nothing happened"
-    SILENT_AFTER = "never answers, it happened"
-    ERROR_BEFORE = "500, nothing happened"
-    ERROR_AFTER = "500, it happened"
-    PROXY_BEFORE = "a proxy's page, nothing happened"
-    PROXY_AFTER = "a proxy's page, it happened"
-    CUT_BEFORE = "hangs up instead of an answer, nothing happened"
-    CUT_AFTER = "hangs up in the middle of the answer, it happened"
-    HUGE_AFTER = "an endless answer, it happened"
-    LATE = "happens and answers when nobody waits any more"
+    SILENT_BEFORE = "no reply, before the effect"
+    SILENT_AFTER = "no reply, after the effect"
+    ERROR_BEFORE = "500, before the effect"
+    ERROR_AFTER = "500, after the effect"
+    PROXY_BEFORE = "the page of a proxy, before the effect"
+    PROXY_AFTER = "the page of a proxy, after the effect"
+    CUT_BEFORE = "closes the connection without a reply, before the effect"
+    CUT_AFTER = "closes the connection in the middle of the reply, after the effect"
+    HUGE_AFTER = "a reply that is too long, after the effect"
+    LATE = "has its effect and its reply after the client's timeout"
     TWICE = "the network delivers the request twice"
-    ANSWERS_TWICE = "delivered twice, and both answers come back"
-    LEAVE = "answers, hangs up, and takes no more connections"
+    ANSWERS_TWICE = "delivered twice, and both replies arrive"
+    LEAVE = "replies, closes the connection, and accepts no more connections"
 
 
 class Canned(NamedTuple):
-    """An answer word for word. Nothing happens."""
+    """A fixed reply. The request has no effect."""
 
     status: int
     body: bytes
@@ -53,7 +53,7 @@ class Canned(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """Holds a request back, before anything happens, until the test opens it."""
+    """Holds a request back, before its effect, until the test opens the gate."""
 
     reached: asyncio.Event
     opened: asyncio.Event
@@ -63,7 +63,7 @@ Trouble: TypeAlias = Fault | Canned | Gate
 
 
 class Received(NamedTuple):
-    """One request as it came in."""
+    """One request as received."""
 
     method: str
     path: str
@@ -77,7 +77,7 @@ class Received(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Whose money: the user, the account and the asset, as the requests name them."""
+    """The user, the account and the asset, as named in the requests."""
 
     user_id: int
     account: str
@@ -86,9 +86,9 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """What the service keeps under a key."""
+    """The record that the service stores under a key."""
 
-    asked: Fields | None  # None: a tombstone, for a request that never came.
+    request: Fields | None  # None: a tombstone, for a request that was never received.
     outcome: Outcome
     delta: int = 0
     undone: bool = False
@@ -96,78 +96,78 @@ class Operation:
 
 @dataclass
 class Bank:
-    """The accounts, and the operations by their keys. Sticky: it keeps its refusals, too."""
+    """The accounts, and the operations by their keys. If sticky, it also stores refusals."""
 
     sticky: bool
     balances: dict[Account, int] = field(default_factory=lambda: defaultdict(int))
     frozen: set[Account] = field(default_factory=set)
-    refunds_frozen: bool = False  # A frozen account takes its refunds.
+    refunds_frozen: bool = False  # A frozen account accepts refunds.
     operations: dict[str, Operation] = field(default_factory=dict)
 
-    def take(self, path: str, asked: Fields) -> Outcome:
-        """Carry out one request, unless its key says that it has been."""
-        known = self.operations.get(asked["req_id"])
-        if known is not None and known.asked not in (None, asked):
-            return Outcome(409, {"error": "the key was used for something else"})
+    def carry_out(self, path: str, request: Fields) -> Outcome:
+        """Carry out one request, unless its key is known."""
+        known = self.operations.get(request["req_id"])
+        if known is not None and known.request not in (None, request):
+            return Outcome(409, {"error": "the key was used for another request"})
         if known is not None:
             return known.outcome
         match path:
             case "/rollback":
-                return self._roll_back(asked)
+                return self._roll_back(request)
             case "/commit":
-                return self._commit(asked)
+                return self._commit(request)
             case _:
-                return self._move(asked, -1 if path == TAKING else 1)
+                return self._move(request, -1 if path == TAKING else 1)
 
-    def look(self, key: str) -> Outcome:
+    def find(self, key: str) -> Outcome:
         known = self.operations.get(key)
         return Outcome(404, {"error": "Invalid user"}) if known is None else known.outcome
 
-    def _move(self, asked: Fields, sign: int) -> Outcome:
-        account = _account(asked)
-        delta = sign * int(asked["amount"])
+    def _move(self, request: Fields, sign: int) -> Outcome:
+        account = _account(request)
+        delta = sign * int(request["amount"])
         if not 0 < abs(delta) < MAX_AMOUNT:
-            return self._refuse(asked, "INVALID_AMOUNT")
+            return self._refuse(request, "INVALID_AMOUNT")
         if account in self.frozen:
-            return self._refuse(asked, "ACCOUNT_FROZEN")
+            return self._refuse(request, "ACCOUNT_FROZEN")
         if self.balances[account] + delta < 0:
-            return self._refuse(asked, "INSUFFICIENT_BALANCE")
-        return self._keep(asked, DONE, delta)
+            return self._refuse(request, "INSUFFICIENT_BALANCE")
+        return self._store(request, DONE, delta)
 
-    def _commit(self, asked: Fields) -> Outcome:
-        held = self.operations.get(asked["undoes"])
+    def _commit(self, request: Fields) -> Outcome:
+        held = self.operations.get(request["undoes"])
         if held is None or held.delta == 0 or held.undone:
             return Outcome(422, {"error": "UNDO_UNFOUNDED"})
-        return self._keep(asked, DONE, 0)
+        return self._store(request, DONE, 0)
 
-    def _roll_back(self, asked: Fields) -> Outcome:
-        key = asked["undoes"]
+    def _roll_back(self, request: Fields) -> Outcome:
+        key = request["undoes"]
         known = self.operations.get(key)
-        happened = known is not None and known.delta != 0
-        if asked.get("void") and happened:
+        done = known is not None and known.delta != 0
+        if request.get("void") and done:
             return Outcome(422, {"error": "ALREADY_DONE"})
-        if asked.get("expect_done") and not happened:
+        if request.get("expect_done") and not done:
             return Outcome(422, {"error": "UNDO_UNFOUNDED"})
-        if _account(asked) in self.frozen and happened and not self.refunds_frozen:
-            return self._refuse(asked, "ACCOUNT_FROZEN")
-        undone = known or Operation(None, DONE)
+        if _account(request) in self.frozen and done and not self.refunds_frozen:
+            return self._refuse(request, "ACCOUNT_FROZEN")
+        original = known or Operation(None, DONE)
         tombstone = Outcome(422, {"error": "UNDONE"})
-        self.operations[key] = replace(undone, outcome=tombstone, undone=True)
-        return self._keep(asked, DONE, 0 if undone.undone else -undone.delta)
+        self.operations[key] = replace(original, outcome=tombstone, undone=True)
+        return self._store(request, DONE, 0 if original.undone else -original.delta)
 
-    def _refuse(self, asked: Fields, reason: str) -> Outcome:
+    def _refuse(self, request: Fields, reason: str) -> Outcome:
         refusal = Outcome(422, {"error": reason})
-        return self._keep(asked, refusal, 0) if self.sticky else refusal
+        return self._store(request, refusal, 0) if self.sticky else refusal
 
-    def _keep(self, asked: Fields, outcome: Outcome, delta: int) -> Outcome:
-        self.balances[_account(asked)] += delta
-        self.operations[asked["req_id"]] = Operation(asked, outcome, delta)
+    def _store(self, request: Fields, outcome: Outcome, delta: int) -> Outcome:
+        self.balances[_account(request)] += delta
+        self.operations[request["req_id"]] = Operation(request, outcome, delta)
         return outcome
 
 
 @dataclass
 class AccountService:
-    """The bank behind a socket. Each trouble meets one request to its path, in order."""
+    """The bank on a socket. Each trouble applies to one request to its path, in order."""
 
     bank: Bank
     port: int
@@ -180,7 +180,7 @@ class AccountService:
     busiest: int = 0
     troubles: dict[str, deque[Trouble]] = field(default_factory=lambda: defaultdict(deque))
     stop_listening: Callable[[], None] = lambda: None
-    _after: asyncio.Event = field(default_factory=asyncio.Event)
+    _request_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
@@ -193,18 +193,18 @@ class AccountService:
         return [request for request in self.received if request.path == path]
 
     async def settled(self) -> None:
-        """Wait until no request is on its way any more, late ones included."""
+        """Wait until no request is running, late ones included."""
         while self.busy:
-            self._after.clear()
-            await self._after.wait()
+            self._request_ended.clear()
+            await self._request_ended.wait()
 
     async def redeliver(self, request: Received) -> bytes:
-        """What a network does that kept a copy of a request: send its very bytes again."""
+        """Send the same bytes again, as a network that kept a copy of the request."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(request.raw)
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readexactly(_length(head))
-        await _hang_up(writer)
+        await _close(writer)
         return body
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -213,9 +213,9 @@ class AccountService:
             while await self._serve_one(await _receive(reader), writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # They hung up first.
+            pass  # The client closed the connection first.
         finally:
-            await _hang_up(writer)
+            await _close(writer)
 
     async def _serve_one(self, request: Received, writer: asyncio.StreamWriter) -> bool:
         self.received.append(request)
@@ -225,10 +225,10 @@ class AccountService:
             return await self._answer(request, writer)
         finally:
             self.busy -= 1
-            self._after.set()
+            self._request_ended.set()
 
     async def _answer(self, request: Received, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request, well or badly. False: and hang up."""
+        """Answer one request, with its fault if it has one. False: close the connection."""
         waiting = self.troubles[request.path]
         match waiting.popleft() if waiting else None:
             case Canned() as canned:
@@ -277,41 +277,41 @@ class AccountService:
 
     def _carry_out(self, request: Received) -> bytes:
         if request.method == "GET":
-            outcome = self.bank.look(request.path.rpartition("/")[2])
+            outcome = self.bank.find(request.path.rpartition("/")[2])
         else:
-            outcome = self.bank.take(request.path, request.fields)
-        named = {"req_id": request.headers["idempotency-key"]} if self.names_key else {}
-        return _response(Canned(outcome.status, json.dumps(outcome.fields | named).encode()))
+            outcome = self.bank.carry_out(request.path, request.fields)
+        key = {"req_id": request.headers["idempotency-key"]} if self.names_key else {}
+        return _response(Canned(outcome.status, json.dumps(outcome.fields | key).encode()))
 
 
 @contextlib.asynccontextmanager
 async def account_service(*, sticky: bool) -> AsyncIterator[AccountService]:
-    """A running service, which has hung up on everybody when the block ends."""
-    talks: set[asyncio.Task[None]] = set()
+    """A running service. All its connections are closed when the block ends."""
+    connections: set[asyncio.Task[None]] = set()
     service = AccountService(Bank(sticky), port=0)
 
-    def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talks.add(asyncio.create_task(service.serve(reader, writer)))
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.create_task(service.serve(reader, writer)))
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
     service.port = server.sockets[0].getsockname()[1]
     service.stop_listening = server.close
     try:
         yield service
     finally:
         server.close()
-        for task in talks:
+        for task in connections:
             task.cancel()
-        ended = await asyncio.gather(*talks, return_exceptions=True)
+        results = await asyncio.gather(*connections, return_exceptions=True)
         await server.wait_closed()
-    # A service that broke must not pass for one that failed on purpose.
-    for end in ended:
-        if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-            raise end
+    # A bug in this service must not look like a planned fault.
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result
 
 
-def _account(asked: Fields) -> Account:
-    return Account(asked["user_id"], asked["account"], asked["asset"])
+def _account(request: Fields) -> Account:
+    return Account(request["user_id"], request["account"], request["asset"])
 
 
 async def _receive(reader: asyncio.StreamReader) -> Received:
@@ -340,7 +340,7 @@ def _response(canned: Canned) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("ascii") + canned.body
 
 
-async def _hang_up(writer: asyncio.StreamWriter) -> None:
+async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()

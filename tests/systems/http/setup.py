@@ -1,4 +1,4 @@
-"""A table at which the HTTP system and a real little service sit."""
+"""Set up a small account service on a real socket, with an HTTP system as its client."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ T = TypeVar("T")
 TRANSFER = UUID("0190aaaa-bbbb-7ccc-8ddd-eeeeeeeeeeee")
 ALICE = Account(7, "FUNDING", "1")
 PARTY = Party("remote", "FUNDING", 7)
-TLS = ssl.create_default_context()  # One for all: to load it takes longer than a whole scene.
+TLS = ssl.create_default_context()  # Shared: loading it takes longer than a whole scene.
 SECRET = "Bearer s3cr3t-t0ken"
 
 DEBIT = Question(TRANSFER, 0, Verb.DEBIT, PARTY, 1, 100)
@@ -38,7 +38,7 @@ RELEASE = Question(TRANSFER, 5, Verb.RELEASE, PARTY, 1, 100, undoes=3, expect_do
 EMPTY_UNDO = Question(TRANSFER, 6, Verb.REFUND, PARTY, 1, 100, undoes=0)
 
 
-# Everything that keeps an answer from us, before the effect or after it.
+# All faults that lose the reply, before or after the effect.
 LOSSES = [
     Fault.SILENT_BEFORE,
     Fault.SILENT_AFTER,
@@ -53,8 +53,8 @@ LOSSES = [
 ]
 
 
-class Table(NamedTuple):
-    """A service and a client that sit at the same table."""
+class Remote(NamedTuple):
+    """A running service, and a client that is connected to it."""
 
     service: AccountService
     accounts: HttpAccounts
@@ -68,40 +68,40 @@ class Table(NamedTuple):
         return (await self.accounts.ask([question]))[0]
 
     def other(self) -> HttpAccounts:
-        """Another process of ours, which talks to the same service."""
+        """A second client of the same service, as in another Tidegate process."""
         return HttpAccounts(self.settings, TLS)
 
 
-Play: TypeAlias = Callable[[Table], Awaitable[T]]
+Play: TypeAlias = Callable[[Remote], Awaitable[T]]
 
 
 @contextlib.asynccontextmanager
-async def laid(sticky: bool, balance: int, **settings: Any) -> AsyncIterator[Table]:
+async def running(sticky: bool, balance: int, **settings: Any) -> AsyncIterator[Remote]:
     async with account_service(sticky=sticky) as service:
         service.bank.balances[ALICE] = balance
-        chosen = HttpSettings(
+        all_settings = HttpSettings(
             name="remote",
             base_url=service.url,
             certified_sticky=sticky,
             headers={"Authorization": SECRET},
             **settings,
         )
-        service.late_s = 1.5 * chosen.call_s
-        async with HttpAccounts(chosen, TLS) as accounts:
-            yield Table(service, accounts, chosen)
+        service.late_s = 1.5 * all_settings.call_s
+        async with HttpAccounts(all_settings, TLS) as accounts:
+            yield Remote(service, accounts, all_settings)
 
 
 def play(scene: Play[T], *, sticky: bool = True, balance: int = 1000, **settings: Any) -> T:
-    async def whole() -> T:
-        async with laid(sticky, balance, **settings) as table:
-            return await scene(table)
+    async def run() -> T:
+        async with running(sticky, balance, **settings) as remote:
+            return await scene(remote)
 
-    return asyncio.run(whole())
+    return asyncio.run(run())
 
 
-# A client that does not wait long, for where the service is going to be silent.
+# Short timeouts, for services that do not reply.
 IMPATIENT: dict[str, Any] = {"connect_s": 0.5, "call_s": 0.5}
 
 
-def at(question: Question, version: int, **changes: Any) -> Question:
+def with_version(question: Question, version: int, **changes: Any) -> Question:
     return msgspec.structs.replace(question, version=version, **changes)

@@ -1,4 +1,4 @@
-"""Refusals and their proof, and undoing."""
+"""Refusals with and without proof, and undos."""
 
 import asyncio
 from typing import Any
@@ -23,9 +23,9 @@ from tests.systems.http.setup import (
     LOSSES,
     REFUND,
     RELEASE,
-    Table,
-    at,
+    Remote,
     play,
+    with_version,
 )
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.flow import Verb
@@ -35,13 +35,13 @@ from tidegate.systems.http import key_of
 
 
 def test_a_certified_service_refuses_the_same_key_for_ever() -> None:
-    async def scene(table: Table) -> None:
-        assert isinstance(await table.ask(DEBIT), Rejected)
-        table.service.bank.balances[ALICE] += 500
-        assert isinstance(await table.ask(DEBIT), Rejected)
-        assert isinstance(await table.ask(at(DEBIT, 10)), Done)
-        assert table.balance == 400
-        assert table.service.requests_to("/rollback") == []
+    async def scene(remote: Remote) -> None:
+        assert isinstance(await remote.ask(DEBIT), Rejected)
+        remote.service.bank.balances[ALICE] += 500
+        assert isinstance(await remote.ask(DEBIT), Rejected)
+        assert isinstance(await remote.ask(with_version(DEBIT, 10)), Done)
+        assert remote.balance == 400
+        assert remote.service.requests_to("/rollback") == []
 
     play(scene, sticky=True, balance=0)
 
@@ -50,12 +50,12 @@ def test_a_certified_service_refuses_the_same_key_for_ever() -> None:
 def test_an_uncertified_refusal_is_rejected_once_its_rollback_is_acknowledged(
     question: Question,
 ) -> None:
-    async def scene(table: Table) -> None:
-        table.service.bank.frozen.add(ALICE)
-        answer = await table.ask(question)
+    async def scene(remote: Remote) -> None:
+        remote.service.bank.frozen.add(ALICE)
+        answer = await remote.ask(question)
         key = key_of(question)
         assert answer == Rejected("ACCOUNT_FROZEN", {"key": key, "voided_by": f"{key}:void"})
-        _, rollback = table.service.received
+        _, rollback = remote.service.received
         assert rollback.path == "/rollback"
         assert rollback.headers["idempotency-key"] == rollback.fields["req_id"] == f"{key}:void"
         assert rollback.fields["undoes"] == key
@@ -76,47 +76,47 @@ UNACKNOWLEDGED: dict[str, Trouble] = {
 
 @pytest.mark.parametrize("trouble", UNACKNOWLEDGED.values(), ids=UNACKNOWLEDGED.keys())
 def test_without_the_acknowledgement_an_uncertified_refusal_is_unknown(trouble: Trouble) -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet("/rollback", trouble)
-        answer = await table.ask(DEBIT)
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/rollback", trouble)
+        answer = await remote.ask(DEBIT)
         assert isinstance(answer, Unknown)
         assert answer.reason.startswith("INSUFFICIENT_BALANCE, not voided: ")
-        assert len(table.service.received) == 2
-        # Asked again, it comes to the same end, whether or not the tombstone was there already.
-        await table.service.settled()
-        assert isinstance(await table.ask(DEBIT), Rejected)
-        assert table.balance == 0
+        assert len(remote.service.received) == 2
+        # A repeated question gets the same answer, whether or not the tombstone existed already.
+        await remote.service.settled()
+        assert isinstance(await remote.ask(DEBIT), Rejected)
+        assert remote.balance == 0
 
     play(scene, sticky=False, balance=0, **IMPATIENT)
 
 
-def test_a_conflict_about_the_rollback_pages_too() -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet("/rollback", Canned(409, b"{}"))
-        answer = await table.ask(DEBIT)
+def test_a_conflict_in_the_rollback_pages() -> None:
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/rollback", Canned(409, b"{}"))
+        answer = await remote.ask(DEBIT)
         assert isinstance(answer, Unknown)
         assert answer.alarm is Alarm.PAGE
 
     play(scene, sticky=False, balance=0)
 
 
-def test_a_service_gone_before_the_rollback_leaves_the_refusal_unknown() -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet("/withdraw", Fault.LEAVE)
-        answer = await table.ask(DEBIT)
+def test_a_service_that_is_unreachable_for_the_rollback_leaves_the_refusal_unknown() -> None:
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/withdraw", Fault.LEAVE)
+        answer = await remote.ask(DEBIT)
         assert answer == Unknown("INSUFFICIENT_BALANCE, not voided: not sent: ConnectError")
 
     play(scene, sticky=False, balance=0)
 
 
-def test_a_late_duplicate_after_a_top_up_meets_the_tombstone() -> None:
-    async def scene(table: Table) -> None:
-        assert isinstance(await table.ask(DEBIT), Rejected)
-        table.service.bank.balances[ALICE] += 500
-        original = table.service.requests_to("/withdraw")[0]
-        assert await table.service.redeliver(original) == b'{"error": "UNDONE"}'
-        assert table.balance == 500
-        answer = await table.ask(DEBIT)
+def test_a_late_duplicate_after_a_deposit_is_refused_by_the_tombstone() -> None:
+    async def scene(remote: Remote) -> None:
+        assert isinstance(await remote.ask(DEBIT), Rejected)
+        remote.service.bank.balances[ALICE] += 500
+        original = remote.service.requests_to("/withdraw")[0]
+        assert await remote.service.redeliver(original) == b'{"error": "UNDONE"}'
+        assert remote.balance == 500
+        answer = await remote.ask(DEBIT)
         assert isinstance(answer, Rejected)
         assert answer.reason == "UNDONE"
 
@@ -124,45 +124,47 @@ def test_a_late_duplicate_after_a_top_up_meets_the_tombstone() -> None:
 
 
 def test_without_the_rollback_the_late_duplicate_would_have_moved_money() -> None:
-    """What the proof is for: the service of the test above does forget its refusals."""
+    """This shows why the proof is needed: the service of the test above forgets its refusals."""
 
-    async def scene(table: Table) -> None:
-        table.service.meet("/rollback", Fault.ERROR_BEFORE)
-        assert isinstance(await table.ask(DEBIT), Unknown)
-        table.service.bank.balances[ALICE] += 500
-        original = table.service.requests_to("/withdraw")[0]
-        assert await table.service.redeliver(original) == b'{"success": true}'
-        # No harm done: it was never called Rejected, and asked again it is Done.
-        assert isinstance(await table.ask(DEBIT), Done)
-        assert table.balance == 400
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/rollback", Fault.ERROR_BEFORE)
+        assert isinstance(await remote.ask(DEBIT), Unknown)
+        remote.service.bank.balances[ALICE] += 500
+        original = remote.service.requests_to("/withdraw")[0]
+        assert await remote.service.redeliver(original) == b'{"success": true}'
+        # This is safe: the answer was never Rejected, and the repeated question is Done.
+        assert isinstance(await remote.ask(DEBIT), Done)
+        assert remote.balance == 400
 
     play(scene, sticky=False, balance=0)
 
 
 @pytest.mark.parametrize("question", [DEBIT, CREDIT], ids=lambda question: question.verb)
-def test_a_slow_asker_cannot_undo_what_another_was_told_is_done(question: Question) -> None:
-    async def scene(table: Table) -> None:
+def test_a_slow_client_cannot_undo_an_operation_that_another_got_as_done(
+    question: Question,
+) -> None:
+    async def scene(remote: Remote) -> None:
         gate = Gate(asyncio.Event(), asyncio.Event())
-        table.service.meet("/rollback", gate)
-        table.service.bank.frozen.add(ALICE)
-        slow = asyncio.create_task(table.ask(question))
+        remote.service.meet("/rollback", gate)
+        remote.service.bank.frozen.add(ALICE)
+        slow = asyncio.create_task(remote.ask(question))
         await gate.reached.wait()
-        table.service.bank.frozen.clear()
-        async with table.other() as other:
+        remote.service.bank.frozen.clear()
+        async with remote.other() as other:
             assert isinstance((await other.ask([question]))[0], Done)
-        balance = table.balance
+        balance = remote.balance
         gate.opened.set()
         assert isinstance(await slow, Unknown)
-        assert isinstance(await table.ask(question), Done)
-        assert table.balance == balance != 1000
+        assert isinstance(await remote.ask(question), Done)
+        assert remote.balance == balance != 1000
 
     play(scene, sticky=False)
 
 
-def test_of_two_askers_that_are_refused_both_are_rejected() -> None:
-    async def scene(table: Table) -> None:
-        async with table.other() as other:
-            answers = await asyncio.gather(table.accounts.ask([DEBIT]), other.ask([DEBIT]))
+def test_two_clients_that_are_refused_both_get_rejected() -> None:
+    async def scene(remote: Remote) -> None:
+        async with remote.other() as other:
+            answers = await asyncio.gather(remote.accounts.ask([DEBIT]), other.ask([DEBIT]))
         assert [type(answer) for (answer,) in answers] == [Rejected, Rejected]
 
     play(scene, sticky=False, balance=0)
@@ -170,45 +172,45 @@ def test_of_two_askers_that_are_refused_both_are_rejected() -> None:
 
 @pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
 def test_a_refund_gives_back_once(sticky: bool) -> None:
-    async def scene(table: Table) -> None:
-        assert isinstance(await table.ask(DEBIT), Done)
-        assert isinstance(await table.ask(REFUND), Done)
-        assert isinstance(await table.ask(REFUND), Done)
-        assert isinstance(await table.ask(at(REFUND, 10)), Done)
-        assert table.balance == 1000
+    async def scene(remote: Remote) -> None:
+        assert isinstance(await remote.ask(DEBIT), Done)
+        assert isinstance(await remote.ask(REFUND), Done)
+        assert isinstance(await remote.ask(REFUND), Done)
+        assert isinstance(await remote.ask(with_version(REFUND, 10)), Done)
+        assert remote.balance == 1000
 
     play(scene, sticky=sticky)
 
 
 @pytest.mark.parametrize("fault", LOSSES, ids=lambda fault: fault.name)
 def test_after_a_lost_reply_a_refund_gives_back_once(fault: Fault) -> None:
-    async def scene(table: Table) -> None:
-        assert isinstance(await table.ask(DEBIT), Done)
-        table.service.meet("/rollback", fault)
-        assert isinstance(await table.ask(REFUND), Unknown)
-        assert isinstance(await table.ask(REFUND), Done)
-        await table.service.settled()
-        assert table.balance == 1000
+    async def scene(remote: Remote) -> None:
+        assert isinstance(await remote.ask(DEBIT), Done)
+        remote.service.meet("/rollback", fault)
+        assert isinstance(await remote.ask(REFUND), Unknown)
+        assert isinstance(await remote.ask(REFUND), Done)
+        await remote.service.settled()
+        assert remote.balance == 1000
 
     play(scene, **IMPATIENT)
 
 
 @pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
 def test_an_undo_before_its_original_leaves_a_tombstone(sticky: bool) -> None:
-    async def scene(table: Table) -> None:
-        assert isinstance(await table.ask(EMPTY_UNDO), Done)
-        answer = await table.ask(DEBIT)
+    async def scene(remote: Remote) -> None:
+        assert isinstance(await remote.ask(EMPTY_UNDO), Done)
+        answer = await remote.ask(DEBIT)
         assert isinstance(answer, Rejected)
         assert answer.reason == "UNDONE"
-        assert table.balance == 1000
+        assert remote.balance == 1000
 
     play(scene, sticky=sticky)
 
 
-def test_an_undo_of_what_we_hold_as_done_and_they_never_saw_halts() -> None:
-    async def scene(table: Table) -> None:
-        assert await table.ask(REFUND) == Unknown("HTTP 422: UNDO_UNFOUNDED", Alarm.HALT)
-        assert table.service.bank.operations == {}
+def test_an_undo_of_a_done_operation_that_the_service_does_not_know_halts() -> None:
+    async def scene(remote: Remote) -> None:
+        assert await remote.ask(REFUND) == Unknown("HTTP 422: UNDO_UNFOUNDED", Alarm.HALT)
+        assert remote.service.bank.operations == {}
 
     play(scene)
 
@@ -218,12 +220,12 @@ def test_an_undo_of_what_we_hold_as_done_and_they_never_saw_halts() -> None:
 def test_a_refused_undo_is_rejected_only_by_a_certified_service(
     question: Question, sticky: bool
 ) -> None:
-    async def scene(table: Table) -> None:
+    async def scene(remote: Remote) -> None:
         path = "/commit" if question.verb is Verb.CAPTURE else "/rollback"
-        table.service.meet(path, Canned(422, b'{"error": "ACCOUNT_DISABLED"}'))
-        answer = await table.ask(question)
-        # An undo is never voided: that could undo twice, or release what is to be captured.
-        assert len(table.service.received) == 1
+        remote.service.meet(path, Canned(422, b'{"error": "ACCOUNT_DISABLED"}'))
+        answer = await remote.ask(question)
+        # An undo is never voided: that could undo twice, or release a hold that must be captured.
+        assert len(remote.service.received) == 1
         assert isinstance(answer, Rejected if sticky else Unknown)
         if isinstance(answer, Unknown):
             assert answer.alarm is Alarm.PAGE
@@ -232,19 +234,19 @@ def test_a_refused_undo_is_rejected_only_by_a_certified_service(
 
 
 def test_a_hold_is_captured_once() -> None:
-    async def scene(table: Table) -> None:
+    async def scene(remote: Remote) -> None:
         for question in (HOLD, CAPTURE, CAPTURE):
-            assert isinstance(await table.ask(question), Done)
-        assert table.balance == 900
+            assert isinstance(await remote.ask(question), Done)
+        assert remote.balance == 900
 
     play(scene)
 
 
 def test_a_hold_is_released_once() -> None:
-    async def scene(table: Table) -> None:
+    async def scene(remote: Remote) -> None:
         for question in (HOLD, RELEASE, RELEASE):
-            assert isinstance(await table.ask(question), Done)
-        assert table.balance == 1000
+            assert isinstance(await remote.ask(question), Done)
+        assert remote.balance == 1000
 
     play(scene)
 
@@ -254,11 +256,11 @@ def test_a_hold_is_released_once() -> None:
 )
 @pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
 def test_the_same_key_with_another_body_pages(changes: dict[str, Any], sticky: bool) -> None:
-    async def scene(table: Table) -> None:
-        assert isinstance(await table.ask(DEBIT), Done)
-        answer = await table.ask(msgspec.structs.replace(DEBIT, **changes))
+    async def scene(remote: Remote) -> None:
+        assert isinstance(await remote.ask(DEBIT), Done)
+        answer = await remote.ask(msgspec.structs.replace(DEBIT, **changes))
         assert isinstance(answer, Unknown)
         assert answer.alarm is Alarm.PAGE
-        assert table.balance == 900
+        assert remote.balance == 900
 
     play(scene, sticky=sticky)

@@ -1,4 +1,4 @@
-"""What a reply of a remote service means: only a proof of non-effect is a «no»."""
+"""The answers to replies of a remote service: a refusal counts only with proof of no effect."""
 
 import asyncio
 import socket
@@ -19,9 +19,9 @@ from tests.systems.http.setup import (
     RELEASE,
     TLS,
     TRANSFER,
-    Table,
-    at,
+    Remote,
     play,
+    with_version,
 )
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown, Unreachable
 from tidegate.core.transfer import Question
@@ -29,7 +29,7 @@ from tidegate.systems.http import HttpAccounts, HttpSettings, key_of
 from tidegate.systems.http.answers import DEFAULT_REFUSALS, REASON_CHARS
 
 DOUBTFUL: dict[str, Canned] = {
-    f"{status} with a white-listed error": Canned(status, b'{"error": "Insufficient funds"}')
+    f"{status} with a listed refusal": Canned(status, b'{"error": "Insufficient funds"}')
     for status in (201, 202, 401, 403, 404, 408, 409, 410, 425, 429, 500, 502, 503, 504)
 } | {
     "201 with success": Canned(201, b'{"success": true}'),
@@ -64,7 +64,7 @@ DOUBTFUL: dict[str, Canned] = {
     "bottomless": Canned(200, b'{"success": true, "a": ' + b"[" * 60_000),
     "huge": Canned(200, b'{"success": true}' + b" " * 65_536),
     "huge refusal": Canned(422, b" " * 65_536 + b'{"error": "Insufficient funds"}'),
-    "said to be compressed": Canned(200, b'{"success": true}', ("Content-Encoding: gzip",)),
+    "with a content encoding": Canned(200, b'{"success": true}', ("Content-Encoding: gzip",)),
     "another text": Canned(400, b'{"error": "Computer says no"}'),
     "another case": Canned(400, b'{"error": "insufficient funds"}'),
     "a text around it": Canned(400, b'{"error": "Insufficient funds."}'),
@@ -82,46 +82,48 @@ DOUBTFUL: dict[str, Canned] = {
 
 @pytest.mark.parametrize("sticky", [True, False], ids=["certified", "not certified"])
 @pytest.mark.parametrize("canned", DOUBTFUL.values(), ids=DOUBTFUL.keys())
-def test_whatever_is_not_a_clear_yes_or_no_is_unknown(canned: Canned, sticky: bool) -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet("/withdraw", canned)
-        answer = await table.ask(DEBIT)
+def test_a_reply_that_is_not_clearly_done_or_refused_is_unknown(
+    canned: Canned, sticky: bool
+) -> None:
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/withdraw", canned)
+        answer = await remote.ask(DEBIT)
         assert isinstance(answer, Unknown)
         assert answer.alarm is (Alarm.PAGE if canned.status == 409 else Alarm.NONE)
         assert len(answer.reason) <= REASON_CHARS
         assert answer.reason.isprintable()
-        # One request and no other: no redirect was followed, nothing retried, nothing voided.
-        assert [request.path for request in table.service.received] == ["/withdraw"]
+        # Only one request was sent: no redirect was followed, nothing was retried or voided.
+        assert [request.path for request in remote.service.received] == ["/withdraw"]
 
     play(scene, sticky=sticky)
 
 
 @pytest.mark.parametrize("question", [DEBIT, CREDIT, REFUND, HOLD, CAPTURE, RELEASE])
-def test_success_with_200_is_done_whatever_else_is_told(question: Question) -> None:
-    async def scene(table: Table) -> None:
+def test_success_with_200_is_done_with_any_other_fields(question: Question) -> None:
+    async def scene(remote: Remote) -> None:
         body = f'{{"success": true, "balance": "900", "req_id": "{key_of(question)}"}}'
         for path in ("/withdraw", "/deposit", "/commit", "/rollback"):
-            table.service.meet(path, Canned(200, body.encode()))
-        assert await table.ask(question) == Done({"key": key_of(question)})
+            remote.service.meet(path, Canned(200, body.encode()))
+        assert await remote.ask(question) == Done({"key": key_of(question)})
 
     play(scene)
 
 
 @pytest.mark.parametrize("status", [200, 400, 422])
-def test_a_white_listed_refusal_by_a_certified_service_is_rejected(status: int) -> None:
-    async def scene(table: Table) -> None:
+def test_a_listed_refusal_from_a_certified_service_is_rejected(status: int) -> None:
+    async def scene(remote: Remote) -> None:
         for version, error in enumerate(sorted(DEFAULT_REFUSALS)):
-            table.service.meet("/withdraw", Canned(status, msgspec.json.encode({"error": error})))
-            answer = await table.ask(at(DEBIT, version))
+            remote.service.meet("/withdraw", Canned(status, msgspec.json.encode({"error": error})))
+            answer = await remote.ask(with_version(DEBIT, version))
             assert isinstance(answer, Rejected)
             assert answer.reason == error
             assert answer.evidence["key"] == f"{TRANSFER}:{version}"
-        assert len(table.service.received) == len(DEFAULT_REFUSALS)
+        assert len(remote.service.received) == len(DEFAULT_REFUSALS)
 
     play(scene)
 
 
-def test_the_default_white_list_holds_what_the_money_is_refused_for_and_no_more() -> None:
+def test_the_default_refusals_are_exactly_the_refusals_about_the_money() -> None:
     codes = (
         "INSUFFICIENT_BALANCE ACCOUNT_FROZEN ACCOUNT_DISABLED SOURCE_ACCOUNT_NOT_FOUND"
         " TARGET_ACCOUNT_NOT_FOUND INVALID_AMOUNT PRECISION_OVERFLOW AMOUNT_TOO_SMALL"
@@ -132,15 +134,15 @@ def test_the_default_white_list_holds_what_the_money_is_refused_for_and_no_more(
     assert texts | set(codes.split()) == DEFAULT_REFUSALS
 
 
-def test_the_white_list_is_a_setting() -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet(
+def test_the_listed_refusals_are_a_setting() -> None:
+    async def scene(remote: Remote) -> None:
+        remote.service.meet(
             "/withdraw",
             Canned(400, b'{"error": "Computer says no"}'),
             Canned(400, b'{"error": "INSUFFICIENT_BALANCE"}'),
         )
-        assert isinstance(await table.ask(DEBIT), Rejected)
-        assert isinstance(await table.ask(DEBIT), Unknown)
+        assert isinstance(await remote.ask(DEBIT), Rejected)
+        assert isinstance(await remote.ask(DEBIT), Unknown)
 
     play(scene, refusals=frozenset({"Computer says no"}))
 
@@ -155,14 +157,14 @@ def test_the_white_list_is_a_setting() -> None:
         ("UNDO_UNFOUNDED", Alarm.HALT),
     ],
 )
-def test_a_doubt_keeps_its_alarm_and_settles_nothing(error: str, alarm: Alarm) -> None:
-    async def scene(table: Table) -> None:
+def test_a_doubt_is_unknown_with_its_alarm(error: str, alarm: Alarm) -> None:
+    async def scene(remote: Remote) -> None:
         body = msgspec.json.encode({"error": error})
-        table.service.meet("/rollback", Canned(200, body), Canned(422, body), Canned(409, body))
-        for loudest in (alarm, alarm, max(alarm, Alarm.PAGE)):
-            answer = await table.ask(REFUND)
+        remote.service.meet("/rollback", Canned(200, body), Canned(422, body), Canned(409, body))
+        for expected in (alarm, alarm, max(alarm, Alarm.PAGE)):
+            answer = await remote.ask(REFUND)
             assert isinstance(answer, Unknown)
-            assert answer.alarm is loudest
+            assert answer.alarm is expected
 
     play(scene)
 
@@ -170,11 +172,11 @@ def test_a_doubt_keeps_its_alarm_and_settles_nothing(error: str, alarm: Alarm) -
 @pytest.mark.parametrize(
     "body", [b'{"success": true, "req_id": "x"}', b'{"error": 1, "req_id": 1}']
 )
-def test_an_answer_about_another_key_pages(body: bytes) -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet("/withdraw", Canned(200, body))
-        assert await table.ask(DEBIT) == Unknown(
-            "HTTP 200: the answer names another key, or none", Alarm.PAGE
+def test_a_reply_about_another_key_pages(body: bytes) -> None:
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/withdraw", Canned(200, body))
+        assert await remote.ask(DEBIT) == Unknown(
+            "HTTP 200: the reply contains another req_id, or none", Alarm.PAGE
         )
 
     play(scene)
@@ -194,7 +196,7 @@ def test_a_refused_connection_for_all_is_unreachable(count: int, sticky: bool) -
         settings = HttpSettings(name="remote", base_url=url, certified_sticky=sticky)
         async with HttpAccounts(settings, TLS) as accounts:
             with pytest.raises(Unreachable, match="remote: not sent: ConnectError"):
-                await accounts.ask([at(DEBIT, version) for version in range(count)])
+                await accounts.ask([with_version(DEBIT, version) for version in range(count)])
             with pytest.raises(Unreachable):
                 await accounts.query(DEBIT)
 
@@ -203,7 +205,7 @@ def test_a_refused_connection_for_all_is_unreachable(count: int, sticky: bool) -
 
 def test_a_name_that_does_not_resolve_is_unreachable() -> None:
     async def scene() -> None:
-        # Longer than a name can be, so that no name server needs to be asked.
+        # Longer than a host name may be, so no name server is asked.
         name = ".".join(["x" * 60] * 5)
         settings = HttpSettings(name="remote", base_url=f"http://{name}")
         async with HttpAccounts(settings, TLS) as accounts:
@@ -213,7 +215,7 @@ def test_a_name_that_does_not_resolve_is_unreachable() -> None:
     asyncio.run(scene())
 
 
-def test_a_handshake_that_never_comes_is_unreachable() -> None:
+def test_a_missing_tls_handshake_is_unreachable() -> None:
     async def scene() -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -227,7 +229,7 @@ def test_a_handshake_that_never_comes_is_unreachable() -> None:
     asyncio.run(scene())
 
 
-def test_a_failed_connection_is_not_tried_again_by_the_client() -> None:
+def test_the_client_does_not_retry_a_failed_connection() -> None:
     connections = 0
 
     async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -246,19 +248,19 @@ def test_a_failed_connection_is_not_tried_again_by_the_client() -> None:
     assert connections == 1
 
 
-def test_a_refused_connection_for_some_is_unknown_for_those() -> None:
-    async def scene(table: Table) -> None:
-        table.service.meet("/withdraw", Fault.LEAVE)
-        answers = await table.accounts.ask([DEBIT, CREDIT, at(DEBIT, 10)])
+def test_a_refused_connection_for_some_questions_is_unknown_for_those() -> None:
+    async def scene(remote: Remote) -> None:
+        remote.service.meet("/withdraw", Fault.LEAVE)
+        answers = await remote.accounts.ask([DEBIT, CREDIT, with_version(DEBIT, 10)])
         assert isinstance(answers[0], Done)
         assert answers[1:] == [Unknown("not sent: ConnectError")] * 2
 
     play(scene, concurrency=1)
 
 
-def test_no_questions_no_answers() -> None:
-    async def scene(table: Table) -> None:
-        assert await table.accounts.ask([]) == []
-        assert table.service.received == []
+def test_no_questions_get_no_answers() -> None:
+    async def scene(remote: Remote) -> None:
+        assert await remote.accounts.ask([]) == []
+        assert remote.service.received == []
 
     play(scene)

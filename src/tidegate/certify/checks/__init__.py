@@ -1,4 +1,4 @@
-"""Every promise that a system with money makes, each with a scene that tries it."""
+"""The checks: each is a promise that a system with money must keep, and a scene that tests it."""
 
 from tidegate.certify.checks.accounts import ACCOUNTS
 from tidegate.certify.checks.batches import BATCHES

@@ -1,4 +1,4 @@
-"""Accounts that are frozen, closed or not there, and amounts that are none."""
+"""Checks of frozen, disabled and missing accounts, and of amounts that are not valid."""
 
 from msgspec.structs import replace
 
@@ -14,12 +14,12 @@ async def frozen(trial: Trial) -> None:
         raise NotTried("the bench has no freeze(owner)")
     before = trial.debit(40)
     undo = trial.undo(before)
-    await trial.done(before)
+    await trial.assert_done(before)
     await trial.bench.freeze(trial.owner)
-    trial.tell("frozen")
-    await trial.rejected(trial.debit(1))
-    await trial.done(undo)
-    await trial.has(100)
+    trial.record("frozen")
+    await trial.assert_rejected(trial.debit(1))
+    await trial.assert_done(undo)
+    await trial.assert_balance(100)
 
 
 async def disabled(trial: Trial) -> None:
@@ -27,47 +27,47 @@ async def disabled(trial: Trial) -> None:
         raise NotTried("the bench has no disable(owner)")
     before = trial.debit(40)
     undo = trial.undo(before)
-    await trial.done(before)
+    await trial.assert_done(before)
     await trial.bench.disable(trial.owner)
-    trial.tell("disabled")
-    await trial.rejected(trial.debit(1))
-    await trial.rejected(trial.credit(1))
-    await trial.done(undo)
-    await trial.has(100)
+    trial.record("disabled")
+    await trial.assert_rejected(trial.debit(1))
+    await trial.assert_rejected(trial.credit(1))
+    await trial.assert_done(undo)
+    await trial.assert_balance(100)
 
 
 async def absent(trial: Trial) -> None:
     question = trial.debit(1, owner=trial.other)
-    refused = await trial.rejected(question)
+    refused = await trial.assert_rejected(question)
     await trial.fund(50, trial.other)
-    await trial.same(question, refused)
-    await trial.has(50, trial.other)
+    await trial.assert_same(question, refused)
+    await trial.assert_balance(50, trial.other)
 
 
 async def other_asset(trial: Trial) -> None:
     question = trial.debit(40)
     foreign = replace(question, asset_id=question.asset_id + 1)
-    if isinstance(await trial.one(foreign), Done):
-        trial.broken("nothing is taken of an asset of which the owner has nothing")
-    await trial.has(100)
+    if isinstance(await trial.ask_one(foreign), Done):
+        trial.fail("a debit of an asset that the owner does not have is not Done")
+    await trial.assert_balance(100)
 
 
 async def amounts(trial: Trial) -> None:
     for amount in (0, 2**127):
         for question in (trial.debit(amount), trial.credit(amount)):
-            if isinstance(await trial.one(question), Done):
-                trial.broken(f"{amount} is not an amount: Rejected, or Unknown")
-            await trial.has(100)
+            if isinstance(await trial.ask_one(question), Done):
+                trial.fail(f"{amount} is not a valid amount: Rejected or Unknown")
+            await trial.assert_balance(100)
 
 
 async def senseless(trial: Trial) -> None:
-    """What the engine never asks of an account, so that nobody has thought of it."""
-    await trial.one(trial.question(Verb.CHECK, 40))
-    await trial.has(100)
+    """Ask questions that the engine never asks of an account."""
+    await trial.ask_one(trial.question(Verb.CHECK, 40))
+    await trial.assert_balance(100)
     for verb in (Verb.REFUND, Verb.RELEASE, Verb.CAPTURE):
-        if isinstance(await trial.one(trial.question(verb, 40)), Done):
-            trial.broken("an undo that names nothing is not Done")
-        await trial.has(100)
+        if isinstance(await trial.ask_one(trial.question(verb, 40)), Done):
+            trial.fail("an undo without an operation to undo is not Done")
+        await trial.assert_balance(100)
 
 
 async def query(trial: Trial) -> None:
@@ -76,66 +76,65 @@ async def query(trial: Trial) -> None:
         raise NotTried("the bench has no query(question)")
     done, refused = trial.debit(40), trial.debit(400)
     if await bench.query(done) is not None:
-        trial.broken("under a key never seen there is nothing: None, and never a «no»")
-    await trial.done(done)
-    await trial.rejected(refused)
+        trial.fail("a query of an unknown key returns None")
+    await trial.assert_done(done)
+    await trial.assert_rejected(refused)
     if not isinstance(await bench.query(done), Done):
-        trial.broken("a query finds the Done that was given")
+        trial.fail("a query returns the Done that was answered")
     if not isinstance(await bench.query(refused), Rejected | Unknown):
-        trial.broken("a query finds the Rejected that was given, or Unknown")
+        trial.fail("a query returns the Rejected that was answered, or Unknown")
     await bench.query(replace(done, version=1))
-    await trial.has(60)
+    await trial.assert_balance(60)
 
 
 ACCOUNTS = (
     Check(
         "frozen",
-        "A frozen account refuses debits and takes refunds",
-        "money that is on its way back would have nowhere to go",
-        "do not look at the status for a refund: the money is its owner's already",
+        "A frozen account refuses debits and accepts refunds",
+        "money that must be returned could not be returned",
+        "do not check the status for a refund: the money already belongs to the owner",
         frozen,
     ),
     Check(
         "disabled",
-        "A disabled account refuses everything but refunds",
-        "money that is on its way back would have nowhere to go",
-        "do not look at the status for a refund: the money is its owner's already",
+        "A disabled account refuses everything except refunds",
+        "money that must be returned could not be returned",
+        "do not check the status for a refund: the money already belongs to the owner",
         disabled,
     ),
     Check(
         "absent",
-        "From an account that is not there nothing is taken, and that stays so",
-        "a debit that was refused would succeed once the account is opened, after its transfer"
-        " has failed",
-        "store the refusal under its key though there is no account to store it with",
+        "A debit of an account that does not exist is refused, and stays refused",
+        "the refused debit would succeed once the account is opened, after its transfer has failed",
+        "store the refusal under its key, although there is no account to store it with",
         absent,
     ),
     Check(
         "other-asset",
-        "Money of one asset does not pay for another",
-        "a customer would pay in what is worth little and be credited what is worth much",
-        "a balance belongs to an owner, a book and an asset: look for all three",
+        "Money of one asset does not pay for another asset",
+        "a customer would pay in a cheap asset and be credited in an expensive one",
+        "a balance belongs to an owner, a book and an asset: select it by all three",
         other_asset,
     ),
     Check(
         "amounts",
-        "Zero, and what does not fit 127 bits, is not an amount and moves nothing",
-        "a transfer of nothing would count as paid; a balance would overflow",
-        "refuse what is not 0 < amount < 2**127",
+        "Zero and amounts of more than 127 bits are not valid and move nothing",
+        "a transfer of nothing would count as paid, or a balance would overflow",
+        "refuse an amount unless 0 < amount < 2**127",
         amounts,
     ),
     Check(
         "senseless",
         "A question that makes no sense moves nothing",
-        "an else-branch would pay where nothing was asked for",
-        "name every verb that you know; for all others answer Unknown(…, Alarm.PAGE)",
+        "an else-branch would pay for a verb that the system does not support",
+        "name every verb that you support; for all others answer Unknown(…, Alarm.PAGE)",
         senseless,
     ),
     Check(
         "query",
-        "A question can be looked up by its key, and nothing is not a «no»",
-        "«not found» of a question that is still on its way would be taken for a refusal",
-        "answer a look-up from the stored operations; None where there is none",
+        "An answer can be queried by its key, and an unknown key is not a refusal",
+        'the "not found" of a question that has not arrived yet would be taken for a refusal',
+        "answer a query from the stored operations; return None if there is none",
         query,
     ),
 )

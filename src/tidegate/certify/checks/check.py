@@ -1,4 +1,4 @@
-"""What a check is: a promise, a scene that tries it, and what to say when it does not hold."""
+"""A check: a promise, the scene that tests it, and the texts of its failure."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -9,6 +9,6 @@ from tidegate.certify.trial import Trial
 class Check(NamedTuple):
     name: str
     promise: str
-    loss: str  # How money would be lost or made.
-    mend: str
+    loss: str  # How money would be lost or created if the promise is broken.
+    mend: str  # How to fix the system.
     scene: Callable[[Trial], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""The key names one question for ever: repeated, raced, reordered, reused."""
+"""Checks of keys: questions that are repeated, concurrent, reordered or reused."""
 
 from itertools import permutations
 
@@ -14,63 +14,63 @@ RACERS = 8
 
 async def duplicate(trial: Trial) -> None:
     for question, after in ((trial.debit(40), 60), (trial.credit(40), 100)):
-        await trial.done(question)
-        await trial.same(question, Done())
-        await trial.same(question, Done())
-        await trial.has(after)
+        await trial.assert_done(question)
+        await trial.assert_same(question, Done())
+        await trial.assert_same(question, Done())
+        await trial.assert_balance(after)
 
 
 async def concurrent_duplicates(trial: Trial) -> None:
     question = trial.debit(10)
     answers = await trial.race(*[question] * RACERS)
     if any(isinstance(answer, Rejected) for answer in answers):
-        trial.broken("all who ask under one key hear the same, or Unknown")
-    await trial.done(question)
-    await trial.has(90)
+        trial.fail("all clients with one key get the same answer, or Unknown")
+    await trial.assert_done(question)
+    await trial.assert_balance(90)
 
 
 async def twice_in_a_batch(trial: Trial) -> None:
     question = trial.debit(60)
     answers = await trial.ask(question, question)
     if any(isinstance(answer, Rejected) for answer in answers):
-        trial.broken("both get the answer of that key, or Unknown")
-    await trial.done(question)
-    await trial.has(40)
+        trial.fail("both questions get the answer of that key, or Unknown")
+    await trial.assert_done(question)
+    await trial.assert_balance(40)
 
 
 async def version_in_key(trial: Trial) -> None:
     first = trial.debit(40)
-    await trial.done(first)
-    await trial.done(replace(first, version=1, verb=Verb.CREDIT, amount=30))
-    await trial.done(replace(first, version=2, amount=5))
-    await trial.has(85)
+    await trial.assert_done(first)
+    await trial.assert_done(replace(first, version=1, verb=Verb.CREDIT, amount=30))
+    await trial.assert_done(replace(first, version=2, amount=5))
+    await trial.assert_balance(85)
 
 
 async def reordering(trial: Trial) -> None:
-    left = 100
+    balance = 100
     for order in permutations(range(3)):
         sent = [trial.debit(20), trial.credit(15), trial.debit(5)]
         sent[1] = replace(sent[1], transfer_id=sent[0].transfer_id, version=1)
-        for turn in (*order, *reversed(order)):
-            await trial.done(sent[turn])
-        left -= 10
-        await trial.has(left)
+        for index in (*order, *reversed(order)):
+            await trial.assert_done(sent[index])
+        balance -= 10
+        await trial.assert_balance(balance)
 
 
 async def late_duplicate(trial: Trial) -> None:
     question = trial.debit(40)
     undo = trial.undo(question)
-    await trial.done(question)
-    await trial.done(undo)
+    await trial.assert_done(question)
+    await trial.assert_done(undo)
     for late in (question, undo, question):
-        await trial.one(late)
-        await trial.has(100)
+        await trial.ask_one(late)
+        await trial.assert_balance(100)
 
 
 async def key_reused(trial: Trial) -> None:
     done, refused = trial.debit(40), trial.debit(101)
-    await trial.done(done)
-    before = await trial.rejected(refused)
+    await trial.assert_done(done)
+    before = await trial.assert_rejected(refused)
     changed = (
         replace(done, amount=41),
         replace(done, amount=39),
@@ -79,102 +79,102 @@ async def key_reused(trial: Trial) -> None:
         replace(refused, amount=1),
     )
     for reused in changed:
-        await trial.unknown(reused, Alarm.PAGE)
-        await trial.has(60)
-    await trial.same(done, Done())
-    await trial.same(refused, before)
+        await trial.assert_unknown(reused, Alarm.PAGE)
+        await trial.assert_balance(60)
+    await trial.assert_same(done, Done())
+    await trial.assert_same(refused, before)
 
 
 async def sticky_refusal(trial: Trial) -> None:
     question = trial.debit(101)
-    refused = await trial.rejected(question)
+    refused = await trial.assert_rejected(question)
     await trial.fund(1000)
-    await trial.same(question, refused)
-    await trial.has(1100)
+    await trial.assert_same(question, refused)
+    await trial.assert_balance(1100)
 
 
 async def void(trial: Trial) -> None:
     for verb in (Verb.DEBIT, Verb.CREDIT):
         undecided, done = trial.question(verb, 10), trial.question(verb, 10)
-        await trial.done(done)
+        await trial.assert_done(done)
         before = await trial.bench.balance(trial.owner)
-        voided = await trial.one(replace(undecided, void=True))
-        await trial.has(before)
+        voided = await trial.ask_one(replace(undecided, void=True))
+        await trial.assert_balance(before)
         if isinstance(voided, Done):
-            trial.broken("a void is Rejected, or Unknown where the system cannot promise it")
+            trial.fail("a void is Rejected, or Unknown if the system does not support it")
         if isinstance(voided, Unknown):
-            raise NotTried("the system does not take voids: it answers them with Unknown")
-        await trial.rejected(undecided)
-        await trial.same(replace(done, void=True), Done())
-        await trial.has(before)
+            raise NotTried("the system does not support voids: it answers Unknown")
+        await trial.assert_rejected(undecided)
+        await trial.assert_same(replace(done, void=True), Done())
+        await trial.assert_balance(before)
 
 
 KEYS = (
     Check(
         "duplicate",
-        "A question put twice has one effect and gets the same answer",
+        "A repeated question has one effect and gets the same answer",
         "every retry would move the money again",
         "store the answer under (transfer id, version) in the transaction that moves the money,"
-        " and look there first",
+        " and look it up first",
         duplicate,
     ),
     Check(
         "concurrent-duplicates",
-        "Two who put one question at once make one effect",
+        "One question from several clients at once has one effect",
         "two workers, or a worker and a late packet, would move the money twice",
-        "let a unique key decide: insert the operation first, and move only if that was new",
+        "use a unique key: insert the operation first, and move money only if it was new",
         concurrent_duplicates,
     ),
     Check(
         "twice-in-a-batch",
         "The same key twice in one batch has one effect",
-        "a batch gathered from two places would move the money twice",
-        "look for the key again for each question, not once before the batch",
+        "a batch with a duplicate would move the money twice",
+        "look up the key for each question, not once before the batch",
         twice_in_a_batch,
     ),
     Check(
         "version-in-key",
-        "The version is part of the key: one transfer may ask a system several things",
-        "a refund would be taken for a repetition of its debit, and the money never come back",
-        "key by (transfer id, version), never by the transfer id alone",
+        "The version is part of the key: one transfer may ask a system several questions",
+        "a refund would be taken for a duplicate of its debit, and the money would not come back",
+        "use the key (transfer id, version), never the transfer id alone",
         version_in_key,
     ),
     Check(
         "reordering",
-        "In whatever order questions arrive, and arrive again, the end is the same",
+        "The order in which questions arrive, and arrive again, does not change the result",
         "a packet that overtakes another would be lost, or done twice",
-        "remember every key, not only the last one; versions are names and have no order",
+        "store every key, not only the last one; versions are names and have no order",
         reordering,
     ),
     Check(
         "late-duplicate",
         "A late duplicate after the end changes nothing",
-        "a packet from yesterday would debit what was refunded long ago",
-        "keep operations when they are over; an undone debit stays undone",
+        "a packet from yesterday would debit money that was refunded long ago",
+        "keep operations after their transfers have ended; an undone debit stays undone",
         late_duplicate,
     ),
     Check(
         "key-reused",
         "The same key with another amount, verb or owner is Unknown and has no effect",
-        "two histories would share one key, and one of them is wrong: neither may move money",
-        "store what was asked beside the answer; if it differs, answer"
+        "two different questions share one key, so one of them is wrong: neither may move money",
+        "store the question beside the answer; if a later one differs, answer"
         ' Unknown("KEY_REUSED", Alarm.PAGE)',
         key_reused,
     ),
     Check(
         "sticky-refusal",
-        "A refusal stays a refusal after a top-up",
-        "Tidegate has sent the money elsewhere on your «no»; a late duplicate that now succeeds"
-        " takes it a second time",
+        "A refusal stays a refusal after the account receives money",
+        "Tidegate has moved the money elsewhere because of the refusal; a late duplicate that"
+        " succeeds would take it a second time",
         "store the refusal under its key, like a success, before you answer Rejected",
         sticky_refusal,
     ),
     Check(
         "void",
-        "A void refuses for ever what is undecided, and leaves what is decided",
-        "two people who resolve a stuck transfer to «no» would make it happen instead",
-        "if question.void: store a refusal under the key unless an answer is there; a system that"
-        " cannot do so answers Unknown",
+        "A void refuses an undecided question for ever, and does not change a decided one",
+        "operators who resolve a stuck transfer to Rejected would carry it out instead",
+        "if question.void: store a refusal under the key unless it has an answer; a system that"
+        " cannot do this answers Unknown",
         void,
     ),
 )

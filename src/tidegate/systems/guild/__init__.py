@@ -1,4 +1,4 @@
-"""A guild's rules for its members: the checks of a pool transfer, and the allowance to pay."""
+"""A guild's rules for its members: the allowance to pay, and the checks of a pool transfer."""
 
 from tidegate.systems.guild.judge import ALLOWANCE, CHECKS, POINT, book_of, member_of, payment
 from tidegate.systems.guild.memory import MemoryAllowance, MemoryChecks

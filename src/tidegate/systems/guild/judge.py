@@ -1,4 +1,4 @@
-"""Whether a member may pay, and when to ask again: pure rules over what was read under the lock."""
+"""The rules of whether a member may pay: pure functions of the facts read under the lock."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,31 +9,32 @@ from tidegate.core.kind import Parties, Party
 from tidegate.core.refusals import Reason
 from tidegate.core.transfer import Move, Question
 
-# Names of systems. Locks are taken in their order: members' rows before the ledger's accounts.
+# Names of systems. Locks are taken in the order of names: members' rows before ledger accounts.
 ALLOWANCE, CHECKS = "allowance", "checks"
 LEDGER = "ledger"
-POOL_TRANSFER = "pool_transfer"  # The flow whose requests the pool records.
-POINT = 6  # The asset that guilds count in.
+POOL_TRANSFER = "pool_transfer"  # The pool keeps its own record of the requests of this flow.
+POINT = 6  # The asset of all guild accounts.
 PREFIX = "member:"
-# Why the allowance says no, besides what the ledger could say, too.
+# The refusals of the allowance that the ledger does not have.
 COOLDOWN, DAILY_LIMIT = "COOLDOWN", "DAILY_LIMIT_EXCEEDED"
 
 
 class MemberFacts(NamedTuple):
-    """What is known of a member who wants to pay."""
+    """The facts about a member that decide whether the member may pay."""
 
-    available: int | None = None  # None: the ledger does not know them.
+    available: int | None = None  # None: the member has no ledger account.
     status: str | None = None
-    throttled_s: float | None = None  # How much longer they have to cool down.
+    throttled_s: float | None = None  # The rest of the cooldown.
     sent: int = 0  # Today.
-    limit: int = 500  # A day; 0: none.
+    limit: int = 500  # Per day; 0 means no limit.
     cooldown_s: int = 300
-    every_transfer: bool = False  # What starts a cooldown; else only a refusal for the limit does.
-    exempt: bool = False  # The government: from cooldown and limit, not from having the money.
+    # True: every payment starts a cooldown. False: only a refusal for the limit does.
+    every_transfer: bool = False
+    exempt: bool = False  # A government account: no cooldown and no limit, but it needs the money.
 
 
 class LimitExceeded(NamedTuple):
-    """Who was refused for the limit, and has to cool down for so long."""
+    """A member that was refused for the daily limit, with the cooldown that follows."""
 
     guild: int
     member: int
@@ -49,7 +50,7 @@ def member_of(book: str) -> int:
 
 
 def payment(guild: int, initiator: int, target: int) -> Parties:
-    """Who plays which role. A guild's books are one owner's, so that it lives in one store."""
+    """The parties of a payment. All books of a guild have one owner, so they are in one store."""
     payer, payee = book_of(initiator), book_of(target)
     return {
         "allowance": Party(ALLOWANCE, payer, guild),
@@ -59,43 +60,43 @@ def payment(guild: int, initiator: int, target: int) -> Parties:
     }
 
 
-def results(standing: MemberFacts, amount: int) -> dict[str, int]:
-    """The three checks, 1 for one that passes."""
-    has = standing.status == "ACTIVE" and (standing.available or 0) >= amount
-    free = standing.exempt or standing.throttled_s is None
-    return {"balance": int(has), "cooldown": int(free), "daily_limit": int(fits(standing, amount))}
+def results(facts: MemberFacts, amount: int) -> dict[str, int]:
+    """The results of the three checks: 1 if the check passes."""
+    funded = facts.status == "ACTIVE" and (facts.available or 0) >= amount
+    free = facts.exempt or facts.throttled_s is None
+    return {"balance": int(funded), "cooldown": int(free), "daily_limit": int(fits(facts, amount))}
 
 
-def fits(standing: MemberFacts, amount: int) -> bool:
-    return standing.exempt or not standing.limit or standing.sent + amount <= standing.limit
+def fits(facts: MemberFacts, amount: int) -> bool:
+    """Whether the amount is within the daily limit."""
+    return facts.exempt or not facts.limit or facts.sent + amount <= facts.limit
 
 
-def check(standing: MemberFacts, amount: int, to_midnight_s: float) -> Answer:
-    """What a round of checks comes to."""
-    found = results(standing, amount)
-    failed = [name for name, result in found.items() if not result]
-    if standing.status is None:
+def check(facts: MemberFacts, amount: int, to_midnight_s: float) -> Answer:
+    """The answer of one round of checks."""
+    failed = [name for name, result in results(facts, amount).items() if not result]
+    if facts.status is None:
         return Rejected(Reason.SOURCE_ACCOUNT_NOT_FOUND)
-    if standing.status == "DISABLED":
+    if facts.status == "DISABLED":
         return Rejected(Reason.ACCOUNT_DISABLED)
     if not failed:
         return Done()
     waits = [to_midnight_s] if "daily_limit" in failed else []
-    waits += [standing.throttled_s] if standing.throttled_s and not standing.exempt else []
-    if "daily_limit" in failed and not standing.every_transfer:
-        waits.append(float(standing.cooldown_s))
-    known = "cooldown" in failed or "daily_limit" in failed
-    return Unknown(" ".join(failed), retry_s=max(waits) if known else None)
+    waits += [facts.throttled_s] if facts.throttled_s and not facts.exempt else []
+    if "daily_limit" in failed and not facts.every_transfer:
+        waits.append(float(facts.cooldown_s))
+    timed = "cooldown" in failed or "daily_limit" in failed
+    return Unknown(" ".join(failed), retry_s=max(waits) if timed else None)
 
 
 class AllowanceJudge:
-    """The allowance of a batch, in order: each question sees what those before it will spend.
+    """Judges a batch in order. Each question sees the spending of those before it.
 
-    Whether an account exists and may be used is for the ledger to say, which is asked next.
+    It does not refuse for a missing or blocked account: the ledger is asked next and does that.
     """
 
-    def __init__(self, standings: Mapping[Party, MemberFacts]) -> None:
-        self.standings = dict(standings)
+    def __init__(self, facts: Mapping[Party, MemberFacts]) -> None:
+        self.facts = dict(facts)
         self.refused: list[LimitExceeded] = []
 
     def judge(self, question: Question) -> Answer:
@@ -104,29 +105,28 @@ class AllowanceJudge:
         if question.verb is not Verb.CHECK:
             return Unknown(f"the allowance does not know the verb {question.verb}", Alarm.PAGE)
         party, amount = question.party, question.amount
-        standing = self.standings[party]
-        if standing.available is not None and standing.available < amount:
+        facts = self.facts[party]
+        if facts.available is not None and facts.available < amount:
             return Rejected(Reason.INSUFFICIENT_BALANCE)
-        if standing.throttled_s is not None and not standing.exempt:
-            return Rejected(COOLDOWN, {"retry_s": str(standing.throttled_s)})
-        if not fits(standing, amount):
-            if not standing.every_transfer:
+        if facts.throttled_s is not None and not facts.exempt:
+            return Rejected(COOLDOWN, {"retry_s": str(facts.throttled_s)})
+        if not fits(facts, amount):
+            if not facts.every_transfer:
                 member = member_of(party.book)
-                self.refused.append(LimitExceeded(party.owner, member, standing.cooldown_s))
-                cooling = standing._replace(throttled_s=float(standing.cooldown_s))
-                self.standings[party] = cooling
-            spent = {"total_today": str(standing.sent), "limit": str(standing.limit)}
+                self.refused.append(LimitExceeded(party.owner, member, facts.cooldown_s))
+                self.facts[party] = facts._replace(throttled_s=float(facts.cooldown_s))
+            spent = {"total_today": str(facts.sent), "limit": str(facts.limit)}
             return Rejected(DAILY_LIMIT, spent)
-        left = None if standing.available is None else standing.available - amount
-        cooling_s = float(standing.cooldown_s) if standing.every_transfer else None
-        self.standings[party] = standing._replace(
-            available=left, sent=standing.sent + amount, throttled_s=cooling_s
+        left = None if facts.available is None else facts.available - amount
+        cooldown_s = float(facts.cooldown_s) if facts.every_transfer else None
+        self.facts[party] = facts._replace(
+            available=left, sent=facts.sent + amount, throttled_s=cooldown_s
         )
         return Done()
 
 
 class PaymentMade(NamedTuple):
-    """A payment that was made."""
+    """A completed payment, with its move."""
 
     move: Move
     guild: int
@@ -135,18 +135,18 @@ class PaymentMade(NamedTuple):
 
 
 def payments_made(moves: Sequence[Move]) -> list[PaymentMade]:
-    """Those of the moves by which the target got its money."""
-    made = []
+    """The payments among the moves: those that credited their target."""
+    payments = []
     for move in moves:
         parties = move.after.parties
         credited = any(e.verb == Verb.CREDIT and e.answer == "done" for e in move.entries)
         if credited and "target" in parties:
             payer, payee = parties["allowance"], parties["target"]
             ids = payer.owner, member_of(payer.book), member_of(payee.book)
-            made.append(PaymentMade(move, *ids))
-    return made
+            payments.append(PaymentMade(move, *ids))
+    return payments
 
 
 def rounds(move: Move) -> int:
-    """How many rounds of checks began in a move."""
+    """How many rounds of checks started in a move."""
     return sum(e.path[-1] == "CHECKING" and e.path[0] != "CHECKING" for e in move.entries)

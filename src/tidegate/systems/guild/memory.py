@@ -1,4 +1,4 @@
-"""The guild's rules for simulation: the same over tables in memory."""
+"""The guild's rules in memory, for simulation: the same rules over tables in memory."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from tidegate.systems.guild.judge import (
 
 THROTTLES, PENDING = "throttles", "pending_transfers"
 SETTINGS, GOVERNMENT = "guild_settings", "government_accounts"
-# Tables of others, which the real ones read in SQL.
+# Tables of the ledger and the engine. The real systems read them in SQL.
 ACCOUNTS, TRANSFERS = "ledger_accounts", "transfers"
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 MOVING = ("DEBITING", "CREDITING", "RETURNING")
@@ -58,7 +58,7 @@ def status_of(state: str) -> str:
     return "approved" if state in MOVING else state.lower()
 
 
-def standing_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) -> MemberFacts:
+def facts_of(tx: MemoryTransaction, party: Party, asset_id: int, at_us: int) -> MemberFacts:
     member = party.owner, member_of(party.book)
     throttle = tx.get(THROTTLES, member) or MemberThrottle()
     rules = tx.get(SETTINGS, party.owner) or GuildRules()
@@ -83,7 +83,7 @@ def cool_down(tx: MemoryTransaction, member: tuple[int, int], until_us: int) -> 
 
 
 class MemoryAllowance:
-    """A pause for each statement of the real one, here as in the checks."""
+    """The allowance in memory. It pauses where the real one runs a statement."""
 
     reversible = True
 
@@ -94,7 +94,7 @@ class MemoryAllowance:
         self,
         tx: MemoryTransaction,
         accounts: Sequence[Account],
-        next_: Sequence[Question] = (),  # noqa: ARG002  It looks when it is asked.
+        next_: Sequence[Question] = (),  # noqa: ARG002  Members are read in `ask`.
     ) -> None:
         members = [(account.owner, member_of(account.book)) for account in accounts]
         await tx.pause()
@@ -106,7 +106,7 @@ class MemoryAllowance:
         at_us = (await tx.begun()).at_us
         await tx.pause()
         judgement = AllowanceJudge(
-            {q.party: standing_of(tx, q.party, q.asset_id, at_us) for q in questions}
+            {q.party: facts_of(tx, q.party, q.asset_id, at_us) for q in questions}
         )
         answers = [judgement.judge(question) for question in questions]
         if judgement.refused:
@@ -118,7 +118,7 @@ class MemoryAllowance:
     async def refused(
         self, tx: MemoryTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
     ) -> None:
-        """Nothing was paid."""
+        """Do nothing: a refused request paid nothing."""
 
     async def moved(self, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
         at_us = (await tx.begun()).at_us
@@ -129,15 +129,17 @@ class MemoryAllowance:
             member, today = (guild, initiator), at_us // DAY_US
             throttle = tx.get(THROTTLES, member) or MemberThrottle()
             sent = throttle.sent if throttle.day >= today else 0
-            counted = sent + move.after.amount
+            total = sent + move.after.amount
             latest = max(throttle.day, today)
-            tx.put(THROTTLES, member, throttle._replace(day=latest, sent=counted))
+            tx.put(THROTTLES, member, throttle._replace(day=latest, sent=total))
             rules = tx.get(SETTINGS, guild) or GuildRules()
             if rules.every_transfer:
                 cool_down(tx, member, at_us + rules.cooldown_s * SECOND_US)
 
 
 class MemoryChecks:
+    """The checks in memory. They pause where the real ones run a statement."""
+
     reversible = True
 
     def __init__(self, name: str = CHECKS) -> None:
@@ -149,7 +151,7 @@ class MemoryChecks:
         accounts: Sequence[Account],
         next_: Sequence[Question] = (),
     ) -> None:
-        """Nothing: the same members are locked by the allowance, whose name comes before ours."""
+        """Do nothing: the allowance locks the same members, and comes first in the lock order."""
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         await tx.pause()
@@ -166,23 +168,23 @@ class MemoryChecks:
         if expires_s is not None and expires_s * SECOND_US <= at_us:
             return Unknown("expired", retry_s=1.0)
         party, amount = question.party, question.amount
-        standing = standing_of(tx, party, question.asset_id, at_us)
-        found = tuple(results(standing, amount).items())
-        tx.put(PENDING, question.transfer_id, pending._replace(checks=found))
-        if not fits(standing, amount) and not standing.every_transfer:
+        facts = facts_of(tx, party, question.asset_id, at_us)
+        checks = tuple(results(facts, amount).items())
+        tx.put(PENDING, question.transfer_id, pending._replace(checks=checks))
+        if not fits(facts, amount) and not facts.every_transfer:
             member = party.owner, member_of(party.book)
-            cool_down(tx, member, at_us + standing.cooldown_s * SECOND_US)
+            cool_down(tx, member, at_us + facts.cooldown_s * SECOND_US)
         to_midnight_us = DAY_US - at_us % DAY_US
-        return check(standing, amount, to_midnight_us / SECOND_US)
+        return check(facts, amount, to_midnight_us / SECOND_US)
 
     async def refused(
         self, tx: MemoryTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
     ) -> None:
-        mine = [asked for asked, _ in requests if asked.flow == POOL_TRANSFER]
-        if mine:
+        refused = [request for request, _ in requests if request.flow == POOL_TRANSFER]
+        if refused:
             await tx.pause()
-        for asked in mine:
-            tx.put(PENDING, asked.id, PoolRecord("rejected"))
+        for request in refused:
+            tx.put(PENDING, request.id, PoolRecord("rejected"))
 
     async def moved(self, tx: MemoryTransaction, moves: Sequence[Move]) -> None:
         if any(move.before is None for move in moves):
@@ -191,14 +193,14 @@ class MemoryChecks:
         for move in moves:
             after = move.after
             pending = tx.get(PENDING, after.id) or PoolRecord("pending")
-            begun = rounds(move)
+            started = rounds(move)
             tx.put(
                 PENDING,
                 after.id,
                 PoolRecord(
                     status_of(after.state),
-                    pending.round + begun,
-                    () if begun else pending.checks,
+                    pending.round + started,
+                    () if started else pending.checks,
                     after.retries,
                 ),
             )

@@ -1,4 +1,4 @@
-"""The guild's rules on PostgreSQL: the checks are functions of the database, as is their record."""
+"""The guild's rules on PostgreSQL: functions of the database make the checks and record them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +24,7 @@ STATEMENTS = load("tidegate.systems.guild", "guild.sql")
 
 
 class Allowance:
-    """Whether a member may pay now, said under the member's lock, in the paying transaction."""
+    """Decides whether a member may pay now, under the member's lock, in the paying transaction."""
 
     reversible = True
 
@@ -35,7 +35,7 @@ class Allowance:
         self,
         tx: SqlTransaction,
         accounts: Sequence[Account],
-        next_: Sequence[Question] = (),  # noqa: ARG002  It looks when it is asked.
+        next_: Sequence[Question] = (),  # noqa: ARG002  Members are read in `ask`.
     ) -> None:
         members = _members([(account.owner, account.book) for account in accounts])
         await tx.post(STATEMENTS["open_members"], members)
@@ -43,10 +43,10 @@ class Allowance:
 
     async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         parties = list(dict.fromkeys(question.party for question in questions))
-        known = _members([(party.owner, party.book) for party in parties])
-        rows = await tx.fetch(STATEMENTS["standings"], known)
-        standings = {p: MemberFacts(*row) for p, row in zip(parties, rows, strict=True)}
-        judgement = AllowanceJudge(standings)
+        members = _members([(party.owner, party.book) for party in parties])
+        rows = await tx.fetch(STATEMENTS["standings"], members)
+        facts = {p: MemberFacts(*row) for p, row in zip(parties, rows, strict=True)}
+        judgement = AllowanceJudge(facts)
         answers = [judgement.judge(question) for question in questions]
         if refused := judgement.refused:
             values = {
@@ -58,18 +58,18 @@ class Allowance:
         return answers
 
     async def moved(self, tx: SqlTransaction, moves: Sequence[Move]) -> None:
-        """Count what was paid."""
+        """Add the payments to the day's totals."""
         if made := payments_made(moves):
             await tx.post(STATEMENTS["pay"], _payments(made))
 
     async def refused(
         self, tx: SqlTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
     ) -> None:
-        """Nothing was paid."""
+        """Do nothing: a refused request paid nothing."""
 
 
 class Checks:
-    """The checks of a pool transfer, in rounds; and the pool's own record of its transfers."""
+    """Makes the rounds of checks of a pool transfer, and keeps the pool's own records."""
 
     reversible = True
 
@@ -79,13 +79,13 @@ class Checks:
     async def lock(
         self, tx: SqlTransaction, accounts: Sequence[Account], next_: Sequence[Question] = ()
     ) -> None:
-        """Nothing: the same members are locked by the allowance, whose name comes before ours."""
+        """Do nothing: the allowance locks the same members, and comes first in the lock order."""
 
     async def ask(self, tx: SqlTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
-        asked = [q for q in questions if not q.void]
-        rows = await tx.fetch(STATEMENTS["check"], {"ids": uuids(q.transfer_id for q in asked)})
-        said = {q.transfer_id: _answer(*row) for q, row in zip(asked, rows, strict=True)}
-        return [said.get(q.transfer_id, Rejected(Reason.UNDONE)) for q in questions]
+        checked = [q for q in questions if not q.void]
+        rows = await tx.fetch(STATEMENTS["check"], {"ids": uuids(q.transfer_id for q in checked)})
+        answers = {q.transfer_id: _answer(*row) for q, row in zip(checked, rows, strict=True)}
+        return [answers.get(q.transfer_id, Rejected(Reason.UNDONE)) for q in questions]
 
     async def moved(self, tx: SqlTransaction, moves: Sequence[Move]) -> None:
         if created := [move for move in moves if move.before is None]:
@@ -102,10 +102,10 @@ class Checks:
     async def refused(
         self, tx: SqlTransaction, requests: Sequence[tuple[InboxRequest, Refusal]]
     ) -> None:
-        if mine := [each for each in requests if each[0].flow == POOL_TRANSFER]:
+        if refused := [(r, refusal) for r, refusal in requests if r.flow == POOL_TRANSFER]:
             values = {
-                "ids": uuids(asked.id for asked, _ in mine),
-                "reasons": names(str(refusal) for _, refusal in mine),
+                "ids": uuids(request.id for request, _ in refused),
+                "reasons": names(str(refusal) for _, refusal in refused),
             }
             await tx.post(STATEMENTS["refuse"], values)
 
@@ -119,7 +119,7 @@ def _answer(verdict: str, reason: str, retry_s: float | None) -> Answer:
         case "unknown":
             return Unknown(reason, retry_s=retry_s)
         case _:
-            # The two records differ, which no transaction of ours can have brought about.
+            # The pool's record and the engine's differ, although every transaction writes both.
             return Unknown(reason, Alarm.HALT)
 
 

@@ -1,4 +1,4 @@
-"""Any remote account service that speaks HTTP, held to the contract of a system."""
+"""A client that makes any HTTP account service a system of Tidegate."""
 
 from tidegate.systems.http.accounts import (
     HttpAccounts,

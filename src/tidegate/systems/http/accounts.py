@@ -1,22 +1,23 @@
-"""Any remote account service, spoken to over HTTP.
+"""The client of a remote account service over HTTP.
 
-What the service promises, and its certification proves:
+The service must keep these promises; its certification proves them:
 
-1. An operation is kept under its key (`req_id`, also sent as `Idempotency-Key`) before it is
-   answered. The same key and body get the same answer and no second effect; the same key with
-   another body gets 409.
-2. The rollback of a key that it never saw leaves a tombstone: the original, should it come
-   later, is refused as UNDONE for ever. So is the original of a key that was rolled back.
-3. A rollback that carries `"void": true` closes a key that is not done and leaves alone one that
-   is done, refusing with ALREADY_DONE. The client sends it by itself, so it must not be able to
-   undo what another process of ours has been told is done.
-4. A rollback that carries `"expect_done": true` and finds no such operation stores nothing and
-   answers UNDO_UNFOUNDED.
-5. A service is certified as sticky if its refusals, too, are kept under their key.
+1. It stores an operation under its key (`req_id`, also sent as `Idempotency-Key`) before it
+   answers. The same key with the same body gets the same answer and has no second effect. The
+   same key with another body gets 409.
+2. The rollback of an unknown key stores a tombstone: if the original arrives later, it is refused
+   as UNDONE for ever. The original of a key that was rolled back is refused in the same way.
+3. A rollback with `"void": true` closes a key whose operation is not done. If the operation is
+   done, the rollback changes nothing and is refused with ALREADY_DONE. The client sends a void
+   on its own initiative, so a void must never undo an operation that another Tidegate process
+   has recorded as done.
+4. A rollback with `"expect_done": true` that finds no such operation stores nothing and answers
+   UNDO_UNFOUNDED.
+5. A service is certified as sticky if it also stores its refusals under their keys.
 
-A refusal by a service that is not certified proves nothing by itself: a delayed duplicate of the
-request may still succeed once the user has topped up. There, the client voids the key first, and
-only the acknowledgement of that makes the refusal a Rejected.
+A refusal from a service that is not certified proves nothing: a delayed duplicate of the request
+may still succeed after the user has added money. In that case the client voids the key first. The
+refusal becomes a Rejected only when the service has acknowledged the void.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ import httpx2
 import msgspec
 
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown, Unreachable
-from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.flow import UNDO_VERBS, Verb
 from tidegate.core.money import MAX_DECIMALS, format_amount
 from tidegate.core.refusals import Reason
 from tidegate.core.request import MAX_OWNER
@@ -46,7 +47,7 @@ from tidegate.systems.http.answers import (
 )
 
 NOT_FOUND = 404
-SECRET_CHARS = 4  # What is shorter is no secret, and occurs in every text.
+SECRET_CHARS = 4  # A shorter text is not a secret, and would match in almost every message.
 OWN_HEADERS = frozenset(
     {
         "accept",
@@ -64,7 +65,7 @@ Body: TypeAlias = Mapping[str, object]
 
 
 class ServicePaths(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the service takes its verbs, below the base address."""
+    """The path of each operation of the service, relative to the base address."""
 
     withdraw: str = "/withdraw"
     deposit: str = "/deposit"
@@ -74,7 +75,7 @@ class ServicePaths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteAsset(msgspec.Struct, frozen=True):
-    """How the service calls an asset, and with how many decimals it wants its amounts."""
+    """The service's name of an asset, and the number of decimals in its amounts."""
 
     name: str
     decimals: int = 0  # 0: a whole number of the smallest unit.
@@ -85,30 +86,33 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     reversible: bool = True
     certified_sticky: bool = False
-    # Every answer repeats its `req_id`. Without it, each question has a connection of its own:
-    # where somebody answers twice, the second answer would be read as that to the next question.
+    # True: every answer contains its `req_id`, so connections are reused. False: each question
+    # uses a new connection. Otherwise a service or proxy that answers twice would give its second
+    # answer to the next question on the same connection.
     names_key: bool = False
     refusals: frozenset[str] = DEFAULT_REFUSALS
-    # Empty: every asset goes by its number, in smallest units. Otherwise only these are known.
+    # Empty: an asset is sent as its number, with amounts in smallest units. Otherwise only the
+    # assets listed here are sent.
     assets: Mapping[int, RemoteAsset] = {}
     headers: Mapping[str, str] = {}  # Credentials. Never logged, stored or quoted.
     paths: ServicePaths = ServicePaths()
     connect_s: float = 2.0
     call_s: float = 5.0
-    batch_s: float = 8.0  # Less than a lease, so that nobody else asks the same meanwhile.
+    # Shorter than a lease, so that no other process asks the same questions at the same time.
+    batch_s: float = 8.0
     concurrency: int = 32
     body_bytes: int = 64 * 1024
 
     def __post_init__(self) -> None:
-        if faults := list(_faults(self)):
-            raise ValueError(f"settings of {self.name}: " + "; ".join(faults))
+        if mistakes := list(_mistakes(self)):
+            raise ValueError(f"settings of {self.name}: " + "; ".join(mistakes))
 
     def __repr__(self) -> str:
         return f"HttpSettings({self.name!r}, {self.base_url!r})"
 
 
 class _NotSent(msgspec.Struct, frozen=True):
-    """Nothing has left for the service."""
+    """The request was not sent: the service has not received any part of it."""
 
     reason: str
 
@@ -118,14 +122,14 @@ _IN_FLIGHT = Unknown("no answer: the batch ran out of time")
 
 
 class HttpAccounts:
-    """The contract of a System, kept by a service at the other end of HTTP."""
+    """A `System` whose accounts are in a remote service, reached over HTTP."""
 
     def __init__(self, settings: HttpSettings, tls: ssl.SSLContext | None = None) -> None:
         self._settings = settings
         secrets = tuple(_secrets(settings.headers))
-        self._terms = ReplyPolicy(settings.refusals, secrets, settings.names_key)
-        # The bare transport: it follows no redirect, keeps no cookie, reads no proxy from the
-        # environment. Retries are the engine's, which writes down that it asks.
+        self._policy = ReplyPolicy(settings.refusals, secrets, settings.names_key)
+        # Use the bare transport: it does not follow redirects, keep cookies or read a proxy from
+        # the environment. Only the engine retries, because it records every attempt first.
         self._transport = httpx2.AsyncHTTPTransport(
             verify=True if tls is None else tls,
             trust_env=False,
@@ -154,56 +158,57 @@ class HttpAccounts:
         await self._transport.aclose()
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        """Put each question once. Unreachable if not one of them could be sent."""
-        slots: list[Answer | _NotSent] = [_NOT_TRIED] * len(questions)
-        waiting = iter(enumerate(questions))
+        """Send each question once. Raise Unreachable if none of them could be sent."""
+        results: list[Answer | _NotSent] = [_NOT_TRIED] * len(questions)
+        pending = iter(enumerate(questions))
         workers = min(self._settings.concurrency, len(questions))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.batch_s), asyncio.TaskGroup() as group:
                 for _ in range(workers):
-                    group.create_task(self._work(waiting, slots))
-        unsent = [slot for slot in slots if isinstance(slot, _NotSent)]
-        if unsent and len(unsent) == len(slots):
+                    group.create_task(self._ask_pending(pending, results))
+        unsent = [result for result in results if isinstance(result, _NotSent)]
+        if unsent and len(unsent) == len(results):
             raise Unreachable(f"{self.name}: {unsent[0].reason}")
-        return [Unknown(s.reason) if isinstance(s, _NotSent) else s for s in slots]
+        return [Unknown(r.reason) if isinstance(r, _NotSent) else r for r in results]
 
     async def query(self, question: Question) -> Answer | None:
-        """What the service holds under the question's key; None says: ask, with the same key.
+        """Return what the service stores under the question's key.
 
-        It changes nothing, so a refusal without proof stays Unknown here until it is asked again.
+        None means that it stores nothing: ask again with the same key. A query changes nothing, so
+        a refusal without proof stays Unknown until the question is asked again.
         """
         key = key_of(question)
-        heard = await self._call("GET", f"{self._settings.paths.operations}/{key}", key, None)
-        match heard:
+        reply = await self._call("GET", f"{self._settings.paths.operations}/{key}", key, None)
+        match reply:
             case _NotSent(reason):
                 raise Unreachable(f"{self.name}: {reason}")
             case Unknown():
-                return heard
+                return reply
             case RemoteReply(status=status) if status == NOT_FOUND:
-                # Not seen yet: it may be on its way. This is no «no».
+                # Not a refusal: the request may still be in the network.
                 return None
-        verdict = judge(heard, key, self._terms)
+        verdict = judge(reply, key, self._policy)
         if not isinstance(verdict, RefusedByCode):
             return verdict
         if self._settings.certified_sticky:
             return _certified(verdict, key)
-        return Unknown(f"{verdict.reason}: not proved by a query")
+        return Unknown(f"{verdict.reason}: a query does not prove a refusal")
 
-    async def _work(
-        self, waiting: Iterator[tuple[int, Question]], slots: list[Answer | _NotSent]
+    async def _ask_pending(
+        self, pending: Iterator[tuple[int, Question]], results: list[Answer | _NotSent]
     ) -> None:
-        """Take one question after another from what all workers of a batch share."""
-        for index, question in waiting:
-            slots[index] = _IN_FLIGHT
-            slots[index] = await self._answer(question)
+        """Answer questions until none are pending. All workers of a batch share the iterator."""
+        for index, question in pending:
+            results[index] = _IN_FLIGHT
+            results[index] = await self._answer(question)
 
     async def _answer(self, question: Question) -> Answer | _NotSent:
         if objection := _objection(self._settings, question):
             return Unknown(objection, Alarm.PAGE)
         if question.void:
-            return await self._refuse_for_ever(question)
-        if question.verb not in UNDOES and not 0 < question.party.owner <= MAX_OWNER:
-            # Closed at the service first: only what it keeps under the key is refused for ever.
+            return await self._answer_void(question)
+        if question.verb not in UNDO_VERBS and not 0 < question.party.owner <= MAX_OWNER:
+            # Close the key at the service first: only a stored refusal is a refusal for ever.
             return await self._void(question, RefusedByCode(Reason.INVALID_OWNER))
         body = body_of(self._settings, question)
         verdict = await self._post(_path(self._settings.paths, question.verb), body)
@@ -211,19 +216,19 @@ class HttpAccounts:
             return verdict
         if self._settings.certified_sticky:
             return _certified(verdict, key_of(question))
-        if question.verb in UNDOES:
-            # To void an undo could undo twice, or release a hold that must be captured.
-            return Unknown(f"{verdict.reason}: an undo refused without proof", Alarm.PAGE)
+        if question.verb in UNDO_VERBS:
+            # Never void an undo: that could undo twice, or release a hold that must be captured.
+            return Unknown(f"{verdict.reason}: the undo was refused without proof", Alarm.PAGE)
         return await self._void(question, verdict)
 
-    async def _refuse_for_ever(self, question: Question) -> Answer:
-        """What is done already stays done, and the service says so when it is looked up."""
-        said = await self._void(question, RefusedByCode(Reason.UNDONE))
-        decided = await self.query(question) if isinstance(said, Unknown) else None
-        return decided if isinstance(decided, Done) else said
+    async def _answer_void(self, question: Question) -> Answer:
+        """Void the key. If the operation is done already, return the Done that a query finds."""
+        answer = await self._void(question, RefusedByCode(Reason.UNDONE))
+        stored = await self.query(question) if isinstance(answer, Unknown) else None
+        return stored if isinstance(stored, Done) else answer
 
     async def _void(self, question: Question, refusal: RefusedByCode) -> Answer:
-        """Make sure that a refused operation can never happen any more."""
+        """Make sure that a refused operation can never be done later."""
         body = void_of(self._settings, question)
         match await self._post(self._settings.paths.rollback, body):
             case Done():
@@ -238,13 +243,13 @@ class HttpAccounts:
 
     async def _post(self, path: str, body: Body) -> Verdict | _NotSent:
         key = str(body["req_id"])
-        heard = await self._call("POST", path, key, msgspec.json.encode(body))
-        return judge(heard, key, self._terms) if isinstance(heard, RemoteReply) else heard
+        reply = await self._call("POST", path, key, msgspec.json.encode(body))
+        return judge(reply, key, self._policy) if isinstance(reply, RemoteReply) else reply
 
     async def _call(
         self, method: str, path: str, key: str, content: bytes | None
     ) -> RemoteReply | _NotSent | Unknown:
-        """One request and what came back, within the time that one call has."""
+        """Send one request and return the reply, within the time limit of one call."""
         request = httpx2.Request(
             method,
             self._settings.base_url.rstrip("/") + path,
@@ -268,17 +273,17 @@ class HttpAccounts:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as fault:
             return _NotSent(f"not sent: {type(fault).__name__}")
         except (httpx2.HTTPError, TimeoutError) as fault:
-            # Only its kind is kept: the text of an exception may repeat what was sent.
+            # Keep only the type: the text of an exception may contain what was sent.
             return Unknown(f"no answer: {type(fault).__name__}")
 
 
 def key_of(question: Question) -> str:
-    """The operation's key: it names one question, for ever."""
+    """The operation's key. It names this question only, for ever."""
     return f"{question.transfer_id}:{question.version}"
 
 
 def body_of(settings: HttpSettings, question: Question) -> Body:
-    """What a question says to the service: the same however often it is put."""
+    """The body of the request. It is the same each time the question is sent."""
     asset = _asset(settings, question.asset_id)
     assert asset is not None, "an asset without a name is never sent"
     body: dict[str, object] = {
@@ -289,7 +294,7 @@ def body_of(settings: HttpSettings, question: Question) -> Body:
         "asset": asset.name,
         "amount": format_amount(question.amount, asset.decimals),
     }
-    if question.verb in UNDOES:
+    if question.verb in UNDO_VERBS:
         body["undoes"] = f"{question.transfer_id}:{question.undoes}"
         body["expect_done"] = question.expect_done
     if question.opens:
@@ -298,7 +303,7 @@ def body_of(settings: HttpSettings, question: Question) -> Body:
 
 
 def void_of(settings: HttpSettings, question: Question) -> Body:
-    """The rollback of a refused question, under a key of its own, derived from the refused one."""
+    """The rollback of a refused question. Its own key is derived from the refused key."""
     key = key_of(question)
     refused = body_of(settings, question)
     return {**refused, "req_id": f"{key}:void", "verb": "void", "undoes": key, "void": True}
@@ -323,13 +328,13 @@ def _path(paths: ServicePaths, verb: Verb) -> str:
 
 
 def _objection(settings: HttpSettings, question: Question) -> str:
-    """Why a question is never sent. Empty: it is."""
+    """Why the question must not be sent. Empty if it can be sent."""
     if question.verb is Verb.CHECK:
-        return "not sent: an account service checks nothing"
+        return "not sent: an account service has no operation for CHECK"
     if _asset(settings, question.asset_id) is None:
-        return f"not sent: asset {question.asset_id} has no name there"
-    if question.verb in UNDOES and question.undoes is None:
-        return "not sent: the undo names no operation"
+        return f"not sent: the settings have no name for asset {question.asset_id}"
+    if question.verb in UNDO_VERBS and question.undoes is None:
+        return "not sent: the undo does not name an operation"
     return ""
 
 
@@ -338,37 +343,37 @@ def _certified(refusal: RefusedByCode, key: str) -> Rejected:
 
 
 async def _bounded(response: httpx2.Response, limit: int) -> bytes | None:
-    """The body as it came over the wire, or None if it is longer than allowed, or encoded."""
+    """The body as received, or None if it is longer than allowed or has a content encoding."""
     if response.headers.get("content-encoding", "identity") != "identity":
         return None
     body = bytearray()
-    async for part in response.aiter_raw():
-        body += part
+    async for chunk in response.aiter_raw():
+        body += chunk
         if len(body) > limit:
             return None
     return bytes(body)
 
 
 def _secrets(headers: Mapping[str, str]) -> list[str]:
-    """Header values and their words, longest first, so that a part never spoils the whole."""
+    """Header values and their words, longest first: a value is replaced before its parts."""
     words = {word for value in headers.values() for word in (value, *value.split())}
     return sorted((word for word in words if len(word) >= SECRET_CHARS), key=len, reverse=True)
 
 
-def _faults(settings: HttpSettings) -> Iterator[str]:
-    """Yield every way in which the settings could not work, or would only seem to."""
+def _mistakes(settings: HttpSettings) -> Iterator[str]:
+    """Yield each mistake in the settings, also those that would show only in use."""
     url = httpx2.URL(settings.base_url)
     if url.scheme not in ("http", "https") or not url.host:
         yield "base_url must be an http or https address"
     if url.userinfo or url.query or url.fragment:
-        yield "base_url holds more than an address; credentials belong in headers"
-    if taken := sorted(OWN_HEADERS & {name.lower() for name in settings.headers}):
-        yield f"headers {taken} are the client's own"
+        yield "base_url must be an address only; put credentials in headers"
+    if reserved := sorted(OWN_HEADERS & {name.lower() for name in settings.headers}):
+        yield f"headers {reserved} are set by the client itself"
     if not 0 < settings.connect_s <= settings.call_s <= settings.batch_s:
-        yield "connect_s, call_s and batch_s must rise"
+        yield "connect_s must be positive, and connect_s <= call_s <= batch_s"
     if settings.concurrency < 1 or settings.body_bytes < 1:
         yield "concurrency and body_bytes must be positive"
     if any(text != quotable(text) or not text for text in settings.refusals):
-        yield f"refusals must be printable and at most {REASON_CHARS} characters"
+        yield f"refusals must be printable and have 1 to {REASON_CHARS} characters"
     if not all(0 <= asset.decimals <= MAX_DECIMALS for asset in settings.assets.values()):
-        yield f"assets have 0 to {MAX_DECIMALS} decimals"
+        yield f"decimals of assets must be 0 to {MAX_DECIMALS}"

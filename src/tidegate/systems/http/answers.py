@@ -1,12 +1,12 @@
-"""What a reply of a remote account service means: a pure rule, and the only one.
+"""The rule that turns a reply of a remote account service into an answer.
 
 | status | body | verdict |
 |---|---|---|
 | 200 | `{"success": true}` | Done |
-| 200, 400, 422 | `{"error": one of the white-list}` | Refused |
-| 200, 400, 409, 422 | `{"error": a Doubt}` | Unknown, with that doubt's alarm |
-| 409 | anything else | Unknown, and pages: the key is known there with another body |
-| any | another key as its `req_id`, or none from a service that names it | Unknown, and pages |
+| 200, 400, 422 | `{"error": a listed refusal}` | RefusedByCode |
+| 200, 400, 409, 422 | `{"error": a Doubt}` | Unknown, with the alarm of that doubt |
+| 409 | anything else | Unknown, and pages: the service knows the key with another body |
+| any | another `req_id`, or none although `names_key` is set | Unknown, and pages |
 | anything else | | Unknown |
 """
 
@@ -23,8 +23,8 @@ REASON_CHARS = 200
 REFUSING_STATUSES = frozenset({200, 400, 422})
 CONFLICT = 409
 
-# Left out on purpose: UNAUTHORIZED and FORBIDDEN speak of our token and not of the money, and
-# the limits of rate, count and amount pass by themselves. A setting may add what is missing.
+# Left out on purpose: UNAUTHORIZED and FORBIDDEN concern our token and not the money, and limits
+# of rate, count and amount are temporary. A setting may add codes.
 DEFAULT_REFUSALS: frozenset[str] = frozenset(
     {
         Reason.INSUFFICIENT_BALANCE,
@@ -43,7 +43,7 @@ DEFAULT_REFUSALS: frozenset[str] = frozenset(
         Refusal.SAME_ACCOUNT,
         Refusal.INVALID_ACCOUNT_TYPE,
         Refusal.UNSUPPORTED_ACCOUNT_TYPE,
-        # What a tombstone says. Without it, a lost acknowledgement would leave us asking for ever.
+        # The answer of a tombstone. Without it, a lost acknowledgement would be retried for ever.
         Reason.UNDONE,
         "Insufficient funds",
         "Account frozen",
@@ -57,28 +57,28 @@ ALARMS: Mapping[str, Alarm] = {
     Doubt.KEY_REUSED: Alarm.PAGE,
     Doubt.RETIRED: Alarm.PAGE,
     Doubt.ALREADY_CLOSED: Alarm.PAGE,
-    # Our history holds the debit and the service does not: one of the two books is wrong.
+    # Our history contains the debit and the service does not: one of the two books is wrong.
     Doubt.UNDO_UNFOUNDED: Alarm.HALT,
 }
 
 
 class RemoteReply(NamedTuple):
-    """One HTTP answer. The body is None where it was too long, or encoded though not asked to."""
+    """One HTTP reply. The body is None if it was too long, or encoded although we refuse that."""
 
     status: int
     body: bytes | None
 
 
 class ReplyPolicy(NamedTuple):
-    """What the meaning of a reply depends on besides the reply."""
+    """The settings that `judge` needs to read a reply."""
 
     refusals: frozenset[str] = DEFAULT_REFUSALS
-    secrets: tuple[str, ...] = ()  # Never quoted, should the service repeat them to us.
-    names_key: bool = False  # An answer without its key is not believed.
+    secrets: tuple[str, ...] = ()  # Removed from quoted text: the service may repeat them.
+    names_key: bool = False  # A reply without its key is Unknown.
 
 
 class RefusedByCode(msgspec.Struct, frozen=True):
-    """A white-listed «no». Whether it proves anything depends on the service that said it."""
+    """A refusal with a listed code. It is proof only if the service is certified as sticky."""
 
     reason: str
 
@@ -86,62 +86,62 @@ class RefusedByCode(msgspec.Struct, frozen=True):
 Verdict: TypeAlias = Done | RefusedByCode | Unknown
 
 
-def judge(reply: RemoteReply, key: str, terms: ReplyPolicy) -> Verdict:
-    """What a service said about the operation with this key."""
+def judge(reply: RemoteReply, key: str, policy: ReplyPolicy) -> Verdict:
+    """What a reply means for the operation with this key."""
     fields = None if reply.body is None else _fields(reply.body)
     alarm = Alarm.PAGE if reply.status == CONFLICT else Alarm.NONE
-    said = f"HTTP {reply.status}"
+    status = f"HTTP {reply.status}"
     if fields is None:
-        kind = "a body that cannot be read" if reply.body is None else "no JSON object"
-        return Unknown(f"{said}: {kind}", alarm)
+        fault = "is too long or encoded" if reply.body is None else "is not a JSON object"
+        return Unknown(f"{status}: the body {fault}", alarm)
 
     error = fields.get("error")
-    if fields.get("req_id", None if terms.names_key else key) != key:
-        # Somebody mixed up two answers, and whatever this one says is about other money.
-        return Unknown(f"{said}: the answer names another key, or none", Alarm.PAGE)
+    if fields.get("req_id", None if policy.names_key else key) != key:
+        # The service or a proxy mixed up two replies: this one is about another operation.
+        return Unknown(f"{status}: the reply contains another req_id, or none", Alarm.PAGE)
     if reply.status not in REFUSING_STATUSES | {CONFLICT}:
-        return Unknown(said)
+        return Unknown(status)
     if isinstance(error, str) and error in ALARMS:
-        return Unknown(f"{said}: {error}", max(alarm, ALARMS[error]))
+        return Unknown(f"{status}: {error}", max(alarm, ALARMS[error]))
     if reply.status == CONFLICT:
-        return Unknown(f"{said}: {Doubt.KEY_REUSED}", alarm)
+        return Unknown(f"{status}: {Doubt.KEY_REUSED}", alarm)
     if "status" in fields or {"success", "error"} <= fields.keys():
-        # «Success, pending» and «no success, and this error» can both be read in two ways.
-        return Unknown(f"{said}: an answer that says more than one thing")
+        # A body with success and error, or with a status besides, can be read in two ways.
+        return Unknown(f"{status}: the reply is ambiguous")
     if fields.get("success") is True and reply.status == 200:
         return Done({"key": key})
-    if isinstance(error, str) and error in terms.refusals:
+    if isinstance(error, str) and error in policy.refusals:
         return RefusedByCode(error)
     if isinstance(error, str):
-        return Unknown(quotable(f"{said}: not white-listed: " + error, terms.secrets))
-    return Unknown(f"{said}: neither success nor error")
+        return Unknown(quotable(f"{status}: not a listed refusal: " + error, policy.secrets))
+    return Unknown(f"{status}: the reply contains neither success nor error")
 
 
 def quotable(text: str, secrets: tuple[str, ...] = ()) -> str:
-    """Text of a stranger, made fit to be kept: no secret of ours, printable, and short."""
+    """Text from outside, made safe to store: without our secrets, printable and short."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return "".join(letter if letter.isprintable() else "?" for letter in text[:REASON_CHARS])
 
 
 def _fields(body: bytes) -> dict[str, Any] | None:
-    """The members of a JSON object, or None if it is anything else."""
+    """The members of a JSON object, or None for any other body."""
     try:
-        found = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_number
+        value = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_unique_fields, parse_constant=_reject_constant
         )
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        # Two parsers may keep different ones of two members with the same name.
-        raise ValueError("a name occurs twice")
+        # Reject duplicate names: another parser may have used the other one.
+        raise ValueError("duplicate name")
     return fields
 
 
-def _no_number(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")

@@ -1,4 +1,4 @@
-"""The ledger: books of accounts in our own database, answering inside our own transactions."""
+"""The ledger: accounts in our own database, which answer inside our own transactions."""
 
 from tidegate.systems.ledger.judge import FUNDING, OUTSIDE, SUSPENSE, LedgerStatus
 from tidegate.systems.ledger.memory import MemoryLedger

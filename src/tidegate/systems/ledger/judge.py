@@ -1,4 +1,4 @@
-"""What the ledger answers, and why: pure rules over accounts and operations already read."""
+"""The rules of the ledger's answers: pure functions of accounts and operations already read."""
 
 from collections.abc import Callable, Container, Sequence
 from enum import StrEnum
@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from tidegate.core.account import Account, account_at
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
-from tidegate.core.flow import UNDOES, Verb
+from tidegate.core.flow import UNDO_VERBS, Verb
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.refusals import Doubt, Reason
 from tidegate.core.request import MAX_OWNER
 from tidegate.core.transfer import Question
 
 FUNDING = "FUNDING"  # Opened by a deposit only.
-OUTSIDE = "OUTSIDE"  # The world's side of an owner's books: the only one that may be negative.
-SUSPENSE = "SUSPENSE"  # Where money waits that its account would not take.
-FEES_ENTRY = 1  # A key has one entry, numbered 0; a credit with a fee has this one as well.
+OUTSIDE = "OUTSIDE"  # The other side of deposits and withdrawals: only this book may be negative.
+SUSPENSE = "SUSPENSE"  # Holds money that the target account refused.
+FEES_ENTRY = 1  # Every key has entry 0. A credit with a fee has this second entry.
 
 
 class LedgerStatus(StrEnum):
@@ -35,7 +35,7 @@ class LedgerBalance(NamedTuple):
 
 
 class LedgerOperation(NamedTuple):
-    """One entry of an operation as it is stored. All but the outcome is its fingerprint."""
+    """One stored entry of an operation. The fields before `result` are its fingerprint."""
 
     transfer_id: UUID
     version: int
@@ -56,7 +56,8 @@ class LedgerOperation(NamedTuple):
 
 
 OperationKey = tuple[UUID, int]
-BalanceChange = tuple[int, int, int]  # Of the available, of the held, and the available afterwards.
+# The change of the available balance and of the held balance, and the new available balance.
+BalanceChange = tuple[int, int, int]
 
 # What each verb does to (available, held), in units of the amount.
 EFFECTS: dict[Verb, tuple[int, int]] = {
@@ -67,7 +68,7 @@ EFFECTS: dict[Verb, tuple[int, int]] = {
     Verb.CAPTURE: (0, -1),
     Verb.RELEASE: (1, -1),
 }
-# The operations that each undo undoes; the first is that of its tombstone.
+# The verbs that each undo can undo. The first one is the verb of its tombstone.
 UNDONE: dict[Verb, tuple[Verb, ...]] = {
     Verb.REFUND: (Verb.DEBIT, Verb.CAPTURE),
     Verb.CAPTURE: (Verb.HOLD,),
@@ -76,7 +77,7 @@ UNDONE: dict[Verb, tuple[Verb, ...]] = {
 
 
 class PlainMove(NamedTuple):
-    """An operation that was done as it was asked, in short: most are."""
+    """The short form of a done debit or credit without a fee. Most operations are such."""
 
     question: Question
     account: Account
@@ -84,16 +85,16 @@ class PlainMove(NamedTuple):
 
 
 class LedgerJudge:
-    """Judges a batch in order: each question sees the ones before it, keys and balances."""
+    """Judges a batch in order. Each question sees the keys and balances of those before it."""
 
     def __init__(
         self,
         accounts: dict[Account, LedgerBalance],
         known: Sequence[LedgerOperation],
-        strange: Container[int] = (),
+        unknown_assets: Container[int] = (),
     ) -> None:
         self.accounts = accounts
-        self.strange = strange  # Assets that do not exist, of accounts that were to be opened.
+        self.unknown_assets = unknown_assets  # Their accounts could not be opened.
         self.operations: dict[OperationKey, LedgerOperation] = {}
         self.fees: dict[OperationKey, LedgerOperation] = {}
         for o in known:
@@ -102,18 +103,18 @@ class LedgerJudge:
             (o.transfer_id, o.undoes): o for o in known if o.undoes is not None and o.moved
         }
         self.written: list[LedgerOperation] = []
-        self.moved: list[PlainMove] = []  # Written as well.
+        self.plain_moves: list[PlainMove] = []  # These are to be stored as well.
 
     def judge_all(self, questions: Sequence[Question], accounts: Sequence[Account]) -> list[Answer]:
-        """As `judge` judges each in turn, in less time for what is plain.
+        """Give the same answers as `judge` for each question in turn, but faster for plain moves.
 
-        Plain is a debit or a credit without a fee, under a key of a transfer that is named once
-        and was never seen, of an active account whose balance allows it.
+        A plain move is a debit or credit without a fee, on an active account whose balance allows
+        it, of a transfer that occurs once in the batch and has no stored operation.
         """
         if self.operations or len({q.transfer_id.int for q in questions}) < len(questions):
             return list(map(self.judge, questions, accounts))
         answers: list[Answer] = []
-        balances, moved = self.accounts, self.moved
+        balances, moves = self.accounts, self.plain_moves
         for question, account in zip(questions, accounts, strict=True):
             balance, amount, sign = balances.get(account), question.amount, PLAIN.get(question.verb)
             if (
@@ -126,28 +127,29 @@ class LedgerJudge:
                 and 0 <= (after := balance.available + sign * amount) <= MAX_AMOUNT - balance.held
             ):
                 balances[account] = balance_of((after, balance.held, ACTIVE))
-                moved.append(moved_of((question, account, after)))
+                moves.append(plain_move_of((question, account, after)))
                 answers.append(DONE)
             else:
                 answers.append(self.judge(question, account))
         return answers
 
     def operations_written(self) -> list[LedgerOperation]:
-        """All of them, in their long form."""
-        return [*self.written, *map(operation_of, self.moved)]
+        """All operations to be stored, in their long form."""
+        return [*self.written, *map(operation_of, self.plain_moves)]
 
     def judge(self, question: Question, account: Account) -> Answer:
-        """What becomes of a question about an account, which is `account_of` the question."""
+        """Answer a question. `account` is `account_of(question)`."""
         key = question.transfer_id, question.version
         known = self.operations.get(key)
         if known is not None:
-            paid = self.fees.get(key)
-            return answer_of(known, paid) if _matches(known, paid, question) else KEY_REUSED
+            fee_entry = self.fees.get(key)
+            same = _matches(known, fee_entry, question)
+            return answer_of(known, fee_entry) if same else KEY_REUSED
         if question.void:
             return self._refuse(question, Reason.UNDONE)
         if question.verb not in EFFECTS:
             return Unknown(f"the ledger does not know the verb {question.verb}", Alarm.PAGE)
-        if question.verb in UNDOES:
+        if question.verb in UNDO_VERBS:
             return self._undo(question)
         if question.fee:
             fee = fee_part(question)
@@ -160,12 +162,12 @@ class LedgerJudge:
         return self._move(question, account)
 
     def _refusal(self, question: Question, account: Account) -> Reason | None:
-        """Why a debit, a hold or a credit is refused, the checks in their fixed order."""
+        """Why a debit, hold or credit is refused, or None. The order of the checks is fixed."""
         credit = question.verb is Verb.CREDIT
         balance = self.accounts.get(account)
         if not has_owner(question):
             return Reason.INVALID_OWNER
-        if question.asset_id in self.strange:
+        if question.asset_id in self.unknown_assets:
             return Reason.INVALID_ASSET
         if not 0 < question.amount <= MAX_AMOUNT:
             return Reason.INVALID_AMOUNT
@@ -183,24 +185,24 @@ class LedgerJudge:
         return None
 
     def _undo(self, question: Question) -> Answer:
-        assert question.undoes is not None, f"{question.verb} names nothing to undo"
+        assert question.undoes is not None, f"{question.verb} without an operation to undo"
         undone = (question.transfer_id, question.undoes)
         original = self.operations.get(undone)
         if original is not None and not _undoes(question, original):
             return KEY_REUSED
         if original is None or original.result == "rejected":
             if question.expect_done:
-                # Our history says Done and the ledger says no: the books do not agree.
+                # Our history contains a Done that the ledger does not: the books disagree.
                 return Unknown(Doubt.UNDO_UNFOUNDED, Alarm.HALT)
             if original is None:
                 self._write(_tombstone(question))
-            return self._stand(question)
+            return self._done_unmoved(question)
         closing = self.closings.get(undone)
         if closing is None:
             return self._move(question, account_of(question))
         if closing.verb != question.verb:
             return Unknown(Doubt.ALREADY_CLOSED, Alarm.HALT)
-        return self._stand(question)
+        return self._done_unmoved(question)
 
     def _move(self, question: Question, account: Account) -> Answer:
         if question.fee:
@@ -218,10 +220,10 @@ class LedgerJudge:
         change = delta, held_delta, after
         return self._write(_operation(question, account, "done", "", change), entry)
 
-    def _stand(self, question: Question) -> Answer:
-        """Done, with nothing to move: it was undone before, or there was nothing to undo."""
+    def _done_unmoved(self, question: Question) -> Answer:
+        """Done without a move: the operation was undone before, or was never done."""
         account = account_of(question)
-        done = _operation(question, account, "done", "", self._unmoved(account))
+        done = _operation(question, account, "done", "", self._no_change(account))
         return answer_of(self._write(done))
 
     def _refuse(self, question: Question, reason: Reason) -> Answer:
@@ -232,10 +234,10 @@ class LedgerJudge:
 
     def _write_refusal(self, question: Question, reason: Reason, entry: int = 0) -> LedgerOperation:
         account = account_of(question)
-        unmoved = self._unmoved(account)
-        return self._write(_operation(question, account, "rejected", str(reason), unmoved), entry)
+        change = self._no_change(account)
+        return self._write(_operation(question, account, "rejected", str(reason), change), entry)
 
-    def _unmoved(self, account: Account) -> BalanceChange:
+    def _no_change(self, account: Account) -> BalanceChange:
         balance = self.accounts.get(account)
         return 0, 0, 0 if balance is None else balance.available
 
@@ -243,8 +245,8 @@ class LedgerJudge:
         if entry:
             operation = operation._replace(entry=entry)
         self.written.append(operation)
-        kept = self.fees if entry else self.operations
-        kept[operation.transfer_id, operation.version] = operation
+        operations = self.fees if entry else self.operations
+        operations[operation.transfer_id, operation.version] = operation
         if operation.undoes is not None and operation.moved:
             self.closings[operation.transfer_id, operation.undoes] = operation
         return operation
@@ -253,9 +255,11 @@ class LedgerJudge:
 DONE = Done()
 ACTIVE = LedgerStatus.ACTIVE.value
 PLAIN = {verb: EFFECTS[verb][0] for verb in (Verb.DEBIT, Verb.CREDIT)}
-# Of their fields, by no function of Python: one of each is made for most questions.
+# Faster than calling the class: most questions make one of each.
 balance_of: Callable[[tuple[int, int, str]], LedgerBalance] = partial(tuple.__new__, LedgerBalance)
-moved_of: Callable[[tuple[Question, Account, int]], PlainMove] = partial(tuple.__new__, PlainMove)
+plain_move_of: Callable[[tuple[Question, Account, int]], PlainMove] = partial(
+    tuple.__new__, PlainMove
+)
 KEY_REUSED = Unknown(Doubt.KEY_REUSED, Alarm.PAGE)
 
 
@@ -264,9 +268,9 @@ def has_owner(question: Question) -> bool:
 
 
 def may_open(question: Question) -> bool:
-    """FUNDING exists from the first deposit on; other books from the first credit."""
-    lazy = question.verb is Verb.CREDIT and question.party.book != FUNDING
-    return question.opens or lazy
+    """A deposit opens an account in any book. A credit opens one in any book except FUNDING."""
+    by_credit = question.verb is Verb.CREDIT and question.party.book != FUNDING
+    return question.opens or by_credit
 
 
 def account_of(question: Question) -> Account:
@@ -274,25 +278,25 @@ def account_of(question: Question) -> Account:
     return account_at((party.owner, party.book, question.asset_id))
 
 
-def operation_of(moved: PlainMove) -> LedgerOperation:
-    question, account, after = moved
+def operation_of(move: PlainMove) -> LedgerOperation:
+    question, account, after = move
     change = PLAIN[question.verb] * question.amount, 0, after
     return _operation(question, account, "done", "", change)
 
 
 def fee_part(question: Question) -> Question:
-    """The second entry of a credit with a fee: the fee, to the account that takes it."""
-    assert question.fees is not None, f"{question.transfer_id} has a fee, and nobody gets it"
+    """The second entry of a credit with a fee: the fee, for the fee account."""
+    assert question.fees is not None, f"{question.transfer_id} has a fee and no fee account"
     return replace(question, party=question.fees, amount=question.fee, fee=0, fees=None)
 
 
 def net_part(question: Question) -> Question:
-    """The first entry of a credit with a fee: what is left for the target."""
+    """The first entry of a credit with a fee: the amount for the target, without the fee."""
     return replace(question, amount=question.amount - question.fee, fee=0, fees=None)
 
 
 def parts(questions: Sequence[Question]) -> Sequence[Question]:
-    """The questions, and what those with a fee ask of a second account."""
+    """The questions, followed by the fee entries of those with a fee."""
     charged = [fee_part(q) for q in questions if q.fee]
     return [*questions, *charged] if charged else questions
 
@@ -320,7 +324,7 @@ def _operation(
 
 
 def _tombstone(question: Question) -> LedgerOperation:
-    """The refusal that a late original will find."""
+    """The stored refusal of an operation that has not arrived yet: if it arrives, it is refused."""
     assert question.undoes is not None
     reason = str(Reason.UNDONE)
     return _operation(question, account_of(question), "rejected", reason, (0, 0, 0))._replace(
@@ -329,7 +333,7 @@ def _tombstone(question: Question) -> LedgerOperation:
 
 
 def _matches(operation: LedgerOperation, fee: LedgerOperation | None, question: Question) -> bool:
-    """Whether the stored operation is the one asked about, its fee included."""
+    """Whether the stored operation is the one in the question, including its fee."""
     if question.fee:
         part = fee_part(question)
         same = fee is not None and (fee.account, fee.amount) == (account_of(part), part.amount)
@@ -347,7 +351,7 @@ def _matches(operation: LedgerOperation, fee: LedgerOperation | None, question: 
 def _undoes(question: Question, original: LedgerOperation) -> bool:
     return (
         original.verb in UNDONE[question.verb]
-        # A capture that found its hold captured has moved nothing that could be refunded.
+        # A capture of a hold that was captured before moved no money, so nothing can be refunded.
         and (original.verb != Verb.CAPTURE or original.moved or original.result == "rejected")
         and original.account == account_of(question)
         and original.amount == question.amount

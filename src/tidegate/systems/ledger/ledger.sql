@@ -1,19 +1,19 @@
--- lock: every account of a batch with its balance, in one order, before anything beside them is
--- read. Of a row for which it had to wait, a lock returns what the row has become meanwhile. What
--- is not there cannot be locked.
-SELECT k.place, a.available, a.held, a.status
+-- lock: every account of a batch with its balance, in one order, before other rows are read. If the
+-- lock had to wait for a row, it returns the newest version of that row. An account that does not
+-- exist is not locked and not returned.
+SELECT k.ordinal, a.available, a.held, a.status
   FROM ledger_accounts AS a
   JOIN unnest(%(owners)s::bigint[], %(kinds)s::integer[])
-       WITH ORDINALITY AS k (owner, kind, place)
+       WITH ORDINALITY AS k (owner, kind, ordinal)
     ON a.owner = k.owner
    AND a.book = (%(books)s::text[])[k.kind]
    AND a.asset_id = (%(assets)s::integer[])[k.kind]
  ORDER BY a.owner, a.book, a.asset_id
    FOR NO KEY UPDATE OF a;
 
--- open: in the same order; an account that another session opens first is then its account. One of
--- an asset that does not exist is not opened, and the asset is returned. An account that is there
--- was looked at in this way when it was opened.
+-- open: insert the missing accounts, in the same order as the locks. If another session inserted
+-- the account first, that row is used. An account of an unknown asset is not opened; the unknown
+-- assets are returned. Existing accounts need no such check: it was made when they were opened.
 WITH wanted AS (
     SELECT k.owner,
            (%(books)s::text[])[k.kind] AS book,
@@ -32,22 +32,22 @@ SELECT asset_id FROM wanted
 EXCEPT
 SELECT id FROM assets;
 
--- look: known operations, in a snapshot taken after the accounts were locked. A key with a fee has
--- two entries, and so two rows, whatever is asked under it now.
+-- look: the stored operations of these keys, in a snapshot taken after the accounts were locked. A
+-- key with a fee has two entries and returns two rows, even if the question now has no fee.
 SELECT o.transfer_id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result,
        o.reason, o.delta, o.held_delta, o.balance_after, o.entry
   FROM unnest(%(ids)s::uuid[], %(versions)s::integer[]) AS q (id, version)
   JOIN ledger_operations AS o
     ON o.transfer_id = q.id AND o.version = q.version;
 
--- look_undone: all operations of the transfers whose earlier operation is to be undone.
+-- look_undone: all operations of the transfers that have an operation to undo.
 SELECT o.transfer_id, o.version, o.owner, o.book, o.asset_id, o.verb, o.amount, o.undoes, o.result,
        o.reason, o.delta, o.held_delta, o.balance_after, o.entry
   FROM ledger_operations AS o
  WHERE o.transfer_id = ANY(%(ids)s::uuid[]);
 
--- apply: balances move only by what the insert of the operations returns. A change is the amount,
--- with the sign of its kind, or nothing. Amounts beyond 64 bits are in a column of their own.
+-- apply: balances change only by the rows that the insert of the operations returns. A change is
+-- the amount times the sign of its kind (1, 0 or -1). Amounts beyond 64 bits have their own array.
 WITH applied AS (
     INSERT INTO ledger_operations (transfer_id, version, owner, book, asset_id, verb, amount,
                                    undoes, result, reason, delta, held_delta, balance_after,
@@ -88,7 +88,7 @@ UPDATE ledger_accounts AS a
    AND a.book = c.book
    AND a.asset_id = c.asset_id;
 
--- set_status: an operator's word; it counts from the next operation on.
+-- set_status: an operator sets the status of an account. It applies from the next operation on.
 UPDATE ledger_accounts
    SET status = %(status)s,
        version = version + 1
@@ -97,13 +97,13 @@ UPDATE ledger_accounts
    AND asset_id = %(asset)s
 RETURNING status;
 
--- balances: an owner's accounts.
+-- balances: the accounts of one owner.
 SELECT owner, book, asset_id, available, held, status
   FROM ledger_accounts
  WHERE owner = %(owner)s
  ORDER BY book, asset_id;
 
--- totals: what all accounts hold, by book and asset.
+-- totals: the sums of all accounts, by book and asset.
 SELECT book, asset_id, sum(available), sum(held)
   FROM ledger_accounts
  GROUP BY book, asset_id

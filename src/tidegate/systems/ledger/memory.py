@@ -1,10 +1,10 @@
-"""The ledger's twin for simulation: the same rules over tables in memory."""
+"""The ledger in memory, for tests and simulation: the same rules over tables in memory."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from tidegate.core.account import Account
 from tidegate.core.answers import Answer
-from tidegate.core.flow import UNDOES
+from tidegate.core.flow import UNDO_VERBS
 from tidegate.core.ports import MemoryTransaction
 from tidegate.core.transfer import Question
 from tidegate.systems.ledger.judge import (
@@ -22,7 +22,7 @@ from tidegate.systems.ledger.judge import (
 )
 
 ACCOUNTS, OPERATIONS = "ledger_accounts", "ledger_operations"
-ASSETS = frozenset(range(1, 7))  # As the first migration makes them.
+ASSETS = frozenset(range(1, 7))  # The assets that the first migration creates.
 EMPTY = LedgerBalance(0, 0, LedgerStatus.ACTIVE)
 
 
@@ -37,26 +37,26 @@ class MemoryLedger:
         self,
         tx: MemoryTransaction,
         accounts: Sequence[Account],
-        next_: Sequence[Question] = (),  # noqa: ARG002  It looks when it is asked.
+        next_: Sequence[Question] = (),  # noqa: ARG002  Operations are looked up in `ask`.
     ) -> None:
         await tx.lock(ACCOUNTS, accounts)
 
     async def ask(self, tx: MemoryTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
-        """A pause for each statement of the real one, so that others come between where they do."""
+        """Pause where the real ledger runs a statement, so that other tasks run at that point."""
         await tx.pause()
-        asked = parts(questions)
-        named = {account_of(q) for q in asked}
-        wanted = {account_of(q) for q in asked if may_open(q) and has_owner(q)}
-        strange = frozenset[int]()
-        if unlocked := _unlocked(tx, named):
-            missing = sorted(wanted.intersection(unlocked))
-            strange = frozenset(a.asset_id for a in missing) - self._assets
+        entries = parts(questions)
+        needed = {account_of(q) for q in entries}
+        openable = {account_of(q) for q in entries if may_open(q) and has_owner(q)}
+        unknown_assets = frozenset[int]()
+        if unlocked := _unlocked(tx, needed):
+            missing = sorted(openable.intersection(unlocked))
+            unknown_assets = frozenset(a.asset_id for a in missing) - self._assets
             if missing:
-                await self._open(tx, [a for a in missing if a.asset_id not in strange])
+                await self._open(tx, [a for a in missing if a.asset_id not in unknown_assets])
             await self.lock(tx, sorted(unlocked))
             await tx.pause()
-        judgement = LedgerJudge(_found(tx, named), _known(tx, questions), strange)
-        if any(q.verb in UNDOES for q in questions):
+        judgement = LedgerJudge(_balances(tx, needed), _known(tx, questions), unknown_assets)
+        if any(q.verb in UNDO_VERBS for q in questions):
             await tx.pause()
         answers = judgement.judge_all(questions, [account_of(question) for question in questions])
         if written := judgement.operations_written():
@@ -82,7 +82,7 @@ class MemoryLedger:
     def query(
         self, operations: Mapping[Hashable, Sequence[LedgerOperation]], question: Question
     ) -> Answer | None:
-        """What is stored under the question's key; None if nothing is."""
+        """The answer stored under the question's key, or None."""
         stored = operations.get(question.transfer_id, ())
         entries = {o.entry: o for o in stored if o.version == question.version}
         return answer_of(entries[0], entries.get(FEES_ENTRY)) if entries else None
@@ -92,8 +92,8 @@ def _unlocked(tx: MemoryTransaction, accounts: Iterable[Account]) -> list[Accoun
     return [account for account in accounts if (ACCOUNTS, account) not in tx.held]
 
 
-def _found(tx: MemoryTransaction, accounts: Iterable[Account]) -> dict[Account, LedgerBalance]:
-    """Those that are locked. What another session has opened since is not there for us."""
+def _balances(tx: MemoryTransaction, accounts: Iterable[Account]) -> dict[Account, LedgerBalance]:
+    """The locked accounts only: an account that another session opened later is not visible."""
     return {a: tx.get(ACCOUNTS, a) for a in accounts if (ACCOUNTS, a) in tx.held}
 
 

@@ -1,11 +1,11 @@
-"""The ledger on PostgreSQL: three statements for a batch, whatever its size."""
+"""The ledger on PostgreSQL: three statements for a batch of any size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tidegate.core.account import Account
 from tidegate.core.answers import Answer
-from tidegate.core.flow import UNDOES
+from tidegate.core.flow import UNDO_VERBS
 from tidegate.core.ports import SqlTransaction
 from tidegate.core.sql import (
     Columns,
@@ -41,29 +41,29 @@ STATEMENTS = load("tidegate.systems.ledger", "ledger.sql")
 
 
 class Sql(Protocol):
-    """Anything that runs one statement: a store, for what needs no transaction around it."""
+    """An object that runs one statement by itself, without a transaction around it."""
 
     async def run(self, statement: str, values: Mapping[str, object]) -> list[Any]: ...
 
 
 class LockingTransaction(SqlTransaction, Protocol):
-    """A transaction that remembers what it has locked, and what was sent and not waited for."""
+    """A transaction that records its account locks, and the statements without a read result."""
 
-    locked: dict[Any, Any]  # Each account, with its balance after all that was judged in it.
-    locking: list[tuple[Sequence[Any], Any]]
-    looking: tuple[Sequence[Question], Any] | None
+    locked: dict[Any, Any]  # Locked accounts, with their balances after the operations judged.
+    locking: list[tuple[Sequence[Any], Any]]  # Lock statements that were sent.
+    looking: tuple[Sequence[Question], Any] | None  # The look statement that was sent.
 
     def send(self, statement: str, values: Mapping[str, object]) -> Any:
-        """Put a statement beside those that wait already, for its rows to be had later."""
+        """Queue a statement without waiting. `rows` returns its result later."""
 
     async def rows(self, sent: Any) -> list[Any]: ...
 
 
 class Ledger:
-    """Local: it answers inside the transaction that records its answers.
+    """A local system: it answers inside the transaction that records its answers.
 
-    Balances are those that the lock returned, which are the newest there are, and from then on
-    ours: nobody else moves them, and in this transaction nobody but the ledger.
+    It reads balances only from its locks, which return the newest ones. Until the transaction ends,
+    no other session can change a locked balance, and only the ledger changes it in this one.
     """
 
     reversible = True
@@ -74,7 +74,10 @@ class Ledger:
     async def lock(
         self, tx: LockingTransaction, accounts: Sequence[Account], next_: Sequence[Question] = ()
     ) -> None:
-        """Waited for with the look: a later statement, which sees a later moment."""
+        """Send the lock without waiting; `ask` waits for it together with the look.
+
+        The look is a later statement, so its snapshot is taken after the accounts were locked.
+        """
         tx.locking.append((accounts, tx.send(STATEMENTS["lock"], _account_columns(accounts))))
         if next_:
             tx.looking = next_, self._send_look(tx, next_)
@@ -82,41 +85,42 @@ class Ledger:
     async def ask(self, tx: LockingTransaction, questions: Sequence[Question]) -> Sequence[Answer]:
         known = await self._look(tx, questions)
         accounts = [account_of(q) for q in questions]
-        asked = parts(questions)
-        named = set(accounts)
-        if len(asked) > len(questions):
-            named.update(account_of(q) for q in asked)
-        strange, opening = frozenset[int](), None
-        # Not there when they were to be locked, or not foreseen. What is opened is locked by a
-        # statement of its own: another session may have been first.
-        if unlocked := sorted(named - tx.locked.keys()):
-            wanted = {account_of(q) for q in asked if may_open(q) and has_owner(q)}
-            if missing := sorted(wanted - tx.locked.keys()):
+        entries = parts(questions)
+        needed = set(accounts)
+        if len(entries) > len(questions):
+            needed.update(account_of(q) for q in entries)
+        unknown_assets, opening = frozenset[int](), None
+        # These accounts did not exist when the batch was locked, or the batch did not name them.
+        # Accounts are locked again after they were opened: another session may have opened them.
+        if unlocked := sorted(needed - tx.locked.keys()):
+            openable = {account_of(q) for q in entries if may_open(q) and has_owner(q)}
+            if missing := sorted(openable - tx.locked.keys()):
                 opening = tx.send(STATEMENTS["open"], _account_columns(missing))
             await self.lock(tx, unlocked, questions)
             known = await self._look(tx, questions)
-            strange = frozenset(row[0] for row in await tx.rows(opening)) if opening else strange
-            # Those of no asset were not opened.
-            assert all(a in tx.locked or a.asset_id in strange for a in missing), "it was opened"
-        if undoing := [q.transfer_id for q in questions if q.verb in UNDOES]:
+            if opening:
+                unknown_assets = frozenset(row[0] for row in await tx.rows(opening))
+            opened = (a for a in missing if a.asset_id not in unknown_assets)
+            assert all(account in tx.locked for account in opened), "opened accounts are locked"
+        if undoing := [q.transfer_id for q in questions if q.verb in UNDO_VERBS]:
             rows = await tx.fetch(STATEMENTS["look_undone"], {"ids": uuids(undoing)})
             known += [_operation(row) for row in rows]
-        judgement = LedgerJudge(tx.locked, known, strange)
+        judgement = LedgerJudge(tx.locked, known, unknown_assets)
         answers = judgement.judge_all(questions, accounts)
-        if judgement.written or judgement.moved:
+        if judgement.written or judgement.plain_moves:
             await tx.post(STATEMENTS["apply"], _operation_columns(judgement))
         return answers
 
     async def _look(
         self, tx: LockingTransaction, questions: Sequence[Question]
     ) -> list[LedgerOperation]:
-        """What is known of the questions' keys; what was locked meanwhile is at hand then."""
-        foreseen, sent = tx.looking or ((), None)
+        """The stored operations of the questions' keys. The pending locks are read, too."""
+        expected, sent = tx.looking or ((), None)
         tx.looking = None
-        rows = await tx.rows(sent if foreseen is questions else self._send_look(tx, questions))
+        rows = await tx.rows(sent if expected is questions else self._send_look(tx, questions))
         for accounts, locked in tx.locking:
-            for place, available, held, status in await tx.rows(locked):
-                tx.locked[accounts[place - 1]] = balance_of((available, held, status))
+            for ordinal, available, held, status in await tx.rows(locked):
+                tx.locked[accounts[ordinal - 1]] = balance_of((available, held, status))
         tx.locking.clear()
         return [_operation(row) for row in rows]
 
@@ -128,7 +132,7 @@ class Ledger:
         return tx.send(STATEMENTS["look"], values)
 
     async def query(self, sql: Sql, questions: Sequence[Question]) -> Sequence[Answer | None]:
-        """What is stored under each question's key; None where nothing is."""
+        """The answer stored under each question's key, or None."""
         rows = await sql.run(
             STATEMENTS["look_undone"], {"ids": uuids(q.transfer_id for q in questions)}
         )
@@ -141,7 +145,7 @@ class Ledger:
         return answers
 
     async def set_status(self, sql: Sql, account: Account, status: LedgerStatus) -> bool:
-        """False if there is no such account."""
+        """Return False if the account does not exist."""
         values = {"asset": account.asset_id, "status": str(status), **account._asdict()}
         return bool(await sql.run(STATEMENTS["set_status"], values))
 
@@ -151,11 +155,11 @@ class Ledger:
 
 
 def _account_columns(accounts: Sequence[Account]) -> Columns:
-    """The books and assets of a batch are few: each account names its own by its place."""
-    which, kinds = numbered([account[1:] for account in accounts])
+    """Columns of accounts. A batch has few pairs of book and asset: rows refer to them by index."""
+    indexes, kinds = numbered([account[1:] for account in accounts])
     return {
         "owners": bigints([account.owner for account in accounts]),
-        "kinds": integers(which),
+        "kinds": integers(indexes),
         **shared(_book_columns, kinds),
     }
 
@@ -165,7 +169,7 @@ def _book_columns(kinds: Sequence[tuple[str, int]]) -> Columns:
 
 
 class _SharedColumns(NamedTuple):
-    """What many operations of a batch have in common."""
+    """The values that many operations of a batch share."""
 
     version: int
     book: str
@@ -174,8 +178,8 @@ class _SharedColumns(NamedTuple):
     undoes: int | None
     result: str
     reason: str
-    sign: int  # Of the change of the available, which is the amount or nothing.
-    held_sign: int
+    sign: int  # The change of the available balance is the amount times this sign.
+    held_sign: int  # The same for the held balance.
     entry: int
 
 
@@ -187,57 +191,57 @@ def _common(o: LedgerOperation) -> tuple[object, ...]:
     )
 
 
-def _shapes(moved: Sequence[PlainMove]) -> list[tuple[object, ...]]:
-    """What operations in the short form have in common. It is worked out once for each kind."""
-    found: dict[tuple[object, ...], tuple[object, ...]] = {}
-    shapes = []
-    for each in moved:
-        question, account, _ = each
+def _common_of_moves(moves: Sequence[PlainMove]) -> list[tuple[object, ...]]:
+    """The shared values of each plain move, computed once per kind."""
+    by_kind: dict[tuple[object, ...], tuple[object, ...]] = {}
+    common = []
+    for move in moves:
+        question, account, _ = move
         kind = question.verb, question.version, account.book, account.asset_id, question.undoes
-        if (shape := found.get(kind)) is None:
-            shape = found[kind] = _common(operation_of(each))
-        shapes.append(shape)
-    return shapes
+        if (values := by_kind.get(kind)) is None:
+            values = by_kind[kind] = _common(operation_of(move))
+        common.append(values)
+    return common
 
 
 def _sign(delta: int, amount: int) -> int:
     if delta == 0:
         return 0
-    assert abs(delta) == amount, f"{delta} is no change by {amount}"
+    assert abs(delta) == amount, f"{delta} is not a change by {amount}"
     return 1 if delta > 0 else -1
 
 
 def _operation_columns(judgement: LedgerJudge) -> Columns:
-    long, short = judgement.written, judgement.moved
-    which, kinds = numbered([*map(_common, long), *_shapes(short)])
-    small, large = amounts([o.amount for o in long] + [q.amount for q, _, _ in short])
-    after = [o.balance_after for o in long] + [after for _, _, after in short]
-    small_after, large_after = amounts(after)
+    operations, moves = judgement.written, judgement.plain_moves
+    indexes, kinds = numbered([*map(_common, operations), *_common_of_moves(moves)])
+    small, large = amounts([o.amount for o in operations] + [q.amount for q, _, _ in moves])
+    balances = [o.balance_after for o in operations] + [after for _, _, after in moves]
+    small_balances, large_balances = amounts(balances)
     return {
-        "ids": uuids([o.transfer_id for o in long] + [q.transfer_id for q, _, _ in short]),
-        "kinds": integers(which),
-        "owners": bigints([o.account.owner for o in long] + [a.owner for _, a, _ in short]),
+        "ids": uuids([o.transfer_id for o in operations] + [q.transfer_id for q, _, _ in moves]),
+        "kinds": integers(indexes),
+        "owners": bigints([o.account.owner for o in operations] + [a.owner for _, a, _ in moves]),
         "amounts": small,
         "large_amounts": large,
-        "balances": small_after,
-        "large_balances": large_after,
+        "balances": small_balances,
+        "large_balances": large_balances,
         **shared(_common_columns, kinds),
     }
 
 
 def _common_columns(kinds: Sequence[tuple[Any, ...]]) -> Columns:
-    several = [_SharedColumns(*kind) for kind in kinds]
+    shared_columns = [_SharedColumns(*kind) for kind in kinds]
     columns = {
-        "versions": numbers(k.version for k in several),
-        "books": names(k.book for k in several),
-        "assets": numbers(k.asset_id for k in several),
-        "verbs": names(k.verb for k in several),
-        "undoes": numbers(k.undoes for k in several),
-        "results": names(k.result for k in several),
-        "reasons": names(k.reason for k in several),
-        "signs": numbers(k.sign for k in several),
-        "held_signs": numbers(k.held_sign for k in several),
-        "entries": numbers(k.entry for k in several),
+        "versions": numbers(k.version for k in shared_columns),
+        "books": names(k.book for k in shared_columns),
+        "assets": numbers(k.asset_id for k in shared_columns),
+        "verbs": names(k.verb for k in shared_columns),
+        "undoes": numbers(k.undoes for k in shared_columns),
+        "results": names(k.result for k in shared_columns),
+        "reasons": names(k.reason for k in shared_columns),
+        "signs": numbers(k.sign for k in shared_columns),
+        "held_signs": numbers(k.held_sign for k in shared_columns),
+        "entries": numbers(k.entry for k in shared_columns),
     }
     return encoded(columns)
 

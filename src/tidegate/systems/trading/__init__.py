@@ -1,4 +1,4 @@
-"""The client of the trading core, a system outside."""
+"""The client of the trading core, a system outside our database."""
 
 from tidegate.systems.trading.client import (
     CoreBalance,

@@ -1,4 +1,4 @@
-"""The client of the trading core: questions out, answers back, and what it must not forget."""
+"""The client of the trading core: it sends questions, reads answers and keeps the history mark."""
 
 import asyncio
 import contextlib
@@ -43,28 +43,27 @@ REASONS: dict[int, str] = {
 DOUBTS: dict[int, str] = {o: str(Doubt[o.name]) for o in CoreOutcome if o.name in Doubt.__members__}
 DOUBTS[CoreOutcome.MALFORMED] = CoreOutcome.MALFORMED.name
 ALARMS: dict[int, Alarm] = {CoreOutcome.BUSY: Alarm.NONE, CoreOutcome.UNDO_UNFOUNDED: Alarm.HALT}
-LATER = frozenset(
-    {wire.SessionRefusal.CROWDED, wire.SessionRefusal.REBOUND}
-)  # Greet again: nobody is called.
+# Temporary refusals: connect again later, without an alert.
+RETRY_GREETING = frozenset({wire.SessionRefusal.CROWDED, wire.SessionRefusal.REBOUND})
 MALFORMED = Unknown(CoreOutcome.MALFORMED.name, Alarm.PAGE)
 
 
 class CoreRefusesService(Unreachable):
-    """The core will not serve us, or we will not be served by it: one of us has lost something."""
+    """The core refuses this client, or this client refuses the core: one of them lost history."""
 
 
 class CoreCaller(NamedTuple):
-    """Who we are to the core, and how long we wait for it."""
+    """The name of this process for the core, and its time limit for a reply."""
 
     process: str
     timeout_s: float = 5.0
 
 
 class KnownCore(NamedTuple):
-    """What our database says of itself and of a core, when we greet it."""
+    """What our database records of itself and of a core. It is sent in the greeting."""
 
-    store: str = ""  # Empty: we are an administrator.
-    place: str = ""
+    store: str = ""  # Empty: this client is an administrator.
+    place: str = ""  # The identity of our database and its cluster.
     assets: frozenset[int] = frozenset()
     mark: HistoryMark | None = None
 
@@ -82,7 +81,7 @@ class CoreTotals(NamedTuple):
 
 
 async def load_known_core(tx: SqlTransaction, core: str) -> KnownCore:
-    """Who we are, and the newest of what all processes have seen of a core."""
+    """Read the identity of this store, and the newest mark of a core that any process has seen."""
     marks = await tx.fetch(STATEMENTS["marks"], {"core": core})
     [(store, place, assets)] = await tx.fetch(STATEMENTS["introduction"], {})
     known = newest(HistoryMark(*row) for row in marks)
@@ -90,22 +89,20 @@ async def load_known_core(tx: SqlTransaction, core: str) -> KnownCore:
 
 
 def newest(marks: Iterable[HistoryMark]) -> HistoryMark | None:
-    found = list(marks)
-    if len({mark.uuid for mark in found}) > 1:
-        names = ", ".join(sorted({str(mark.uuid) for mark in found}))
-        raise CoreRefusesService(f"our database remembers several cores under one name: {names}")
-    if not found:
+    known = list(marks)
+    if len({mark.uuid for mark in known}) > 1:
+        names = ", ".join(sorted({str(mark.uuid) for mark in known}))
+        raise CoreRefusesService(f"our database has marks of several cores: {names}")
+    if not known:
         return None
-    last = max(found, key=lambda mark: mark.position)
-    if any(mark.position == last.position and mark.crc != last.crc for mark in found):
-        raise CoreRefusesService(
-            f"we remember two histories of core {last.uuid} at {last.position}"
-        )
-    return HistoryMark(last.uuid, last.position, last.crc, max(mark.epoch for mark in found))
+    last = max(known, key=lambda mark: mark.position)
+    if any(mark.position == last.position and mark.crc != last.crc for mark in known):
+        raise CoreRefusesService(f"our database has two histories of core {last.uuid}")
+    return HistoryMark(last.uuid, last.position, last.crc, max(mark.epoch for mark in known))
 
 
 class TradingCoreClient:
-    """The trading core as a system. Any number of asks may be under way at once."""
+    """The trading core as a system. Many calls of `ask` may run at the same time."""
 
     reversible = True
 
@@ -118,43 +115,43 @@ class TradingCoreClient:
         on_refused: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
-        self.refusal: str | None = None  # Why we were last refused, until we are served again.
-        self.floor = UUID(int=0)  # Ids below it are retired there.
-        self._connect, self._caller, self._recall = connect, caller, load_known
+        self.refusal: str | None = None  # The last refusal. None once the core serves us again.
+        self.floor = UUID(int=0)  # The core has retired the ids below it.
+        self._connect, self._caller, self._load_known = connect, caller, load_known
         self._on_refused = on_refused
-        # Told the floor of the core before anything is asked of it, so that no id is made below.
+        # Called with the core's floor before the first request, so that no id is made below it.
         self.on_floor: Callable[[UUID], Awaitable[object]] | None = None
-        self._assets: frozenset[int] = frozenset()  # Which the core was told of.
-        self.mark: HistoryMark | None = None  # The newest that the core has shown us.
-        self._link: CoreConnection | None = None
+        self._assets: frozenset[int] = frozenset()  # The assets sent to the core.
+        self.mark: HistoryMark | None = None  # The newest mark that the core has sent.
+        self._connection: CoreConnection | None = None
         self._connecting = asyncio.Lock()
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
-        """Answer each question, in order, or raise Unreachable: then nothing is known of any."""
+        """Answer each question, in order. After Unreachable, no answer is known."""
         if not self._assets.issuperset({q.asset_id for q in questions}):
-            await self._tell_assets()
-        wrong = {i: reason for i, q in enumerate(questions) if (reason := self._objection(q))}
+            await self._send_assets()
+        invalid = {i: reason for i, q in enumerate(questions) if (reason := self._objection(q))}
         packed = list(map(_packed, questions))
-        for i in wrong:
+        for i in invalid:
             packed[i] = _packed(replace(questions[i], void=True))
-        sent = [each for each in packed if each is not None]
+        sent = [record for record in packed if record is not None]
         answers: list[Answer] = []
         for start in range(0, len(sent), wire.MAX_OPERATIONS):
             chunk = sent[start : start + wire.MAX_OPERATIONS]
-            found = await self._call(FrameKind.ASK, b"".join(chunk))
-            answers += [_answer(*each) for each in self._answers(found, len(chunk))]
+            reply = await self._call(FrameKind.ASK, b"".join(chunk))
+            answers += [_answer(*outcome) for outcome in self._answers(reply, len(chunk))]
         if len(sent) < len(packed):
-            following = iter(answers)
-            answers = [MALFORMED if each is None else next(following) for each in packed]
-        for i, reason in wrong.items():
+            received = iter(answers)
+            answers = [MALFORMED if record is None else next(received) for record in packed]
+        for i, reason in invalid.items():
             if isinstance(stored := answers[i], Rejected) and stored.reason == Reason.UNDONE:
                 answers[i] = Rejected(reason, stored.evidence)
         return answers
 
     def _objection(self, question: Question) -> Reason | None:
-        """Why a question is refused here, before the core looks at it. An undo never is.
+        """Why this client refuses a question itself. It never refuses an undo.
 
-        It is sent as a void, because only what the core keeps under the key is refused for ever.
+        Such a question is sent as a void: it is refused for ever only if the core stores that.
         """
         if question.asset_id in self._assets and question.party.owner > 0:
             return None
@@ -163,138 +160,135 @@ class TradingCoreClient:
         wrong_asset = question.asset_id not in self._assets
         return Reason.INVALID_ASSET if wrong_asset else Reason.INVALID_OWNER
 
-    async def _tell_assets(self) -> None:
-        """An asset may have been added since we have greeted the core."""
-        await self._linked()
-        known = (await self._recall()).assets
+    async def _send_assets(self) -> None:
+        """Send the core the assets that were added since the greeting."""
+        await self._connected()
+        known = (await self._load_known()).assets
         if known - self._assets:
             await self._call(FrameKind.ASSETS, wire.pack_assets(known))
             self._assets = known
 
     async def query(self, keys: Sequence[tuple[UUID, int]]) -> Sequence[Answer | None]:
-        """What is stored under each key, at most 8192 of them; None if nothing is."""
-        found = await self._call(FrameKind.QUERY, wire.pack_keys(keys))
-        outcomes = self._answers(found, len(keys))
+        """The answer stored under each key, or None. At most 8192 keys."""
+        reply = await self._call(FrameKind.QUERY, wire.pack_keys(keys))
+        outcomes = self._answers(reply, len(keys))
         return [None if not outcome else _answer(outcome, at) for outcome, at in outcomes]
 
     async def balance(self, owner: int, book: str, asset_id: int) -> CoreBalance:
         body = wire.account(wire.CoreBook[book], asset_id, owner)
-        found = await self._call(FrameKind.BALANCES, body)
-        [(status, raw)] = self._rows(wire.BALANCE, found)
+        reply = await self._call(FrameKind.BALANCES, body)
+        [(status, raw)] = self._rows(wire.BALANCE, reply)
         return CoreBalance(AccountStatus(status), int.from_bytes(raw))
 
     async def balances(self, accounts: Sequence[Account]) -> tuple[int, Sequence[int]]:
-        """A position, and what each account holds there; at most 8192 of them."""
+        """A position, and the balance of each account at it. At most 8192 accounts."""
         packed = (wire.account(wire.CoreBook[a.book], a.asset_id, a.owner) for a in accounts)
-        found = await self._call(FrameKind.BALANCES, b"".join(packed))
-        amounts = [int.from_bytes(raw) for _, raw in self._rows(wire.BALANCE, found)]
-        return wire.unpack_stamp(found.body).position, amounts
+        reply = await self._call(FrameKind.BALANCES, b"".join(packed))
+        amounts = [int.from_bytes(raw) for _, raw in self._rows(wire.BALANCE, reply)]
+        return wire.unpack_stamp(reply.body).position, amounts
 
     async def totals(self) -> CoreTotals:
-        found = await self._call(FrameKind.TOTALS)
+        reply = await self._call(FrameKind.TOTALS)
         sums = {
             (wire.CoreBook(book).name, asset_id): int.from_bytes(raw)
-            for book, asset_id, raw in self._rows(wire.TOTAL, found)
+            for book, asset_id, raw in self._rows(wire.TOTAL, reply)
         }
-        return CoreTotals(wire.unpack_stamp(found.body).position, sums)
+        return CoreTotals(wire.unpack_stamp(reply.body).position, sums)
 
     async def set_status(self, owner: int, book: str, asset_id: int, status: AccountStatus) -> None:
-        """Raises Declined, and opens no account, if the owner or the asset does not exist."""
+        """Raise RequestNotCarriedOut, and open no account, if the owner or asset is unknown."""
         if asset_id not in self._assets:
-            await self._tell_assets()
+            await self._send_assets()
         account = wire.account(wire.CoreBook[book], asset_id, owner)
         await self._call(FrameKind.SET_STATUS, wire.STATUS.pack(account, status))
 
     async def retire(self, floor: UUID) -> UUID:
-        """Say that we are done with all ids below `floor`; return the core's own floor.
-
-        That is a lower one if the core's clock says that this one is too late.
-        """
-        found = await self._call(FrameKind.RETIRE, floor.bytes)
-        [(raw,)] = self._rows(wire.FLOOR, found)
+        """Retire all ids below `floor`; return the core's floor: its clock may keep it lower."""
+        reply = await self._call(FrameKind.RETIRE, floor.bytes)
+        [(raw,)] = self._rows(wire.FLOOR, reply)
         self.floor = UUID(bytes=raw)
         return self.floor
 
     async def rebind(self, before: str, binding: wire.Binding) -> wire.Binding:
-        """An operator's word on which store this core serves, and where; return what holds now."""
-        found = await self._call(FrameKind.REBIND, wire.pack(wire.Rebinding(before, binding)))
+        """Bind the core to another store or database, for an operator; return the new binding."""
+        reply = await self._call(FrameKind.REBIND, wire.pack(wire.Rebinding(before, binding)))
         try:
-            return wire.unpack_binding(found.body[wire.STAMP.size :])
-        except wire.MalformedFrame as broken:
-            raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
+            return wire.unpack_binding(reply.body[wire.STAMP.size :])
+        except wire.MalformedFrame as fault:
+            raise self._malformed(fault) from fault
 
     async def snapshot(self) -> None:
         await self._call(FrameKind.SNAPSHOT)
 
     async def events(self, after: int) -> AsyncIterator[CoreEvent]:
-        """Every operation after a position, in order, once it is durable. It waits for more."""
-        async with contextlib.aclosing(self.follow(after)) as pieces:
-            async for _, piece in pieces:
-                for event in piece:
+        """Yield every operation after a position, in order, once it is durable. It never ends."""
+        async with contextlib.aclosing(self.follow(after)) as chunks:
+            async for _, chunk in chunks:
+                for event in chunk:
                     yield event
 
     async def follow(self, after: int) -> AsyncGenerator[tuple[int, Sequence[CoreEvent]], None]:
-        """The same in pieces, each with the position up to which nothing is missing."""
+        """Yield the events in chunks, each with the position up to which they are complete."""
         reader, writer = await self._greeted()
         try:
             writer.write(wire.frame(FrameKind.EVENTS, 1, wire.AFTER.pack(after)))
             while True:
-                found = await wire.receive(reader)
-                if found.kind == FrameKind.REFUSED:
-                    raise Unreachable(wire.unpack_refusal(found.body).message)
-                piece = list(wire.unpack_events(found.body))
-                yield piece[-1].position if piece else wire.unpack_stamp(found.body).position, piece
+                reply = await wire.receive(reader)
+                if reply.kind == FrameKind.REFUSED:
+                    raise Unreachable(wire.unpack_refusal(reply.body).message)
+                chunk = list(wire.unpack_events(reply.body))
+                yield chunk[-1].position if chunk else wire.unpack_stamp(reply.body).position, chunk
         except LOST as lost:
-            raise Unreachable(f"the events of {self.name} were lost: {lost}") from lost
+            raise Unreachable(f"the event stream of {self.name} was lost: {lost}") from lost
         finally:
             writer.close()
 
     async def remember(self, tx: SqlTransaction) -> None:
-        """Write the newest mark that we acknowledge, with the answers that rest on it."""
+        """Store the newest mark in the transaction that records the answers up to it."""
         if self.mark is not None:
-            who = {"core": self.name, "process": self._caller.process}
-            await tx.post(STATEMENTS["remember"], who | msgspec.structs.asdict(self.mark))
+            key = {"core": self.name, "process": self._caller.process}
+            await tx.post(STATEMENTS["remember"], key | msgspec.structs.asdict(self.mark))
 
     async def close(self) -> None:
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     async def _call(self, kind: FrameKind, body: bytes = b"") -> CoreFrame:
-        link = await self._linked()
-        found = await link.call(kind, body, self._caller.timeout_s)
-        if found.kind == FrameKind.BUSY:
+        connection = await self._connected()
+        reply = await connection.call(kind, body, self._caller.timeout_s)
+        if reply.kind == FrameKind.BUSY:
             if kind != FrameKind.ASK:
                 raise Unreachable(f"{self.name} is busy; nothing was done")
         else:
-            self._observe(link, found)
-        return found
+            self._observe(connection, reply)
+        return reply
 
-    def _observe(self, link: CoreConnection, found: CoreFrame) -> None:
-        """Keep the newest mark; an answer from an earlier start of the core is none."""
+    def _observe(self, connection: CoreConnection, reply: CoreFrame) -> None:
+        """Keep the newest mark. Refuse a reply from an earlier start of the core."""
         assert self.mark is not None
         try:
-            epoch, position, crc = wire.unpack_stamp(found.body)
-        except wire.MalformedFrame as broken:
-            raise link.fail(f"{self.name} answers in riddles: {broken}") from broken
+            epoch, position, crc = wire.unpack_stamp(reply.body)
+        except wire.MalformedFrame as fault:
+            raise connection.fail(str(self._malformed(fault))) from fault
         if epoch < self.mark.epoch:
-            link.fail("an earlier start of the core answered")
-            raise self._refused(f"{self.name} answers from epoch {epoch}, long past")
+            connection.fail("an earlier start of the core answered")
+            raise self._refused(f"it answered from epoch {epoch}, before {self.mark.epoch}")
         if position > self.mark.position or epoch > self.mark.epoch:
             self.mark = HistoryMark(self.mark.uuid, position, crc, epoch)
 
-    async def _linked(self) -> CoreConnection:
+    async def _connected(self) -> CoreConnection:
         async with self._connecting:
-            if self._link is None or self._link.failed:
-                self._link = CoreConnection(await self._greeted())
-            return self._link
+            if self._connection is None or self._connection.failed:
+                self._connection = CoreConnection(await self._greeted())
+            return self._connection
 
     async def _greeted(self) -> Streams:
-        """A new connection on which the core has said that it knows what we know."""
+        """Open a connection and greet: the core must know all the history that we know."""
         try:
-            recalled = await self._recall()
-            known = newest(mark for mark in (recalled.mark, self.mark) if mark)
-        except CoreRefusesService as torn:
-            raise self._refused(str(torn)) from torn
+            ours = await self._load_known()
+            known = newest(mark for mark in (ours.mark, self.mark) if mark)
+        except CoreRefusesService as fault:
+            raise self._refused(str(fault)) from fault
         try:
             async with asyncio.timeout(self._caller.timeout_s):
                 streams = await self._connect()
@@ -302,15 +296,15 @@ class TradingCoreClient:
             raise Unreachable(f"{self.name} cannot be reached: {lost!r}") from lost
         try:
             async with asyncio.timeout(self._caller.timeout_s):
-                welcome = await self._greet(streams, recalled._replace(mark=known))
+                welcome = await self._greet(streams, ours._replace(mark=known))
         except LOST as lost:
             streams[1].close()
-            raise Unreachable(f"{self.name} does not greet: {lost!r}") from lost
+            raise Unreachable(f"{self.name}: the greeting failed: {lost!r}") from lost
         except Unreachable:
             streams[1].close()
             raise
         self.refusal = None
-        self._assets = recalled.assets
+        self._assets = ours.assets
         self.floor = UUID(bytes=welcome.floor)
         if self.on_floor is not None:
             try:
@@ -322,29 +316,29 @@ class TradingCoreClient:
             self.mark = welcome.mark
         return streams
 
-    async def _greet(self, streams: Streams, recalled: KnownCore) -> wire.Welcome:
+    async def _greet(self, streams: Streams, ours: KnownCore) -> wire.Welcome:
         reader, writer = streams
-        store, place, assets, known = recalled
+        store, place, assets, known = ours
         epoch = known.epoch if known else 0
-        who = (store, self._caller.process, known, epoch, place, tuple(sorted(assets)))
-        hello = wire.Hello(wire.PROTOCOL, *who)
+        identity = (store, self._caller.process, known, epoch, place, tuple(sorted(assets)))
+        hello = wire.Hello(wire.PROTOCOL, *identity)
         writer.write(wire.frame(FrameKind.HELLO, 0, wire.pack(hello)))
         kind, _, body = await wire.receive(reader)
         if kind == FrameKind.REFUSED:
             refusal = wire.unpack_refusal(body)
-            if refusal.code in LATER:
+            if refusal.code in RETRY_GREETING:
                 raise Unreachable(refusal.message)
             raise self._refused(refusal.message)
         if kind != FrameKind.WELCOME:
-            raise wire.MalformedFrame(f"a greeting of kind {kind}")
+            raise wire.MalformedFrame(f"expected a welcome, got a frame of kind {kind}")
         welcome = wire.unpack_welcome(body)
         if known is not None:
-            # The core has looked at this already. That it must agree costs nothing.
-            there = welcome.mark
-            if there.uuid != known.uuid or there.position < known.position:
-                raise self._refused(f"{self.name} is not the core that we know: {there}")
-            if there.epoch < epoch:
-                raise self._refused(f"{self.name} is at epoch {there.epoch}; {epoch} was seen")
+            # The core has checked this, too. A second check costs nothing.
+            mark = welcome.mark
+            if mark.uuid != known.uuid or mark.position < known.position:
+                raise self._refused(f"it is not the core that our database knows: {mark}")
+            if mark.epoch < epoch:
+                raise self._refused(f"it is at epoch {mark.epoch}, but {epoch} was seen")
         return welcome
 
     def _refused(self, message: str) -> CoreRefusesService:
@@ -353,23 +347,26 @@ class TradingCoreClient:
             self._on_refused(self.refusal)
         return CoreRefusesService(self.refusal)
 
-    def _answers(self, found: CoreFrame, count: int) -> Sequence[tuple[int, int]]:
-        if found.kind == FrameKind.BUSY:
+    def _answers(self, reply: CoreFrame, count: int) -> Sequence[tuple[int, int]]:
+        if reply.kind == FrameKind.BUSY:
             return [(CoreOutcome.BUSY, 0)] * count
         try:
-            return wire.unpack_answers(found.body, count)
-        except wire.MalformedFrame as broken:
-            raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
+            return wire.unpack_answers(reply.body, count)
+        except wire.MalformedFrame as fault:
+            raise self._malformed(fault) from fault
 
-    def _rows(self, form: struct.Struct, found: CoreFrame) -> Sequence[tuple[Any, ...]]:
+    def _rows(self, form: struct.Struct, reply: CoreFrame) -> Sequence[tuple[Any, ...]]:
         try:
-            return list(wire.rows(form, found.body[wire.STAMP.size :]))
-        except wire.MalformedFrame as broken:
-            raise Unreachable(f"{self.name} answers in riddles: {broken}") from broken
+            return list(wire.rows(form, reply.body[wire.STAMP.size :]))
+        except wire.MalformedFrame as fault:
+            raise self._malformed(fault) from fault
+
+    def _malformed(self, fault: wire.MalformedFrame) -> Unreachable:
+        return Unreachable(f"{self.name} sent a malformed reply: {fault}")
 
 
 def _packed(question: Question) -> bytes | None:
-    """The question as the core is asked it, or None where the core has no words for it."""
+    """The question in the core's format, or None if the format cannot express it."""
     verb, party, undoes = question.verb, question.party, question.undoes
     book = BOOKS.get(party.book)
     code = 2 if verb is CREDIT else 1 if verb is DEBIT else 3 if verb is REFUND else 0
@@ -388,7 +385,7 @@ def _packed(question: Question) -> bytes | None:
             question.amount.to_bytes(16, "big"),
         )
     except (struct.error, OverflowError):
-        return None  # A number that does not fit its field.
+        return None  # A number does not fit its field.
 
 
 def _answer(outcome: int, position: int) -> Answer:
@@ -398,6 +395,6 @@ def _answer(outcome: int, position: int) -> Answer:
         return Done({"position": str(position), "delta": "0"})
     if outcome in REASONS:
         return Rejected(REASONS[outcome], {"position": str(position)})
-    # An outcome without a name is a later core's: whatever it means, it is neither yes nor no.
+    # An outcome without a name comes from a newer core: it is neither a Done nor a Rejected.
     reason = DOUBTS.get(outcome, f"OUTCOME_{outcome}")
     return Unknown(reason, ALARMS.get(outcome, Alarm.PAGE))

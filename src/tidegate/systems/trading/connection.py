@@ -1,4 +1,4 @@
-"""A connection to the trading core: how it is made, and requests matched with their replies."""
+"""A connection to the trading core, with each reply matched to its request."""
 
 import asyncio
 import contextlib
@@ -18,18 +18,18 @@ Connect: TypeAlias = Callable[[], Awaitable[Streams]]
 
 
 def worker_name(host: str, pid: int) -> str:
-    """Who we are among the processes of a store: distinct, and within what a HELLO may hold."""
+    """A name for this process, unique in its store and short enough for a HELLO."""
     name = f"{host}-{pid}"
     if len(name) <= wire.MAX_NAME:
         return name
-    # Long host names often differ in their ends only, so the hash of the whole one is kept.
+    # Long host names often differ only at the end, so add a hash of the full name.
     digest = hashlib.sha256(host.encode()).hexdigest()[:16]
-    rest = f"-{digest}-{pid}"
-    return host[: wire.MAX_NAME - len(rest)] + rest
+    suffix = f"-{digest}-{pid}"
+    return host[: wire.MAX_NAME - len(suffix)] + suffix
 
 
 def dial(address: str) -> Connect:
-    """How to reach a core at `unix:PATH` or `tcp:HOST:PORT`."""
+    """Return a function that connects to a core at `unix:PATH` or `tcp:HOST:PORT`."""
     scheme, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
 
@@ -42,14 +42,14 @@ def dial(address: str) -> Connect:
 
 
 class RequestNotCarriedOut(Unreachable):
-    """The core does not carry out this request, and has recorded nothing. It serves us otherwise.
+    """The core does not carry out this request, and has recorded nothing. It serves other requests.
 
-    To whoever asks about money this is no answer, as any other Unreachable.
+    For a question about money this is no answer, like every other Unreachable.
     """
 
 
 class CoreConnection:
-    """One connection that has been welcomed. When it fails, all that waits on it is unknown."""
+    """One connection after its greeting. If it fails, every pending request is unknown."""
 
     def __init__(self, streams: Streams) -> None:
         self._reader, self._writer = streams
@@ -64,7 +64,7 @@ class CoreConnection:
             async with asyncio.timeout(timeout_s), self._slots:
                 return await self._exchange(kind, body)
         except TimeoutError:
-            # The core answers in order, so that nothing behind this one can be had either.
+            # The core answers in order, so no later reply can arrive before this one.
             raise self.fail(f"no answer within {timeout_s} s") from None
 
     async def _exchange(self, kind: FrameKind, body: bytes) -> CoreFrame:
@@ -85,31 +85,32 @@ class CoreConnection:
     async def _read(self) -> None:
         try:
             while True:
-                found = await wire.receive(self._reader)
-                declined = None
-                if found.kind == FrameKind.REFUSED:
-                    declined = wire.unpack_refusal(found.body).message
-                    if not found.request:
-                        self.fail(declined)
+                frame = await wire.receive(self._reader)
+                refusal = None
+                if frame.kind == FrameKind.REFUSED:
+                    refusal = wire.unpack_refusal(frame.body).message
+                    if not frame.request:
+                        self.fail(refusal)
                         return
-                # A reply that nobody waits for any more came late, and is nobody's answer.
-                reply = self._pending.get(found.request)
+                # A reply without a pending request came too late: ignore it.
+                reply = self._pending.get(frame.request)
                 if reply is None or reply.done():
                     continue
-                if declined is None:
-                    reply.set_result(found)
+                if refusal is None:
+                    reply.set_result(frame)
                 else:
-                    reply.set_exception(RequestNotCarriedOut(declined))
+                    reply.set_exception(RequestNotCarriedOut(refusal))
         except LOST as lost:
             self.fail(f"the connection to the trading core was lost: {lost}")
 
     def fail(self, reason: str) -> Unreachable:
-        """End the connection. Everything under way on it becomes unknown."""
+        """Close the connection. Every pending request becomes unknown."""
         self.failed = True
         for reply in self._pending.values():
             if not reply.done():
                 reply.set_exception(Unreachable(reason))
-                reply.exception()  # Looked at here: its asker may have been cancelled.
+                # Mark the exception as retrieved: the caller may have been cancelled.
+                reply.exception()
         self._writer.close()
         if self._reading is not asyncio.current_task():
             self._reading.cancel()

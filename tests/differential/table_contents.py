@@ -1,4 +1,4 @@
-"""All that is kept, read from both sides into the same shape, and its chain computed again."""
+"""The contents of all tables, read from both sides in the same form, and checks of the chains."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from uuid import UUID
 import psycopg
 
 from tidegate.core.kind import GENESIS, Transfer
-from tidegate.core.transfer import HistoryEntry, chained
+from tidegate.core.transfer import HistoryEntry, entry_hash
 from tidegate.store.memory_store import ATTEMPTS, CIDS, HISTORY
 from tidegate.store.memory_tables import HANDOVERS, TRANSFERS, MemoryAnswer, MemoryRow, MemoryTables
 from tidegate.store.rows import TRANSFER_COLUMNS, transfer_from
@@ -15,14 +15,14 @@ from tidegate.systems.guild.memory import PENDING, THROTTLES
 from tidegate.systems.ledger.memory import ACCOUNTS, OPERATIONS
 
 HALTS = "halts"
-Books = Mapping[str, Mapping[Any, Any]]
+TableContents = Mapping[str, Mapping[Any, Any]]
 
 EMPTY = (
     "TRUNCATE transfers, handovers, cids, history, attempts, ledger_accounts, ledger_operations,"
     " halts, core_positions, daily_totals, economy.throttles, economy.pending_transfers"
 )
 MICROSECONDS = "(extract(epoch FROM {}) * 1000000)::bigint"
-# Without what depends on when one looks.
+# Without the values that depend on the time of the read.
 COLUMNS = TRANSFER_COLUMNS.replace("extract(epoch FROM now() - t.updated_at)::float8", "0").replace(
     "coalesce(t.deadline_at <= now(), false)", "false"
 )
@@ -46,20 +46,19 @@ READ = {
 }
 
 
-async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
+async def read_postgres(admin: psycopg.AsyncConnection[Any]) -> TableContents:
     async with admin.pipeline():
         cursors = {name: await admin.execute(query) for name, query in READ.items()}
     rows = {name: await cursor.fetchall() for name, cursor in cursors.items()}
     history: dict[Any, list[MemoryAnswer]] = {}
-    for id_, version, start, over, to, verb, answer, reason, evidence, actor, at, hash_ in rows[
-        HISTORY
-    ]:
-        path = (start, *over.split(), to)
+    for id_, version, *row in rows[HISTORY]:
+        start, waypoints, to, verb, answer, reason, evidence, actor, at, hash_ = row
+        path = (start, *waypoints.split(), to)
         entry = HistoryEntry(version, path, verb, answer, reason, evidence or {}, actor)
         history.setdefault(id_, []).append(MemoryAnswer(entry, at, bytes(hash_)))
     attempts: dict[Any, dict[int, Any]] = {}
-    for id_, slot, *kept in rows[ATTEMPTS]:
-        attempts.setdefault(id_, {})[slot] = tuple(kept)
+    for id_, slot, *columns in rows[ATTEMPTS]:
+        attempts.setdefault(id_, {})[slot] = tuple(columns)
     return {
         TRANSFERS: {row[3]: (transfer_from(row[3:]), *row[:3]) for row in rows[TRANSFERS]},
         HANDOVERS: _in_order((until, sorted(ids)) for until, ids in rows[HANDOVERS]),
@@ -74,10 +73,10 @@ async def postgres_books(admin: psycopg.AsyncConnection[Any]) -> Books:
     }
 
 
-def twin_books(tables: MemoryTables) -> Books:
+def read_twin(tables: MemoryTables) -> TableContents:
     rows = tables.rows
     return {
-        TRANSFERS: {id_: _kept(row) for id_, row in rows[TRANSFERS].items()},
+        TRANSFERS: {id_: _comparable(row) for id_, row in rows[TRANSFERS].items()},
         HANDOVERS: _in_order(
             (round(listed.until_s * 1_000_000), sorted(listed.ids))
             for listed in rows[HANDOVERS].values()
@@ -88,49 +87,49 @@ def twin_books(tables: MemoryTables) -> Books:
         ACCOUNTS: {a: tuple(balance) for a, balance in rows[ACCOUNTS].items()},
         OPERATIONS: {
             (*operation[:2], operation.entry): (*operation.account, *operation[3:-1])
-            for kept in rows[OPERATIONS].values()
-            for operation in kept
+            for operations in rows[OPERATIONS].values()
+            for operation in operations
         },
-        THROTTLES: {member: tuple(kept) for member, kept in rows[THROTTLES].items()},
+        THROTTLES: {member: tuple(row) for member, row in rows[THROTTLES].items()},
         PENDING: {
-            id_: (kept.status, kept.round, dict(kept.checks), kept.retry_count)
-            for id_, kept in rows[PENDING].items()
+            id_: (row.status, row.round, dict(row.checks), row.retry_count)
+            for id_, row in rows[PENDING].items()
         },
         HALTS: dict(enumerate((h.reason, h.actor) for h in tables.halts.shown())),
     }
 
 
-def _kept(row: MemoryRow) -> tuple[Transfer, int, int | None, bool]:
-    bare = row.transfer.but(waited_s=0.0, expired=False)
+def _comparable(row: MemoryRow) -> tuple[Transfer, int, int | None, bool]:
+    timeless = row.transfer.replace(waited_s=0.0, expired=False)
     deadline_us = None if row.deadline_s is None else round(row.deadline_s * 1_000_000)
-    return bare, round(row.due_s * 1_000_000), deadline_us, row.held
+    return timeless, round(row.due_s * 1_000_000), deadline_us, row.held
 
 
 def _in_order(lists: Iterable[tuple[int, list[UUID]]]) -> dict[int, tuple[int, list[UUID]]]:
-    """By what they say: in which order they were numbered depends on who was served first."""
+    """Sorted by contents: the numbers depend on the order in which sessions were served."""
     return dict(enumerate(sorted(lists)))
 
 
-def difference(twin: Books, postgres: Books) -> str:
-    """Empty if there is none."""
-    said = []
+def difference(twin: TableContents, postgres: TableContents) -> str:
+    """The differences as text; empty if there is none."""
+    lines = []
     for name in twin:
         for key in {**twin[name], **postgres[name]}:
             ours, theirs = twin[name].get(key), postgres[name].get(key)
             if ours != theirs:
-                said.append(f"{name} {key}:\n    twin       {ours}\n    postgresql {theirs}")
-    return "\n".join(said)
+                lines.append(f"{name} {key}:\n    twin       {ours}\n    postgresql {theirs}")
+    return "\n".join(lines)
 
 
-def broken_chains(books: Books) -> list[Any]:
-    """The transfers whose history is not the one that their head vouches for."""
+def broken_chains(contents: TableContents) -> list[Any]:
+    """The transfers whose history does not match its hashes or the transfer's head hash."""
     broken = []
-    for id_, (transfer, *_) in books[TRANSFERS].items():
-        head, entries, whole = GENESIS, books[HISTORY].get(id_, ()), True
+    for id_, (transfer, *_) in contents[TRANSFERS].items():
+        head, entries, intact = GENESIS, contents[HISTORY].get(id_, ()), True
         for answered in entries:
-            head = chained(head, id_, transfer.flow, answered.entry, answered.at_us)
-            whole = whole and head == answered.hash
+            head = entry_hash(head, id_, transfer.flow, answered.entry, answered.at_us)
+            intact = intact and head == answered.hash
         versions = [answered.entry.version for answered in entries]
-        if not whole or head != transfer.head_hash or versions != list(range(transfer.version)):
+        if not intact or head != transfer.head_hash or versions != list(range(transfer.version)):
             broken.append(id_)
     return broken

@@ -1,4 +1,4 @@
-"""A connection to a core in the same process: the whole protocol, without sockets."""
+"""Connections to a core in the same process: the whole protocol, without sockets."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,61 +8,63 @@ from tidegate.trading_core.core import Core
 from tidegate.trading_core.session import converse
 
 
-class InProcessConnection:
-    """What the two ends share: whether it is still open."""
+class LocalConnection:
+    """The state shared by both ends: whether the connection is open."""
 
     def __init__(self, readers: tuple[asyncio.StreamReader, asyncio.StreamReader]) -> None:
         self._readers = readers
         self.open = True
 
     def close(self) -> None:
-        """What has arrived can still be read; then comes the end."""
+        """Close both ends. Bytes that have arrived can still be read."""
         if self.open:
             self.open = False
             for reader in self._readers:
                 reader.feed_eof()
 
 
-class InProcessWriter:
-    """Whatever is written here is read at the other end, until either end closes."""
+class LocalWriter:
+    """Feeds the reader of the other end, until either end is closed."""
 
-    def __init__(self, other: asyncio.StreamReader, line: InProcessConnection) -> None:
-        self._other, self._line = other, line
+    def __init__(self, peer: asyncio.StreamReader, connection: LocalConnection) -> None:
+        self._peer, self._connection = peer, connection
 
     def write(self, chunk: bytes, /) -> None:
-        if self._line.open:
-            self._other.feed_data(chunk)
+        if self._connection.open:
+            self._peer.feed_data(chunk)
 
     async def drain(self) -> None:
-        if not self._line.open:
+        if not self._connection.open:
             raise ConnectionResetError("the pipe is closed")
         await asyncio.sleep(0)
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
     async def wait_closed(self) -> None:
-        assert not self._line.open
+        assert not self._connection.open
 
 
 def pipe() -> tuple[Streams, Streams]:
     """The two ends of a connection in memory."""
-    here, there = asyncio.StreamReader(), asyncio.StreamReader()
-    line = InProcessConnection((here, there))
-    return (here, InProcessWriter(there, line)), (there, InProcessWriter(here, line))
+    client_reader, core_reader = asyncio.StreamReader(), asyncio.StreamReader()
+    connection = LocalConnection((client_reader, core_reader))
+    client_end = client_reader, LocalWriter(core_reader, connection)
+    core_end = core_reader, LocalWriter(client_reader, connection)
+    return client_end, core_end
 
 
 def connect_to(core: Core) -> Callable[[], Awaitable[Streams]]:
-    """What a client needs to reach a core that runs in this process."""
+    """A function that opens client connections to a core in this process."""
     sessions: set[asyncio.Task[None]] = set()
 
     async def connect() -> Streams:
         if core.stopped.is_set():
             raise ConnectionRefusedError("the core has stopped")
-        ours, theirs = pipe()
-        session = asyncio.ensure_future(converse(core, *theirs))
+        client_end, core_end = pipe()
+        session = asyncio.ensure_future(converse(core, *core_end))
         sessions.add(session)
         session.add_done_callback(sessions.discard)
-        return ours
+        return client_end
 
     return connect

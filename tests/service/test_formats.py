@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from tidegate.service.request_types import id_from, ulid_of
+from tidegate.service.formats import id_from, ulid_of
 from tidegate.serving import request_ids
 
 

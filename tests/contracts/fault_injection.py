@@ -1,4 +1,4 @@
-"""What can befall a desk: sessions that die, lines that lose what is said on them."""
+"""Faults for benches: sessions that end before a commit, connections that lose messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,8 +18,8 @@ Connect: TypeAlias = Callable[[], Awaitable[Streams]]
 Tx = TypeVar("Tx", bound=Transaction)
 
 
-class Dying(Generic[Tx]):
-    """A local system whose session ends when everything is written and nothing committed."""
+class DyingSession(Generic[Tx]):
+    """A local system whose session ends after all writes and before the commit."""
 
     def __init__(self, system: LocalSystem[Tx], die: Callable[[Tx], Awaitable[object]]) -> None:
         self._system, self._die = system, die
@@ -36,8 +36,8 @@ class Dying(Generic[Tx]):
         return answers
 
 
-class Mute:
-    """Who asks dies when the system has answered, so that nobody hears it."""
+class DyingCaller:
+    """A system whose caller dies after the system has answered, so that the answer is lost."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -45,57 +45,57 @@ class Mute:
 
     async def ask(self, questions: Sequence[Question]) -> Sequence[Answer]:
         await self._system.ask(questions)
-        raise Unreachable("the asker died")
+        raise Unreachable("the caller died")
 
 
-class Losing(Enum):
+class Loss(Enum):
     NOTHING = "nothing"
     QUESTIONS = "questions"
     ANSWERS = "answers"
 
 
-class Line:
-    """The way to a core. What it loses also ends the connection on which it was said."""
+class LossyConnection:
+    """A connection to a core that can lose messages. A lost message also closes the connection."""
 
     def __init__(self, connect: Connect) -> None:
         self.connect_to = connect
-        self.losing = Losing.NOTHING
+        self.loss = Loss.NOTHING
         self.lost = asyncio.Event()
         self._pumps: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> Streams:
         reader, writer = await self.connect_to()
         assert isinstance(reader, asyncio.StreamReader)
-        heard = asyncio.StreamReader()
-        pump = asyncio.ensure_future(self._pump(reader, writer, heard))
+        received = asyncio.StreamReader()
+        pump = asyncio.ensure_future(self._pump(reader, writer, received))
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
-        return heard, Mouth(self, writer)
+        return received, LossyWriter(self, writer)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: ByteWriter, heard: asyncio.StreamReader
+        self, reader: asyncio.StreamReader, writer: ByteWriter, received: asyncio.StreamReader
     ) -> None:
         try:
             while chunk := await reader.read(CHUNK):
-                if self.losing is Losing.ANSWERS:
+                if self.loss is Loss.ANSWERS:
                     self.lost.set()
                     break
-                heard.feed_data(chunk)
+                received.feed_data(chunk)
         except wire.LOST:
             pass
         writer.close()
-        heard.feed_eof()
+        received.feed_eof()
 
 
-class Mouth:
-    """Our end of a line, as the client writes to it."""
+class LossyWriter:
+    """The client's end of a lossy connection."""
 
-    def __init__(self, line: Line, writer: ByteWriter) -> None:
-        self._line, self._writer = line, writer
+    def __init__(self, connection: LossyConnection, writer: ByteWriter) -> None:
+        self._connection, self._writer = connection, writer
 
     def write(self, chunk: bytes, /) -> None:
-        if self._line.losing is Losing.QUESTIONS:
-            self._line.lost.set()
+        if self._connection.loss is Loss.QUESTIONS:
+            self._connection.lost.set()
             self._writer.close()
         else:
             self._writer.write(chunk)

@@ -1,4 +1,4 @@
-"""What a desk may be set up with."""
+"""The database and the directory that a bench is opened with."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,6 +6,6 @@ from typing import NamedTuple
 ASSET = 3
 
 
-class Place(NamedTuple):
+class BenchSetup(NamedTuple):
     database: str
     directory: Path
