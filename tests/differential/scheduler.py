@@ -98,7 +98,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-Act = tuple[int, int]  # The numbers of a session and of its act.
+Act, SessionKey = tuple[int, int], tuple[SeedTraits, int]  # An act: a session and a number.
 ALL = tuple(itertools.product(range(SESSIONS), range(ACTS)))
 
 
@@ -191,18 +191,14 @@ class SeedRun:
                     (*[LedgerStatus.ACTIVE] * 5, LedgerStatus.FROZEN, LedgerStatus.DISABLED)
                 )
                 accounts[Account(owner, *account)] = LedgerBalance(available, 0, status)
-                values = (owner, *account, available, status)
-                await self.admin.execute(INSERT_ACCOUNT, values)
+                await self.admin.execute(INSERT_ACCOUNT, (owner, *account, available, status))
 
-    def _start(
-        self, session: SideSession, store: Any, local: Local, identity: tuple[SeedTraits, int]
-    ) -> None:
+    def _start(self, session: SideSession, store: Any, local: Local, key: SessionKey) -> None:
         async def run_session() -> None:
             CURRENT.set(session)
             try:
-                runner = ActRunner(RecordingStore(session, store), local, *identity)
-                acts = (act for number, act in self.selection.acts if number == identity[1])
-                await runner.run(acts)
+                runner = ActRunner(RecordingStore(session, store), local, *key)
+                await runner.run(act for n, act in self.selection.acts if n == key[1])
             except Exception as fault:
                 session.add_event("crashed", repr(fault), None)
                 raise
@@ -234,9 +230,7 @@ class SeedRun:
         await self._compare_tables()
 
     def _ready(self, pair: SessionPair) -> bool:
-        """Whether a session may run a statement. Two sessions never wait for the same row, because
-        it is not defined which one PostgreSQL serves first.
-        """
+        """Two sessions never wait for the same row: which one PostgreSQL serves is undefined."""
         if pair.parked or pair.finished:
             return False
         holders, own = self.store.tables.holders, pair.twin.open_tx
@@ -331,9 +325,9 @@ class SeedRun:
         self._differ(pair, "the twin waits for a row, and PostgreSQL waits for no lock")
 
     async def _blocked(self, pair: SessionPair) -> bool:
-        if pair.real.pipeline is None:
+        if (pipeline := pair.real.pipeline) is None:
             return False
-        cursor = await self.admin.execute(BLOCKED, (pair.real.pipeline.backend,))
+        cursor = await self.admin.execute(BLOCKED, (pipeline.backend,))
         [(blocked,)] = await cursor.fetchall()
         return bool(blocked)
 
@@ -367,8 +361,8 @@ class SeedRun:
 
     def _differ(self, pair: SessionPair | None, message: str) -> None:
         session = "" if pair is None else f", session {pair.number}"
-        script = "\n".join(self.script)
-        raise Difference(self.selection, f"{script}\n\n{self.selection}{session}:\n{message}")
+        lines = [*self.script, "", f"{self.selection}{session}:", message]
+        raise Difference(self.selection, "\n".join(lines))
 
 
 @dataclass(frozen=True)

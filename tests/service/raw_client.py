@@ -61,11 +61,19 @@ class Client:
         self._writer.write(b"".join(chunks))
 
     async def reply(self, *, empty: bool = False) -> RawReply:
+        head = await self.head()
+        length = 0 if empty else int(head.headers.get("content-length", 0))
+        return head._replace(body=await self._reader.readexactly(length))
+
+    async def head(self) -> RawReply:
         head = (await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)).decode()
         first, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-        length = 0 if empty else int(headers.get("content-length", 0))
-        return RawReply(int(first.split()[1]), headers, await self._reader.readexactly(length))
+        return RawReply(int(first.split()[1]), headers, b"")
+
+    async def chunk(self) -> bytes:
+        size = await asyncio.wait_for(self._reader.readuntil(b"\r\n"), 10)
+        return (await self._reader.readexactly(int(size, 16) + 2)).removesuffix(b"\r\n")
 
     async def rest(self) -> bytes:
         return await asyncio.wait_for(self._reader.read(), 10)
@@ -81,8 +89,8 @@ class RunningServer(NamedTuple):
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[RunningServer]:
-    api = Api()
+async def serving(api: Api | None = None) -> AsyncIterator[RunningServer]:
+    api = Api() if api is None else api
     server = server_of(api)
     done = asyncio.ensure_future(server.serve())
     while not server.started:  # noqa: ASYNC110  Uvicorn has no event for this.

@@ -170,9 +170,7 @@ def test_two_sessions_with_one_key_become_one_request(database: str, program: Pr
     assert len(waiting(database)) == 1
 
 
-def test_a_request_in_an_old_snapshot_is_a_serialization_failure(
-    database: str, program: Program
-) -> None:
+def test_a_request_in_an_old_snapshot_fails_to_serialize(database: str, program: Program) -> None:
     with program.session(autocommit=False) as late:
         late.commit()
         late.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -255,9 +253,7 @@ def test_without_the_inbox_role_no_request_is_possible(database: str) -> None:
         "SELECT forget_requests(0, 1)",
     ],
 )
-def test_no_program_writes_the_tables_of_the_inbox_directly(
-    program: Program, statement: str
-) -> None:
+def test_no_program_writes_the_inbox_tables_directly(program: Program, statement: str) -> None:
     program.ask()
     with program.session() as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute(statement)

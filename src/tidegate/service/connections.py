@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote
@@ -86,6 +86,7 @@ class Connection(asyncio.Protocol):
     _header_bytes = 0  # Bytes received since the last complete headers or chunk of a body.
     _receiving: HttpRequest | None = None  # The request whose body is still being received.
     _serving: HttpRequest | None = None
+    _streaming: "asyncio.Task[None] | None" = None  # The task of a reply that is a stream.
     _drained: asyncio.Future[None] | None = None  # Set while the client does not read.
     _write_timer: asyncio.TimerHandle | None = None  # Cuts off a client that does not read.
     _paused = _over_limit = _closing = False
@@ -132,6 +133,8 @@ class Connection(asyncio.Protocol):
         if self._receiving is not None:
             self._receiving.disconnect()
         self.resume_writing()
+        if self._streaming is not None:
+            self._streaming.cancel()
         del self._parser  # It refers back to this object: break the cycle.
 
     def pause_writing(self) -> None:
@@ -152,6 +155,8 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             self._closing = True
+            if self._streaming is not None:
+                self._streaming.cancel()  # It might go on for ever.
 
     # Called by the parser.
 
@@ -210,7 +215,28 @@ class Connection(asyncio.Protocol):
             raise
         if self._drained is not None:
             await self._drained
-        self._send(request, reply)
+        if reply.stream is None or request.method == "HEAD":
+            self._send(request, reply)
+        else:
+            self._streaming = asyncio.current_task()
+            await self._send_stream(reply, reply.stream)
+
+    async def _send_stream(self, reply: HttpReply, stream: AsyncGenerator[bytes, None]) -> None:
+        """Send each chunk when it is there. The connection ends with the stream.
+
+        A stream that fails ends without its last chunk, so that the client notices. It is cancelled
+        when the client disconnects, when it does not read, and when the server shuts down.
+        """
+        async with aclosing(stream):
+            headers = {**reply.headers, "Transfer-Encoding": "chunked", **CLOSE}
+            self._transport.write(head_of(reply, headers, self._server.default_headers))
+            self._server.total_requests += 1
+            async for chunk in stream:
+                self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"")
+                if self._drained is not None:
+                    await self._drained
+            self._transport.write(b"0\r\n\r\n")
+        self._close()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._server.tasks.discard(task)
@@ -317,9 +343,11 @@ def head_of(
     reply: HttpReply, headers: Mapping[str, str], defaults: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-    text = "".join([*lines, f"Content-Length: {len(reply.body)}\r\n\r\n"])
+    if "Transfer-Encoding" not in headers:
+        lines.append(f"Content-Length: {len(reply.body)}\r\n")
+    text = "".join([*lines, "\r\n"])
     # A line break in a header's value would let a client inject headers.
-    assert text.count("\n") == len(lines) + 2, "a header contains a line break"
+    assert text.count("\n") == len(lines) + 1, "a header contains a line break"
     return b"".join(
         [
             STATUS_LINES[reply.status],

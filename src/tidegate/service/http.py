@@ -1,7 +1,7 @@
 """HTTP requests and replies."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -17,6 +17,8 @@ class HttpReply(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str]
+    # Sent after the headers, each chunk as soon as it is there, instead of a body.
+    stream: AsyncGenerator[bytes, None] | None = None
 
 
 def json_reply(

@@ -112,7 +112,7 @@ async def guarded(service: ServiceContext, route: Route, request: HttpRequest) -
     reply = await _answer(service, route, request, request_id)
     took_s = service.clock() - began_s
     service.metrics.request(route.path, reply.status, took_s)
-    return HttpReply(reply.status, reply.body, {**reply.headers, "X-Request-Id": request_id})
+    return reply._replace(headers={**reply.headers, "X-Request-Id": request_id})
 
 
 async def _answer(
