@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 LINES = 6
 SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-HANDED_ON = re.compile(r"\W*|(\*\*? )?n ,|s ,|0 ,|n = [n.s0\[\] ]+ ,?|s : [n.s0\[\]() ]+ ,?|else :|try :")
+HANDED_ON = re.compile(
+    r"\W*|(\*\*? )?n ,|s ,|0 ,|n = [n.s0\[\] ]+ ,?|s : [n.s0\[\]() ]+ ,?|else :|try :"
+)
 
 
 class Place(NamedTuple):

@@ -98,7 +98,8 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-Act, SessionKey = tuple[int, int], tuple[SeedTraits, int]  # An act: a session and a number.
+Act = tuple[int, int]  # The numbers of a session and of its act.
+SessionKey = tuple[SeedTraits, int]
 ALL = tuple(itertools.product(range(SESSIONS), range(ACTS)))
 
 
@@ -328,8 +329,7 @@ class SeedRun:
         if (pipeline := pair.real.pipeline) is None:
             return False
         cursor = await self.admin.execute(BLOCKED, (pipeline.backend,))
-        [(blocked,)] = await cursor.fetchall()
-        return bool(blocked)
+        return bool((await cursor.fetchall())[0][0])
 
     def _compare_events(self, pair: SessionPair) -> None:
         twin, real = pair.twin.events, pair.real.events

@@ -128,14 +128,9 @@ class ClientWriter:
             return
         network, head = connection.network, HEAD.unpack_from(chunk)
         connection.questions[head[3]] = chunk[HEAD.size :]
-        fault, delay_s = network.environment.next_fault("request"), 0.0
-        if fault is Fault.LOST:
-            connection.out.silent = True
-        elif fault is Fault.DELAYED:
-            delay_s = network.environment.dice.uniform(*LATE_S)
-        elif fault is Fault.OVERTAKEN:
-            delay_s = network.environment.dice.uniform(*OVERTAKEN_S)
-        elif fault is Fault.REPEATED:
+        fault = network.environment.next_fault("request")
+        delay_s = network.delay_s(connection.out, fault)
+        if fault is Fault.REPEATED:
             network.repeat_later(connection.hello, chunk)
         connection.out.send(lambda: connection.to_core.feed(chunk), delay_s)
         if fault is Fault.CUT:
@@ -167,17 +162,12 @@ class CoreWriter(ClientWriter):
             return
         network = connection.network
         network.report_answers(connection, chunk)
-        fault, delay_s = network.environment.next_fault("reply"), 0.0
-        if fault is Fault.LOST:
-            connection.back.silent = True
-        elif fault is Fault.DELAYED:
-            delay_s = network.environment.dice.uniform(*LATE_S)
-        elif fault is Fault.OVERTAKEN:
-            delay_s = network.environment.dice.uniform(*OVERTAKEN_S)
-        elif fault is Fault.CUT:
+        fault = network.environment.next_fault("reply")
+        delay_s = network.delay_s(connection.back, fault)
+        if fault is Fault.CUT:
             connection.close()
             return
-        elif fault in CRASH:
+        if fault in CRASH:
             self.dead = True
             connection.host.crash(fault)
             return
@@ -200,6 +190,16 @@ class Network:
         self.loop, self.host, self.environment = loop, host, environment
         self.connections: dict[SimConnection, None] = {}
         self.pending: dict[SimHandle, Callable[[], None]] = {}  # Messages that have not arrived.
+
+    def delay_s(self, direction: Direction, fault: Fault | None) -> float:
+        """How late a message arrives. From a lost message on, nothing arrives any more."""
+        if fault is Fault.LOST:
+            direction.silent = True
+        elif fault is Fault.DELAYED:
+            return self.environment.dice.uniform(*LATE_S)
+        elif fault is Fault.OVERTAKEN:
+            return self.environment.dice.uniform(*OVERTAKEN_S)
+        return 0.0
 
     async def connect(self, client: object) -> Streams:
         fault = self.environment.next_fault("connect")

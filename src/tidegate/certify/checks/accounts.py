@@ -1,5 +1,7 @@
 """Checks of frozen, disabled and missing accounts, and of amounts that are not valid."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from tidegate.certify.checks.check import Check
@@ -7,31 +9,38 @@ from tidegate.certify.system_under_test import CanDisable, CanFreeze, CanQuery
 from tidegate.certify.trial import NotTried, Trial
 from tidegate.core.answers import Done, Rejected, Unknown
 from tidegate.core.flow import Verb
+from tidegate.core.transfer import Question
 
 
 async def frozen(trial: Trial) -> None:
     if not isinstance(trial.bench, CanFreeze):
         raise NotTried("the bench has no freeze(owner)")
-    before = trial.debit(40)
-    undo = trial.undo(before)
-    await trial.assert_done(before)
+    undo = await _undo_of_a_debit(trial)
     await trial.bench.freeze(trial.owner)
     trial.record("frozen")
-    await trial.assert_rejected(trial.debit(1))
-    await trial.assert_done(undo)
-    await trial.assert_balance(100)
+    await _refuses(trial, [trial.debit(1)], undo)
 
 
 async def disabled(trial: Trial) -> None:
     if not isinstance(trial.bench, CanDisable):
         raise NotTried("the bench has no disable(owner)")
-    before = trial.debit(40)
-    undo = trial.undo(before)
-    await trial.assert_done(before)
+    undo = await _undo_of_a_debit(trial)
     await trial.bench.disable(trial.owner)
     trial.record("disabled")
-    await trial.assert_rejected(trial.debit(1))
-    await trial.assert_rejected(trial.credit(1))
+    await _refuses(trial, [trial.debit(1), trial.credit(1)], undo)
+
+
+async def _undo_of_a_debit(trial: Trial) -> Question:
+    debit = trial.debit(40)
+    undo = trial.undo(debit)
+    await trial.assert_done(debit)
+    return undo
+
+
+async def _refuses(trial: Trial, questions: Sequence[Question], undo: Question) -> None:
+    """The account refuses new operations. An undo must still be possible."""
+    for question in questions:
+        await trial.assert_rejected(question)
     await trial.assert_done(undo)
     await trial.assert_balance(100)
 
