@@ -122,7 +122,7 @@ class World:
         if name not in self._bases:
             self._create(name)
             url = self.server.url(name)
-            migrate(url, STORE, all_flows())
+            migrate(url, STORE, all_flows(), economy=True)
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(TABLES)
                 values = {"store": STORE, "asset": ASSET, "start": START, "accounts": accounts}

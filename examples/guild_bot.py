@@ -79,5 +79,5 @@ async def send_twice(bot: Bot, number: int, text: str) -> str:
 
 if __name__ == "__main__":
     with tg.EmbeddedPostgres(Path(sys.argv[1]) / "postgres") as server:
-        tg.migrate(server.url(), "tidegate_store", tg.all_flows())
+        tg.migrate(server.url(), "tidegate_store", tg.all_flows(), economy=True)
         asyncio.run(run(server.url()))

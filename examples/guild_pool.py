@@ -28,5 +28,5 @@ async def pay(address: str) -> None:
 
 if __name__ == "__main__":
     with tg.EmbeddedPostgres(Path(sys.argv[1]) / "postgres") as server:
-        tg.migrate(server.url(), "tidegate_store", tg.all_flows())
+        tg.migrate(server.url(), "tidegate_store", tg.all_flows(), economy=True)
         asyncio.run(pay(server.url()))

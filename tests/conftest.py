@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def template() -> Iterator[str]:
     """A migrated database of this pytest worker, from which each test's database is cloned."""
     name = f"template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
-    migrate(create_database(cluster_url(), name), SCHEMA, FLOWS.values())
+    migrate(create_database(cluster_url(), name), SCHEMA, FLOWS.values(), economy=True)
     yield name
     leave_database(cluster_url(), name)
 

@@ -22,7 +22,7 @@ from tidegate.core.flow import Flow
 from tidegate.core.ids import HORIZON_S
 from tidegate.core.kind import Transfer
 from tidegate.core.money import parse_amount
-from tidegate.core.ports import StoreUnavailable, System
+from tidegate.core.ports import LocalSystem, StoreUnavailable, System
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import Asset
 from tidegate.core.wire import Binding
@@ -36,8 +36,10 @@ from tidegate.engine.ring import RING_SIZE
 from tidegate.flows import FLOWS
 from tidegate.store.daily_limits import DailyLimits
 from tidegate.store.floors import PostgresFloors
+from tidegate.store.pool_schema import is_installed
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.sessions import StoreLimits
+from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks
 from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import (
@@ -109,6 +111,10 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             with suppress(Unreachable):
                 await core.totals()
         ledger = Ledger(LEDGER)
+        has_economy = await is_installed(store)
+        local: list[LocalSystem[PostgresTransaction]] = [ledger]
+        if has_economy:
+            local += [Allowance(), Checks()]
         assets = dict(await store.assets())
         accounts = {
             name: msgspec.structs.replace(account, supported=name in setup.accounts)
@@ -118,7 +124,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             store=store,
             flows={flow.name: flow for flow in flows},
             outside=[*([core] if core else []), *setup.systems],
-            local=[ledger, Allowance(), Checks()],
+            local=local,
             clock=time.monotonic,
             dice=random.Random(os.urandom(16)),  # noqa: S311  Only for jitter of retries.
             alert=alert,
@@ -135,7 +141,7 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             retire = BackgroundTask(RETIREMENT, _retirement(store, core, alert), RETIRE_EVERY_S)
             background.start(retire._replace(first_s=RETIRE_EVERY_S))
             stack.push_async_callback(background.stop, RETIREMENT)
-        yield Gate(engine, store, ledger, core, assets, accounts)
+        yield Gate(engine, store, ledger, core, assets, accounts, has_economy)
 
 
 def daily_limits(setup: Setup, assets: Mapping[str, Asset]) -> DailyLimits | None:

@@ -57,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=0, le=64, description="a whole number from 0 to 64")] = 1
     log_format: Annotated[Literal["text", "json"], Meta(description="text or json")] = "text"
 
+    economy: Switch = False  # `tidegate migrate` installs the schema of the guild economy.
+
     scan_s: Seconds = 1.0
     lease_s: Seconds = 10.0
     connections: Annotated[int, Meta(ge=2, le=1000, description="a number from 2 to 1000")] = 8

@@ -36,7 +36,7 @@ def run_differential(
             cluster = start_cluster()
             stack.callback(stop_cluster, cluster)
             database = create_database(cluster.url, "differential")
-            migrate(database, SCHEMA, FLOWS.values())
+            migrate(database, SCHEMA, FLOWS.values(), economy=True)
         return asyncio.run(_run(database, seeds, options or RunOptions()))
 
 

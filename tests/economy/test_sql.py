@@ -172,7 +172,7 @@ def test_an_insert_that_is_rolled_back_leaves_no_rows(play: Play) -> None:
 
 
 def test_a_second_store_does_not_take_the_guilds_over(database: str) -> None:
-    assert "economy: 0001_begin" not in migrate(database, "store_two", FLOWS.values())
+    assert "economy: 0001_begin" not in migrate(database, "store_two", FLOWS.values(), economy=True)
     with psycopg.connect(database) as connection:
         assert connection.execute("SELECT * FROM economy.home").fetchall() == [(SCHEMA,)]
 

@@ -14,6 +14,7 @@ from tidegate.engine.gate import ACCOUNTS, CORE, Gate
 from tidegate.engine.request_forms import LEDGER, forms_of
 from tidegate.flows import FLOWS
 from tidegate.store.floors import PostgresFloors
+from tidegate.store.pool_schema import is_installed
 from tidegate.store.postgres import PostgresStore
 from tidegate.store.transaction import PostgresTransaction
 from tidegate.systems.guild import Allowance, Checks
@@ -54,7 +55,8 @@ async def open_gate(
             forms=forms_of(ACCOUNTS, assets := dict(await store.assets())),
         )
         async with Engine(parts) as engine:
-            yield Gate(engine, store, Ledger(LEDGER), trading, assets)
+            has_economy = await is_installed(store)
+            yield Gate(engine, store, Ledger(LEDGER), trading, assets, has_economy=has_economy)
         await trading.close()
     core.stop()
     await running

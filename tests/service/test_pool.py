@@ -3,7 +3,9 @@
 import asyncio
 from datetime import datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
+import psycopg
 import pytest
 
 from tests.service.rig import ALICE, BOB, Answer, ApiClient, Run, running_service, token
@@ -154,3 +156,21 @@ def test_members_list_their_own_payments_by_guild_and_status_in_pages(run: Run) 
             assert (await ask(api, "GET", f"{PATH}?{bad}")).status == 400
 
     run(scenario)
+
+
+def test_without_the_guild_economy_there_are_no_pool_routes(database: str, tmp_path: Path) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA economy CASCADE")
+
+    async def scenario() -> None:
+        async with running_service(database, tmp_path) as api:
+            body = {"guild_id": 7, "target_id": BOB, "amount": "1"}
+            for method, path in (("POST", ""), ("GET", ""), ("GET", f"/{UUID(int=1)}")):
+                sent = body if method == "POST" else None
+                bearer = token(str(ALICE), "user")
+                reply = await api.call(method, f"/api/v1/pool_transfers{path}", sent, bearer)
+                assert (reply.status, reply.body["code"]) == (404, "NOT_FOUND")
+                assert "not installed" in reply.body["detail"]
+            await api.fund("FUNDING", "5")  # Everything else works.
+
+    asyncio.run(scenario())

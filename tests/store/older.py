@@ -56,7 +56,7 @@ def migrate_until(database: str, last: Mapping[str, int]) -> None:
         patch.setattr(module, "migrations", migrations_until)
         if last["store"] < FEWER_CHECKS:
             patch.setattr(module, "install", install_older)
-        migrate(database, SCHEMA, FLOWS.values())
+        migrate(database, SCHEMA, FLOWS.values(), economy=True)
 
 
 def install_as_before(connection: psycopg.Connection, flow: Flow) -> None:

@@ -10,6 +10,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from tests.cluster import cluster_url
+from tidegate.core.kind import Transfer, TransferKind
 from tidegate.core.sql import (
     Binary,
     amounts,
@@ -25,6 +26,7 @@ from tidegate.core.sql import (
     strings,
     texts,
 )
+from tidegate.store.rows import READ_AS
 
 ROWS = 20
 
@@ -144,3 +146,9 @@ def test_binary_arrays_come_back_as_they_were(
         [*column, *[None] * ROWS][:ROWS] for column in (text_values, integer_values, owners, sums)
     ]
     assert rows == list(zip(range(ROWS), *padded, strict=True))
+
+
+def test_each_field_of_a_transfer_is_read_by_one_column() -> None:
+    fields = {*Transfer.__struct_fields__, *TransferKind.__struct_fields__} - {"kind"}
+    assert set(READ_AS) == fields
+    assert next(iter(READ_AS)) == "id"

@@ -50,7 +50,7 @@ def own_server() -> Iterator[str]:
     settings = {"autovacuum": "off", "checkpoint_timeout": "1h", "max_wal_size": "2GB"}
     with private_directory() as directory, Server(directory, settings=settings) as server:
         url = create_database(server.url(), "cost")
-        migrate(url, SCHEMA, FLOWS.values())
+        migrate(url, SCHEMA, FLOWS.values(), economy=True)
         asyncio.run(_funded(url))
         yield url
 

@@ -58,7 +58,7 @@ def test_databases_of_one_server_are_migrated_at_once(server: Server) -> None:
 
     def run(url: str) -> list[str]:
         start.wait()
-        return migrate(url, SCHEMA, FLOWS.values())
+        return migrate(url, SCHEMA, FLOWS.values(), economy=True)
 
     with ThreadPoolExecutor(len(urls)) as workers:
         applied = list(workers.map(run, urls))
@@ -94,7 +94,7 @@ async def _ended_transfers(database: str) -> list[Transfer]:
 
 def test_money_moves_in_both_directions(server: Server) -> None:
     database = create_database(server.url(), "moving")
-    migrate(database, SCHEMA, FLOWS.values())
+    migrate(database, SCHEMA, FLOWS.values(), economy=True)
     transfers = asyncio.run(_ended_transfers(database))
     assert [transfer.state for transfer in transfers] == [
         "COMPLETED",

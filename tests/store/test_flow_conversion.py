@@ -100,13 +100,13 @@ def accepted(database: str, flow: Flow) -> list[str]:
 def test_a_store_with_a_constraint_per_flow_gets_one_for_all(old: str) -> None:
     names = {f"flow_{name}": True for name in FLOWS}
     assert constraints(old) == dict.fromkeys(CHECKED, names)
-    applied = migrate(old, SCHEMA, FLOWS.values())
+    applied = migrate(old, SCHEMA, FLOWS.values(), economy=True)
     assert applied[-len(FLOWS) - len(CHECKED) :] == INSTALLED + CHECKED_LATER
     assert constraints(old) == ONE_FOR_ALL
     installed = dict(rows(old, "SELECT flow, checksum FROM flow_tables"))
     assert installed == checksums(FLOWS.values())
     assert [accepted(old, flow) for flow in FLOWS.values()] == [[]] * len(FLOWS)
-    assert migrate(old, SCHEMA, FLOWS.values()) == []
+    assert migrate(old, SCHEMA, FLOWS.values(), economy=True) == []
 
 
 def test_a_flow_of_another_program_keeps_its_constraint_until_it_is_installed_again(
@@ -114,7 +114,7 @@ def test_a_flow_of_another_program_keeps_its_constraint_until_it_is_installed_ag
 ) -> None:
     flow = own_flow()
     install_own(old, flow)
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     both = {"flow_own flow": True, "flow_rules": True}
     assert constraints(old) == dict.fromkeys(CHECKED, both)
     assert refused_by(old, flow) == "flow_own flow"
@@ -138,7 +138,7 @@ def test_a_changed_flow_is_converted_or_keeps_its_older_constraint(old: str) -> 
     with superuser(old) as connection:
         connection.execute(INSERT_HISTORY, (uuid4(), first.name, *NO_TO_GONE))
     with pytest.raises(MigrationRefused, match="flow own flow: history has rows"):
-        migrate(old, SCHEMA, [*FLOWS.values(), changed])
+        migrate(old, SCHEMA, [*FLOWS.values(), changed], economy=True)
     names = {f"flow_{name}": True for name in (*FLOWS, first.name)}
     assert constraints(old) == dict.fromkeys(CHECKED, names)
     assert rows(old, "SELECT flow FROM flow_rules") == []
@@ -157,7 +157,7 @@ def test_a_conversion_that_stops_before_the_rows_are_checked_is_completed(old: s
             raise Killed
 
     with pytest.raises(Killed):
-        migrate(old, SCHEMA, FLOWS.values(), stop)
+        migrate(old, SCHEMA, FLOWS.values(), stop, economy=True)
     assert constraints(old) == NOT_YET_CHECKED
     assert [accepted(old, flow) for flow in FLOWS.values()] == [[]] * len(FLOWS)
     assert migrate(old, SCHEMA, []) == CHECKED_LATER
@@ -216,7 +216,9 @@ def test_a_conversion_may_be_killed_before_any_statement(
 
 def test_concurrent_conversions_do_everything_once(old: str) -> None:
     with ThreadPoolExecutor(4) as workers:
-        runs = list(workers.map(lambda _: migrate(old, SCHEMA, FLOWS.values()), range(4)))
+        runs = list(
+            workers.map(lambda _: migrate(old, SCHEMA, FLOWS.values(), economy=True), range(4))
+        )
     done = [name for run in runs for name in run]
     assert len(done) == len(set(done))
     assert set(INSTALLED + CHECKED_LATER) < set(done)
@@ -226,11 +228,11 @@ def test_concurrent_conversions_do_everything_once(old: str) -> None:
 def test_an_older_version_does_not_restore_its_constraints(
     old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     known = {folder: migrations(folder)[:last] for folder, last in BEFORE_FEWER_CHECKS.items()}
     monkeypatch.setattr(module, "migrations", known.__getitem__)
     with pytest.raises(MigrationRefused, match="run a newer tidegate"):
-        migrate(old, SCHEMA, FLOWS.values())
+        migrate(old, SCHEMA, FLOWS.values(), economy=True)
     assert constraints(old) == ONE_FOR_ALL
 
 
@@ -248,11 +250,11 @@ def test_a_flow_whose_older_constraint_has_our_name_is_always_checked(old: str) 
     named = replace(own_flow(), name="rules")
     install_own(old, named)
     with pytest.raises(MigrationRefused, match="of the program that has this flow"):
-        migrate(old, SCHEMA, FLOWS.values())
+        migrate(old, SCHEMA, FLOWS.values(), economy=True)
     assert accepted(old, named) == []
     migrate(old, SCHEMA, [named])
     assert accepted(old, named) == []
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     assert constraints(old) == ONE_FOR_ALL
     assert accepted(old, named) == []
 
@@ -273,7 +275,7 @@ def write_from(database: str, writers: list[psycopg.Connection]) -> Callable[[st
 
 def test_rows_are_checked_while_others_write(old: str) -> None:
     writers: list[psycopg.Connection] = []
-    applied = migrate(old, SCHEMA, FLOWS.values(), write_from(old, writers))
+    applied = migrate(old, SCHEMA, FLOWS.values(), write_from(old, writers), economy=True)
     assert applied[-len(CHECKED) :] == CHECKED_LATER
     for writer in writers:
         writer.rollback()
@@ -291,9 +293,9 @@ def test_a_lock_that_is_held_for_long_is_reported_and_the_rest_is_done_later(
     with superuser(old) as holder, holder.transaction():
         holder.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
         with pytest.raises(MigrationRefused, match=f"{table} is locked by another session.*again"):
-            migrate(old, SCHEMA, FLOWS.values())
+            migrate(old, SCHEMA, FLOWS.values(), economy=True)
         assert [accepted(old, flow) for flow in FLOWS.values()] == [[]] * len(FLOWS)
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     assert constraints(old) == ONE_FOR_ALL
 
 

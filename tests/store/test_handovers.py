@@ -382,7 +382,7 @@ def test_open_transfers_of_an_older_store_are_found_after_the_migration(
         connection.execute(
             OLDER_INSERT.format("NULL").replace("SOURCE_PENDING", "FAILED").replace(" 1, ", " 2, ")
         )
-    migrate(unmigrated, SCHEMA, FLOWS.values())
+    migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True)
 
     async def scenario(store: PostgresStore) -> None:
         assert await store.due(["venue"], OURS) == ["venue"]

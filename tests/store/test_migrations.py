@@ -90,7 +90,7 @@ def tables(database: str, schema: str) -> set[str]:
 
 
 def test_a_fresh_database_is_migrated_in_order(unmigrated: str) -> None:
-    assert migrate(unmigrated, SCHEMA, FLOWS.values())[: len(EXPECTED)] == EXPECTED
+    assert migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True)[: len(EXPECTED)] == EXPECTED
     ours = [(migration.number, migration.name) for migration in migrations("store")]
     assert applied(unmigrated) == ours
     assert [number for number, _ in ours] == list(range(1, len(ours) + 1))
@@ -98,9 +98,9 @@ def test_a_fresh_database_is_migrated_in_order(unmigrated: str) -> None:
 
 
 def test_a_second_run_applies_nothing(unmigrated: str) -> None:
-    migrate(unmigrated, SCHEMA, FLOWS.values())
+    migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True)
     before = rows(unmigrated, "SELECT number, name, checksum, at FROM migrations ORDER BY number")
-    assert migrate(unmigrated, SCHEMA, FLOWS.values()) == []
+    assert migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True) == []
     assert (
         rows(unmigrated, "SELECT number, name, checksum, at FROM migrations ORDER BY number")
         == before
@@ -119,7 +119,7 @@ def test_a_file_changed_after_it_was_applied_is_refused_by_name(database: str, s
     with superuser(database, schema) as connection:
         connection.execute("UPDATE migrations SET checksum = 'other' WHERE number = 1")
     with pytest.raises(MigrationRefused, match="0001_begin was changed"):
-        migrate(database, SCHEMA, FLOWS.values())
+        migrate(database, SCHEMA, FLOWS.values(), economy=True)
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, "tidegate"])
@@ -127,12 +127,16 @@ def test_a_migration_that_this_version_does_not_know_is_refused(database: str, s
     with superuser(database, schema) as connection:
         connection.execute("INSERT INTO migrations VALUES (9999, '9999_later', 'x')")
     with pytest.raises(MigrationRefused, match=f"schema {schema} has migration 9999"):
-        migrate(database, SCHEMA, FLOWS.values())
+        migrate(database, SCHEMA, FLOWS.values(), economy=True)
 
 
 def test_concurrent_migrations_apply_everything_once(unmigrated: str) -> None:
     with ThreadPoolExecutor(4) as workers:
-        runs = list(workers.map(lambda _: migrate(unmigrated, SCHEMA, FLOWS.values()), range(4)))
+        runs = list(
+            workers.map(
+                lambda _: migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True), range(4)
+            )
+        )
     counted = Counter(name for run in runs for name in run)
     assert set(counted.values()) == {1}
     assert set(EXPECTED) <= counted.keys()
@@ -169,7 +173,7 @@ def test_a_failing_flow_leaves_no_flow_of_the_run_behind(unmigrated: str) -> Non
         name = "broken"
 
     with pytest.raises(AttributeError):
-        migrate(unmigrated, SCHEMA, [*FLOWS.values(), Broken()])  # type: ignore[list-item]
+        migrate(unmigrated, SCHEMA, [*FLOWS.values(), Broken()], economy=True)  # type: ignore[list-item]
     assert rows(unmigrated, "SELECT flow FROM flow_tables") == []
     assert rows(unmigrated, "SELECT flow FROM flow_rules") == []
     assert rows(unmigrated, "SELECT conname FROM pg_constraint WHERE conname = 'flow_rules'") == []
@@ -182,7 +186,7 @@ async def _deposit_and_transfer(database: str, schema: str, owner: int) -> None:
 
 
 def test_two_stores_work_side_by_side_and_the_view_shows_the_first(database: str) -> None:
-    again = migrate(database, "store_two", FLOWS.values())
+    again = migrate(database, "store_two", FLOWS.values(), economy=True)
     assert not [name for name in again if name.startswith("tidegate:")]
     for owner, schema in ((1, SCHEMA), (2, "store_two")):
         asyncio.run(_deposit_and_transfer(database, schema, owner))
@@ -196,15 +200,15 @@ def test_two_stores_work_side_by_side_and_the_view_shows_the_first(database: str
 
 @pytest.mark.parametrize("schema", ODD_NAMES)
 def test_a_store_may_have_any_name(database: str, schema: str) -> None:
-    migrate(database, schema, FLOWS.values())
-    assert migrate(database, schema, FLOWS.values()) == []
+    migrate(database, schema, FLOWS.values(), economy=True)
+    assert migrate(database, schema, FLOWS.values(), economy=True) == []
     assert applied(database, schema) == applied(database)
     assert tables(database, schema) == tables(database, SCHEMA)
 
 
 def test_an_engine_works_on_stores_of_any_name(database: str) -> None:
     for owner, schema in enumerate(ODD_NAMES, start=1):
-        migrate(database, schema, FLOWS.values())
+        migrate(database, schema, FLOWS.values(), economy=True)
         asyncio.run(_deposit_and_transfer(database, schema, owner))
         held = balances(database, owner, schema)
         assert held == {"OUTSIDE": -100, "FUNDING": 70, "SAVINGS": 30}
@@ -230,10 +234,17 @@ def test_a_store_that_is_older_than_the_program_is_refused_at_the_start(
     refused = f"needs its migration {needed.name}; run `tidegate migrate`"
     with pytest.raises(StoreFault, match=refused):
         asyncio.run(_start(unmigrated))
-    migrate(unmigrated, SCHEMA, FLOWS.values())
+    migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True)
     with psycopg.connect(unmigrated) as connection:
         table = sql.Identifier(SCHEMA, "migrations")
         forget = sql.SQL("DELETE FROM {} WHERE number = %s").format(table)
         connection.execute(forget, (needed.number,))
     with pytest.raises(StoreFault, match=refused):
         asyncio.run(_start(unmigrated))
+
+
+def test_the_guild_economy_is_installed_only_where_it_is_wanted(unmigrated: str) -> None:
+    assert [n for n in migrate(unmigrated, SCHEMA, FLOWS.values()) if n.startswith("economy")] == []
+    later = migrate(unmigrated, SCHEMA, FLOWS.values(), economy=True)
+    assert later == [name for name in EXPECTED if name.startswith("economy")]
+    assert migrate(unmigrated, SCHEMA, FLOWS.values()) == [], "it stays, and is kept up to date"

@@ -66,7 +66,7 @@ class Upgrade:
             self._migrate()
 
     def _migrate(self) -> None:
-        migrate(self.database, SCHEMA, FLOWS.values())
+        migrate(self.database, SCHEMA, FLOWS.values(), economy=True)
         grant = "INSERT INTO inbox_grants (role, flow) VALUES ('tidegate_inbox', %s)"
         with superuser(self.database) as sql:
             for flow in (*CROSSINGS, "internal_transfer"):
@@ -176,7 +176,7 @@ def test_points_that_sql_issued_are_not_issued_again_by_the_library(
 ) -> None:
     """SQL wrote a different fingerprint then, which can no longer be computed."""
     rows(old, ISSUE, 700, "s1")
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
 
     async def scenario(api: ApiClient) -> None:
         engine = api.gate.engine
@@ -191,7 +191,7 @@ def test_the_pool_knows_old_keys(old: str) -> None:
     with psycopg.connect(old, autocommit=True) as sql:
         [(pooled,)] = sql.execute(PAY, (100, "p1")).fetchall()
         [(issued,)] = sql.execute(ISSUE, (700, "s1")).fetchall()
-        migrate(old, SCHEMA, FLOWS.values())
+        migrate(old, SCHEMA, FLOWS.values(), economy=True)
         assert sql.execute(PAY, (100, "p1")).fetchall() == [(pooled,)]
         assert sql.execute(ISSUE, (700, "s1")).fetchall() == [(issued,)]
         assert rows(old, "SELECT FROM inbox") == [], "a new request was created"
@@ -202,7 +202,7 @@ def test_the_pool_knows_old_keys(old: str) -> None:
 
 
 def test_an_old_and_a_new_process_share_the_keys_of_the_pool(old: str) -> None:
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     with psycopg.connect(old, autocommit=True) as sql:
         [(first,)] = sql.execute(OLD_PAY, (100, "p1")).fetchall()
         assert sql.execute(PAY, (100, "p1")).fetchall() == [(first,)]

@@ -71,7 +71,7 @@ def test_dates_of_the_pool_are_brought_into_bounds(old: str, date: str) -> None:
         OldProcess(old).archive(id_)
     archived_rows = "SELECT id, expires_at::text FROM archived_transfers ORDER BY id"
     before = rows(old, archived_rows)
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     for id_ in (waiting, ended, archived):
         assert rows(old, EXPIRES, id_) == [(DATES[date],)]
     for id_ in plain:
@@ -92,7 +92,7 @@ def test_a_transfer_with_such_a_date_ends_after_the_upgrade(
     old: str, date: str, status: str
 ) -> None:
     id_ = insert(old, date)
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
 
     async def scenario() -> None:
         async with rigged(old) as rig:
@@ -118,8 +118,8 @@ async def endow(rig: Rig) -> None:
 
 def test_migrating_a_second_store_does_not_change_the_pool(old: str) -> None:
     id_ = insert(old, "infinity")
-    migrate(old, "store_two", FLOWS.values())
+    migrate(old, "store_two", FLOWS.values(), economy=True)
     found = rows(old, "SELECT expires_at::text FROM pending_transfers WHERE transfer_id = %s", id_)
     assert found == [("infinity",)]
-    migrate(old, SCHEMA, FLOWS.values())
+    migrate(old, SCHEMA, FLOWS.values(), economy=True)
     assert rows(old, EXPIRES, id_) == [(LAST,)]

@@ -197,12 +197,14 @@ def test_everything_belongs_to_the_migrator(database: str) -> None:
 
 def test_a_user_who_is_not_a_superuser_can_migrate(database: str) -> None:
     """A member of the migrator's role can migrate a database that its owner has prepared once."""
-    migrate(database, SCHEMA, FLOWS.values())
+    migrate(database, SCHEMA, FLOWS.values(), economy=True)
     with psycopg.connect(database, autocommit=True) as session:
         session.execute("DROP ROLE IF EXISTS deployer")
         session.execute("CREATE ROLE deployer LOGIN IN ROLE tidegate_migrator")
     try:
-        assert migrate(make_conninfo(database, user="deployer"), "another", FLOWS.values())
+        assert migrate(
+            make_conninfo(database, user="deployer"), "another", FLOWS.values(), economy=True
+        )
     finally:
         with psycopg.connect(database, autocommit=True) as session:
             session.execute("DROP ROLE deployer")

@@ -167,7 +167,7 @@ class Upgraded:
         return found
 
     def migrate(self, on_applied: Callable[[str], None] = lambda _: None) -> list[str]:
-        return migrate(self.database, SCHEMA, FLOWS.values(), on_applied)
+        return migrate(self.database, SCHEMA, FLOWS.values(), on_applied, economy=True)
 
 
 @pytest.fixture(scope="module")

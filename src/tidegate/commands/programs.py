@@ -84,6 +84,9 @@ class WorkerListenOptions:
 class MigrateOptions:
     database: Database = None
     schema: Annotated[str, typer.Option(help="The store's schema.")] = SCHEMA
+    economy: Annotated[
+        bool, typer.Option("--economy", help="Install the schema of the guild economy as well.")
+    ] = False
     config: ConfigFile = None
 
 
@@ -120,13 +123,16 @@ def worker(chosen: ServerOptions, listening: WorkerListenOptions) -> None:
 
 def migrate(chosen: MigrateOptions, printing: OutputOptions) -> None:
     """Create or update the tables of a store and install its flows."""
-    settings = read_settings({"database": chosen.database}, os.environ, chosen.config)
+    flags = {"database": chosen.database, "economy": chosen.economy or None}
+    settings = read_settings(flags, os.environ, chosen.config)
     database, flows = _database(settings), list(all_flows())
-    total = len(flows) + sum(len(migrations(folder)) for folder in ("shared", "store"))
+    folders = ["shared", "store", *(["economy"] if settings.economy else [])]
+    total = len(flows) + sum(len(migrations(folder)) for folder in folders)
     try:
         with bar() as progress:
             task = progress.add_task("migrating", total=total)
-            applied = migrated(database, chosen.schema, flows, lambda _: progress.advance(task))
+            advance = lambda _: progress.advance(task)  # noqa: E731
+            applied = migrated(database, chosen.schema, flows, advance, economy=settings.economy)
     except (MigrationRefused, psycopg.Error) as fault:
         raise CommandError(f"cannot migrate: {fault}") from fault
     printing.show({"applied": applied}, "\n".join(applied) or "up to date")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import AsyncConnectionPool
 
@@ -24,9 +25,15 @@ def address_of(pool: AsyncConnectionPool[Any]) -> str:
 
 
 async def setup_of(pool: AsyncConnectionPool[Any]) -> Setup:
-    async with pool.connection() as connection:
-        cursor = await connection.execute(STATEMENTS["home"])
-        row = await cursor.fetchone()
-    assert row is not None, "this database has no guild economy; run `tidegate migrate`"
+    try:
+        async with pool.connection() as connection:
+            cursor = await connection.execute(STATEMENTS["home"])
+            row = await cursor.fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        row = None
+    if row is None:
+        raise RuntimeError(
+            "this database has no guild economy: install it with `tidegate migrate --economy`"
+        )
     [store] = row.values() if isinstance(row, dict) else row
     return Setup(address_of(pool), store)

@@ -45,6 +45,7 @@ class Gate:
     core: TradingCoreClient | None
     assets: dict[str, Asset]
     accounts: Mapping[str, AccountType] = field(default_factory=lambda: ACCOUNTS)
+    has_economy: bool = False  # Whether the guild economy is installed for this store.
 
     async def refresh_assets(self) -> None:
         """Read the asset settings again: an operator may have changed them."""

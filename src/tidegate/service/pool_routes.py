@@ -22,6 +22,7 @@ from tidegate.service.reply_types import PoolPage, PoolTransfer
 from tidegate.service.request_types import PoolBody
 from tidegate.service.routing import Call, RequestRefused
 from tidegate.store.pool_schema import STATEMENTS
+from tidegate.store.postgres import PostgresStore
 
 ENDS = ("completed", "rejected")
 TRIES, PAUSE_S = 3, 0.1
@@ -29,13 +30,20 @@ AMOUNT_AT, TIMES_AT = 4, slice(10, 13)  # In a row, whose columns are the fields
 MISMATCH = "TG422"  # As the function that creates transfers calls it.
 
 
+def _store(call: Call) -> PostgresStore:
+    gate = call.service.gate
+    if not gate.has_economy:
+        raise RequestRefused(NOT_FOUND, "the guild economy is not installed here")
+    return gate.store
+
+
 async def create(call: Call) -> HttpReply:
     body = call.body(PoolBody)
     service, owner = call.service, call.owner
     values = _values(call, body)
-    # Asked first and looked at last: a replay is answered however often it comes.
+    # The limit is asked first and used last: a repeat is answered however often it comes.
     values["admitted"] = service.rate is None or service.rate.admits(owner)
-    [(values["transfer_id"],)] = await service.gate.store.run(STATEMENTS["new_id"], {})
+    [(values["transfer_id"],)] = await _store(call).run(STATEMENTS["new_id"], {})
     shown = await _created(call, values)
     service.gate.engine.hint([INBOX])
     place = {"Location": f"/api/v1/pool_transfers/{shown.transfer_id}"}
@@ -63,7 +71,7 @@ async def _created(call: Call, values: Mapping[str, Any]) -> PoolTransfer:
 
 async def _create(call: Call, values: Mapping[str, Any]) -> tuple[UUID, bool]:
     try:
-        [(id_, duplicate)] = await call.service.gate.store.run(STATEMENTS["create"], values)
+        [(id_, duplicate)] = await _store(call).run(STATEMENTS["create"], values)
     except StoreFault as fault:
         if str(fault).startswith(MISMATCH):
             raise RequestRefused(Refusal.IDEMPOTENCY_MISMATCH) from fault
@@ -138,7 +146,7 @@ async def show(call: Call) -> HttpReply:
 async def _shown(call: Call, id_: UUID) -> PoolTransfer:
     """Another member's transfer gets the same answer as one that does not exist."""
     values = {"transfer_id": id_, "owner": call.owner}
-    rows = await call.service.gate.store.run(STATEMENTS["show"], values)
+    rows = await _store(call).run(STATEMENTS["show"], values)
     if not rows:
         raise RequestRefused(NOT_FOUND, NO_TRANSFER)
     return _shape(rows[0])
@@ -159,7 +167,7 @@ async def list_own(call: Call) -> HttpReply:
         "limit": limit,
         "offset": offset,
     }
-    rows = await call.service.gate.store.run(STATEMENTS["own"], values)
+    rows = await _store(call).run(STATEMENTS["own"], values)
     further = offset + limit if len(rows) == limit else None
     return json_reply(PoolPage([_shape(row) for row in rows], further))
 

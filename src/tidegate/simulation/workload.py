@@ -38,7 +38,7 @@ class CoreTrouble(StrEnum):
         return self in (CoreTrouble.OUTAGE, CoreTrouble.BUSY)
 
 
-@dataclass
+@dataclass(slots=True)
 class Behaviour:
     """The requests and disturbances of a seed. Numbers without a unit are probabilities."""
 
@@ -93,15 +93,15 @@ class Behaviour:
         if chance < 0.20:
             # Money leaves the core, the target refuses it, and the refund does not fit.
             self.filled_owners, self.from_core, self.withdrawals = frozenset(OWNERS), 0.9, 0.4
-            self.events, self.books, self.blocking = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
+            self.status_changes, self.books, self.blocking = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.8
             self.members, self.from_spot, self.blocked_statuses = 0.6, 1.0, (LedgerStatus.DISABLED,)
         elif chance < 0.28:
             # The target refuses a deposit, and the suspense book refuses it, too.
-            self.events, self.books, self.blocking = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
+            self.status_changes, self.books, self.blocking = 1.0, (FUNDING, SPOT, SUSPENSE), 0.85
             self.blocked_statuses, self.deposits = (LedgerStatus.DISABLED,), 0.6
         elif chance < 0.44:
             # The target refuses. If the core cannot undo the debit, the transfer must wait.
-            self.events, self.books, self.blocking = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
+            self.status_changes, self.books, self.blocking = 1.0, (FUNDING, OUTSIDE, *MEMBERS), 0.7
             self.members, self.from_spot = 0.65, 1.0
             self.blocked_statuses, self.from_core, self.withdrawals = (
                 (LedgerStatus.DISABLED,),

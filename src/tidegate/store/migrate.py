@@ -48,9 +48,12 @@ def migrate(
     schema: str,
     flows: Iterable[Flow],
     on_applied: Callable[[str], None] = lambda _: None,
+    *,
+    economy: bool = False,
 ) -> list[str]:
     """Bring a store up to date and install the flows. Return the names of the migrations and flows
-    that were applied; `on_applied` is called with each of them at once.
+    that were applied; `on_applied` is called with each of them at once. With `economy`, install the
+    guild economy, if no store of this database has it.
     """
     applied: list[str] = []
 
@@ -65,7 +68,7 @@ def migrate(
         connection.execute("SELECT set_config('lock_timeout', %s, false)", (MAX_LOCK_WAIT,))
         _create_roles(connection)
         _become_migrator(connection)
-        for folder, *path in _folders(connection, schema):
+        for folder, *path in _folders(connection, schema, economy=economy):
             for name in _migrate_schema(connection, folder, path):
                 add(f"{path[0]}: {name}")
         for name in install(connection, (schema, SHARED_SCHEMA), list(flows)):
@@ -73,15 +76,17 @@ def migrate(
     return applied
 
 
-def _folders(connection: psycopg.Connection, schema: str) -> Iterator[tuple[str, ...]]:
+def _folders(
+    connection: psycopg.Connection, schema: str, *, economy: bool
+) -> Iterator[tuple[str, ...]]:
     """The folders to apply. Each comes with its schema and the rest of its search path."""
     yield "shared", SHARED_SCHEMA
     # The temporary schema is last, so that a caller's temporary tables cannot hide our tables.
     yield "store", schema, SHARED_SCHEMA, "pg_temp"
     [(exists,)] = connection.execute("SELECT to_regclass('economy.home') IS NOT NULL").fetchall()
     home = connection.execute("SELECT store FROM economy.home").fetchone() if exists else None
-    # The first store of a database has the guild economy; a second store does not get it.
-    if home in (None, (schema,)):
+    # Once a store has the guild economy it keeps it. A second store of a database cannot get it.
+    if home == (schema,) or (economy and home is None):
         yield ECONOMY, ECONOMY, schema, SHARED_SCHEMA, "pg_temp"
 
 

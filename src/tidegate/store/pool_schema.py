@@ -7,6 +7,7 @@ import psycopg
 from psycopg import sql
 
 from tidegate.core.sql import load
+from tidegate.store.postgres import PostgresStore
 
 STATEMENTS = load("tidegate.store", "pool_schema.sql")
 SHARED_SCHEMA = "tidegate"
@@ -32,6 +33,15 @@ def pool_problems(connection: psycopg.Connection[Any]) -> Iterator[str]:
             f"pool: {differing} transfers differ from the engine's record of them:"
             " run `tidegate halt`, and find out what changed them"
         )
+
+
+async def is_installed(store: PostgresStore) -> bool:
+    """Whether the guild economy is installed for this store."""
+    [(exists,)] = await store.run(STATEMENTS["economy_exists"], {})
+    if not exists:
+        return False
+    [(home,)] = await store.run(STATEMENTS["home"], {})
+    return bool(home == store.schema)
 
 
 def _row(connection: psycopg.Connection[Any], name: str) -> tuple[Any, ...]:

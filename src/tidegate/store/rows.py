@@ -12,6 +12,7 @@ from tidegate.core.kind import (
     Party,
     PartyTemplate,
     Transfer,
+    TransferKind,
     details_of,
     kind_of,
     party_templates_of,
@@ -45,14 +46,38 @@ PROBES_KEPT = 100  # How many of the newest probe times of an unreachable lane a
 NEVER = Expiry()
 
 
-# In the order of the fields of Transfer.
-TRANSFER_COLUMNS = """t.id, t.owner, t.flow, t.state, t.lane, t.parties::text, t.asset_id, t.amount,
-       t.fee, t.version, t.attempts, t.retries, t.paged, t.undoes, t.parent, t.detail::text, t.cid,
-       coalesce(t.space, ''), t.head_hash, t.error, t.trace,
-       (extract(epoch FROM t.created_at) * 1000000)::bigint,
-       (extract(epoch FROM t.updated_at) * 1000000)::bigint,
-       extract(epoch FROM now() - t.updated_at)::float8,
-       coalesce(t.deadline_at <= now(), false)"""
+# How each field of a transfer and of its kind is read. The id is the first, because a row without
+# an id is no transfer.
+READ_AS = {
+    "id": "t.id",
+    "owner": "t.owner",
+    "flow": "t.flow",
+    "state": "t.state",
+    "lane": "t.lane",
+    "party_templates": "t.parties::text",
+    "asset_id": "t.asset_id",
+    "amount": "t.amount",
+    "fee": "t.fee",
+    "version": "t.version",
+    "attempts": "t.attempts",
+    "retries": "t.retries",
+    "paged": "t.paged",
+    "undoes": "t.undoes",
+    "parent": "t.parent",
+    "details": "t.detail::text",
+    "cid": "t.cid",
+    "space": "coalesce(t.space, '')",
+    "head_hash": "t.head_hash",
+    "error": "t.error",
+    "trace": "t.trace",
+    "created_us": "(extract(epoch FROM t.created_at) * 1000000)::bigint",
+    "updated_us": "(extract(epoch FROM t.updated_at) * 1000000)::bigint",
+    "waited_s": "extract(epoch FROM now() - t.updated_at)::float8",
+    "expired": "coalesce(t.deadline_at <= now(), false)",
+}
+TRANSFER_COLUMNS = ", ".join(READ_AS.values())
+_KIND_FIELDS = TransferKind.__struct_fields__
+_OWN_FIELDS = [field for field in Transfer.__struct_fields__ if field != "kind"]
 
 _PARTIES = msgspec.json.Decoder(dict[str, Party])
 _DETAIL = msgspec.json.Decoder(dict[str, str])
@@ -60,29 +85,12 @@ _encode = msgspec.json.encode
 
 
 def transfer_from(row: Sequence[Any]) -> Transfer:
-    id_, owner, flow, state, lane, parties, asset_id, amount, fee = row[:9]
-    version, attempts, retries, paged, undoes, parent, detail, cid, space = row[9:18]
-    head, error, trace, created_us, updated_us, waited_s, expired = row[18:]
-    party_templates = party_templates_of(_PARTIES.decode(parties), owner)
-    details = () if detail is None else details_of(_DETAIL.decode(detail))
-    kind = kind_of(
-        *(
-            flow,
-            state,
-            lane,
-            party_templates,
-            asset_id,
-            fee,
-            version,
-            attempts,
-            retries,
-            paged,
-            undoes,
-        ),
-        *(details, space, error, expired),
-    )
-    rest = (owner, amount, parent, cid, head, trace, created_us, updated_us, waited_s)
-    return Transfer(kind, id_, *rest)
+    fields = dict(zip(READ_AS, row, strict=True))
+    parties, detail = fields["party_templates"], fields["details"]
+    fields["party_templates"] = party_templates_of(_PARTIES.decode(parties), fields["owner"])
+    fields["details"] = () if detail is None else details_of(_DETAIL.decode(detail))
+    kind = kind_of(*[fields[field] for field in _KIND_FIELDS])
+    return Transfer(kind, *[fields[field] for field in _OWN_FIELDS])
 
 
 def text(mapping: object) -> str | None:

@@ -101,7 +101,7 @@ class Supervisor:
             self.postgres.start()
             self._prepare_database()
         assert self.settings.database is not None, "the database is prepared"
-        migrate(self.settings.database, self.settings.schema, all_flows())
+        migrate(self.settings.database, self.settings.schema, all_flows(), economy=True)
         self._write_endpoints()
         # The core first: after a crash the workers have open transfers for it at once.
         self._wait_until(self._core_listens)
