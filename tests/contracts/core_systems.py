@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.contracts.bench_setup import ASSET, BenchSetup
 from tests.contracts.fault_injection import Connect, Loss, LossyConnection
 from tests.forked import Forked
+from tests.trading_core.local_connection import connect_to
 from tidegate.core import wire
 from tidegate.core.answers import Answer
 from tidegate.core.ports import System
@@ -19,7 +20,6 @@ from tidegate.core.transfer import Question
 from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient, dial
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.local_connection import connect_to
 
 
 class CoreBench(ABC):

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from tests.conftest import SCHEMA
+from tests.moves import moves_of
 from tidegate.core.answers import Answer
 from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import Flow
 from tidegate.core.kind import Party, Transfer
-from tidegate.core.moves import moves_of
 from tidegate.core.ports import RequestKey, Store
 from tidegate.core.request import Request, transfer_of
 from tidegate.core.transfer import Move

@@ -19,10 +19,10 @@ from tests.contracts.stores import (
     new_transfer,
     reserve,
 )
+from tests.moves import moves_of
 from tidegate.core.answers import Alarm, Done, Rejected, Unknown
 from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.kind import Transfer
-from tidegate.core.moves import moves_of
 from tidegate.core.ports import KeyTaken, StoreFault
 from tidegate.core.transfer import Expiry, Move
 

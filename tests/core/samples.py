@@ -1,5 +1,6 @@
 """Values for the tests of the core: transfers, and a flow with all features of the table."""
 
+from collections.abc import Container
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -8,6 +9,8 @@ from tidegate.core.answers import NO_EVIDENCE, Alarm, Answer, Done, Rejected, Un
 from tidegate.core.decide import DecisionContext
 from tidegate.core.flow import NEVER_PAGES, Ask, End, Flow, Pass, Place, Verb
 from tidegate.core.kind import Party, Transfer, transfer_with
+from tidegate.core.refusals import Refusal
+from tidegate.core.request import Request, fields_refusal, parties_refusal
 from tidegate.core.transfer import lane_of
 from tidegate.flows import FLOWS
 
@@ -112,3 +115,11 @@ def ask_of(flow: Flow, state: str) -> Ask:
     ask = flow.ask(state)
     assert ask is not None
     return ask
+
+
+def recheck(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
+    """The checks that every request must pass, because the engine does not trust its callers.
+
+    `local` names the systems in our own database.
+    """
+    return fields_refusal(request) or parties_refusal(request, flow, local)

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.samples import ALL_FLOWS, CONTEXT, parties_of, resting
+from tests.moves import moves_of, steps_of
 from tidegate.core.answers import Done, Rejected, Unknown
 from tidegate.core.decide import decide, done_step
 from tidegate.core.flow import FEES, Flow
 from tidegate.core.kind import Party, Transfer, TransferKind
-from tidegate.core.moves import MoveGroup, Moves, moves_of
+from tidegate.core.moves import MoveGroup, Moves
 from tidegate.core.transfer import (
     Move,
     entry_hash,
@@ -128,9 +129,9 @@ def test_a_move_survives_the_conversion_to_columns(where: Any, answer: Any) -> N
     move = decide(flow, one, answer, CONTEXT)
     moves = moves_of([move])
     assert (len(moves), moves.created, moves.move(0)) == (1, False, move)
-    assert moves.steps[0].start == move.start == 2
+    assert steps_of(moves)[0].start == move.start == 2
     [created] = [moves_of([Move(None, one)])]
-    assert (created.created, created.steps[0].start, created.move(0).start) == (True, 0, 0)
+    assert (created.created, steps_of(created)[0].start, created.move(0).start) == (True, 0, 0)
 
 
 def test_a_hash_covers_one_json_array() -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from tests.core.samples import ID
+from tests.core.samples import ID, recheck
 from tidegate.core.kind import Party
 from tidegate.core.money import MAX_AMOUNT
 from tidegate.core.refusals import Refusal, stored_refusal
@@ -26,7 +26,6 @@ from tidegate.core.request import (
     Request,
     TransferRequest,
     internal_transfer,
-    recheck,
     transfer_of,
     well_formed_cid,
 )

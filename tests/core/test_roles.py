@@ -5,13 +5,13 @@ from enum import StrEnum
 import pytest
 from msgspec.structs import replace
 
-from tests.core.samples import REVIEWED, Review, resting
+from tests.core.samples import REVIEWED, Review, recheck, resting
 from tidegate.core.answers import Done
 from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import ACTIONS, Ask, End, Flow, Place, Row, Verb
 from tidegate.core.kind import Party
 from tidegate.core.refusals import Refusal
-from tidegate.core.request import Request, fee_veto, recheck
+from tidegate.core.request import Request, fee_veto
 from tidegate.core.transfer import question_of
 from tidegate.flows import FLOWS
 from tidegate.flows.internal_transfer import INTERNAL_TRANSFER

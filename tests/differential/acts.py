@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from tests.differential.recording import Local, RecordingStore
+from tests.moves import moves_of
 from tidegate.core.account import Account
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.flow import UNDO_VERBS, Verb
 from tidegate.core.kind import Party, Transfer
-from tidegate.core.moves import moves_of
 from tidegate.core.ports import RequestKey, StoreFault
 from tidegate.core.request import Request, new_kind, transfer_of
 from tidegate.core.transfer import Move, Question

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from tests.differential.side_session import SideSession
+from tests.moves import steps_of
 from tidegate.core.account import Account
 from tidegate.core.answers import Answer
 from tidegate.core.kind import Transfer
@@ -156,7 +157,7 @@ class RecordingStore:
             await finish_sends(tx)
 
     async def write(self, tx: Any, moves: Moves, leased: Sequence[bool]) -> Sequence[Transfer]:
-        pairs = list(zip(moves.transfers, moves.steps, strict=True))
+        pairs = list(zip(moves.transfers, steps_of(moves), strict=True))
         about = " ".join(f"{short(t.id)}@{s.start}→{s.after.state}" for t, s in pairs)
         wants = rows_of(() if moves.created else moves.transfers)
         with operation(self.session, "write", about, wants) as outcome:

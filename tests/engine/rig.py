@@ -12,6 +12,7 @@ from uuid import UUID
 
 from tests.conftest import SCHEMA
 from tests.engine.venue import Venue
+from tests.moves import steps_of
 from tidegate.core.account import Account
 from tidegate.core.answers import Answer
 from tidegate.core.flow import Flow
@@ -73,7 +74,7 @@ class Refusing(MemoryStore):
     ) -> Sequence[Transfer]:
         if any(
             step.entry_forms and transfer.id == self.refused
-            for transfer, step in zip(moves.transfers, moves.steps, strict=True)
+            for transfer, step in zip(moves.transfers, steps_of(moves), strict=True)
         ):
             raise StoreFault("23514: a check of the history is violated")
         return await super().write(tx, moves, leased)

@@ -10,11 +10,11 @@ import pytest
 
 from tests.core.samples import ALL_FLOWS, CONTEXT, resting
 from tests.core.test_kinds import CHANGES, OWN
+from tests.moves import moves_of, steps_of
 from tidegate.core.answers import Alarm, Answer, Done, Rejected, Unknown
 from tidegate.core.decide import decide
 from tidegate.core.flow import FEES, Flow
 from tidegate.core.kind import Transfer
-from tidegate.core.moves import Moves, moves_of
 from tidegate.core.transfer import entry_hash, step_of
 from tidegate.engine.kind_rules import KindRules
 from tidegate.engine.local_answers import apply_answers
@@ -72,7 +72,7 @@ def test_each_row_of_a_batch_moves_as_it_would_alone(seed: int) -> None:
     moves = _first_moves(cast("Any", context()), WriteBatch(batch, answers))
     alone = [decide(_flow(t), t, a, CONTEXT) for t, a in zip(batch, answers, strict=True)]
     assert [moves.move(row) for row in range(len(moves))] == alone
-    assert moves.steps == [step_of(move) for move in alone]
+    assert steps_of(moves) == [step_of(move) for move in alone]
     indexes = sorted(index for group in moves.groups for index in group.indexes)
     assert indexes == list(range(len(batch)))
 
@@ -111,7 +111,7 @@ def test_a_second_answer_goes_to_the_groups_that_were_asked(seed: int) -> None:
             assert moves.move(row) == move
             continue
         further = decide(_flow(move.after), move.after, later[asked.index(row)], CONTEXT)
-        assert moves.steps[row] is step_of(move).then(step_of(further))
+        assert steps_of(moves)[row] is step_of(move).then(step_of(further))
         evidence = [entry.evidence for entry in (*move.entries, *further.entries)]
         assert [entry.evidence for entry in moves.move(row).entries] == evidence
 
@@ -151,7 +151,6 @@ def test_an_empty_batch_has_no_moves() -> None:
     moves = _first_moves(cast("Any", context()), WriteBatch([], []))
     assert not moves
     assert not moves.created
-    assert Moves([], []).steps == []
 
 
 def _flow(transfer: Transfer) -> Flow:

@@ -15,9 +15,9 @@ from tests.engine.audited import BASE, Play, World
 from tests.engine.rig import OWNER, Rig, made, request
 from tests.engine.rig import Play as EnginePlay
 from tests.engine.test_alert_watch import watch_alerts
+from tests.moves import moves_of
 from tidegate.core.answers import Alarm, Unreachable
 from tidegate.core.ids import HORIZON_S, NO_FLOOR, SKEW_S, first_id, time_ms
-from tidegate.core.moves import moves_of
 from tidegate.core.ports import KeyLookup, RequestKey
 from tidegate.core.refusals import Refusal
 from tidegate.core.request import transfer_of

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from tests.conftest import SCHEMA
+from tests.trading_core.local_connection import connect_to
 from tidegate.app import log_alert
 from tidegate.engine.alerts import Alert
 from tidegate.engine.engine import Engine, EngineParts
@@ -22,7 +23,6 @@ from tidegate.systems.ledger import Ledger
 from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient, load_known_core
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import Disk
-from tidegate.trading_core.local_connection import connect_to
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import SCHEMA
 from tests.contracts.stores import OURS, answer, key_of, new_transfer
+from tests.moves import moves_of
 from tests.store.older import migrate_until
 from tests.store.scenario import (
     EngineSetup,
@@ -24,7 +25,6 @@ from tests.store.scenario import (
 from tidegate.core.answers import Done, Unknown
 from tidegate.core.decide import DecisionContext, decide
 from tidegate.core.kind import Transfer
-from tidegate.core.moves import moves_of
 from tidegate.core.transfer import Move
 from tidegate.flows import FLOWS
 from tidegate.store.audit_progress import LAST_ID, AuditProgress, advance

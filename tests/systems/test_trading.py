@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from tests.conftest import SCHEMA
+from tests.trading_core.local_connection import connect_to
 from tests.trading_core.questions import (
     SPOT,
     client,
@@ -39,7 +40,6 @@ from tidegate.systems.trading import (
 )
 from tidegate.systems.trading.client import ALARMS, DOUBTS, EMPTY, REASONS
 from tidegate.trading_core.core import Core
-from tidegate.trading_core.local_connection import connect_to
 
 
 def test_it_is_a_system_that_stores_its_mark(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 from tests.trading_core.disks import PausableDisk
+from tests.trading_core.local_connection import connect_to
 from tests.trading_core.scenes import ASSETS, TEST_LIMITS, UUID_A, open_core, running_core
 from tidegate.core import wire
 from tidegate.core.flow import Verb
@@ -20,7 +21,6 @@ from tidegate.systems.trading import (
 )
 from tidegate.trading_core.core import Core, CoreLimits
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.local_connection import connect_to
 
 Connect = Callable[[], Awaitable[Streams]]
 SPOT = Party("core", "SPOT", 1)

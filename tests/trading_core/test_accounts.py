@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from tests.trading_core.scenes import ANN, BOB
-from tidegate.core.wire import MAX_U64, account
+from tidegate.core.wire import account
 from tidegate.trading_core.accounts import (
     ACCOUNT_PARTS,
     MAX_ENTRIES_PER_ACCOUNT,
@@ -30,6 +30,8 @@ ORDERS: dict[str, Callable[[], Iterable[int]]] = {
     ],
     "smallest and largest": lambda: [MAX_U64, 0, MAX_U64 - 1, 1],
 }
+
+MAX_U64 = 2**64 - 1
 
 
 def add(accounts: Accounts, party: bytes) -> AccountState:

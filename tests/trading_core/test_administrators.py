@@ -7,13 +7,13 @@ from uuid import UUID
 
 import pytest
 
+from tests.trading_core.local_connection import connect_to
 from tests.trading_core.questions import client_of, core_at, credit, open_session
 from tests.trading_core.scenes import credit as credit_of
 from tidegate.core import wire
 from tidegate.core.answers import Done, Unreachable
-from tidegate.core.wire import AccountStatus, Binding, FrameKind
+from tidegate.core.wire import AccountStatus, Binding, FrameKind, pack_operations
 from tidegate.systems.trading import CoreCaller, KnownCore, TradingCoreClient
-from tidegate.trading_core.local_connection import connect_to
 
 HERE, THERE = Binding("store", "here"), Binding("store", "there")
 
@@ -50,7 +50,7 @@ def test_a_declined_request_ends_neither_the_session_nor_other_requests(
     async def scene() -> None:
         async with core_at(tmp_path) as core:
             reader, writer = await open_session(connect_to(core), Binding())
-            body = wire.pack_operations([credit_of(9, 5)])
+            body = pack_operations([credit_of(9, 5)])
             writer.write(wire.frame(FrameKind.TOTALS, 1) + wire.frame(FrameKind.ASK, 2, body))
             writer.write(wire.frame(FrameKind.TOTALS, 3))
             replies = [await wire.receive(reader) for _ in range(3)]

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.trading_core.disks import CountingDisk
+from tests.trading_core.local_connection import connect_to
 from tests.trading_core.questions import client, client_of, core_at, credit
 from tests.trading_core.scenes import ANN, UUID_A, ask, get_answers, running_core
 from tests.trading_core.scenes import credit as credit_of
@@ -30,7 +31,6 @@ from tidegate.systems.trading import (
 )
 from tidegate.trading_core import snapshot, wal
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.local_connection import connect_to
 from tidegate.trading_core.requests import BindingChanged, RequestDeclined
 
 HERE = Binding("store", "here")

@@ -24,6 +24,7 @@ from tidegate.core.wire import (
     CoreOperation,
     CoreOutcome,
     account,
+    pack_operations,
 )
 from tidegate.trading_core.book import Book, BookDraft, LogInconsistent, group_totals
 from tidegate.trading_core.judge import judge
@@ -257,7 +258,6 @@ def test_a_duplicate_in_one_batch_is_the_same_operation() -> None:
 
 
 def test_nothing_changes_until_the_draft_is_applied() -> None:
-    from tidegate.core.wire import pack_operations
     from tidegate.trading_core.judge import judge
 
     driver = BookDriver()

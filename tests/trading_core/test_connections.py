@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.trading_core.local_connection import connect_to, pipe
 from tests.trading_core.questions import (
     Connect,
     client,
@@ -25,7 +26,6 @@ from tidegate.systems.trading import (
 )
 from tidegate.trading_core.core import Core
 from tidegate.trading_core.disk import RealDisk
-from tidegate.trading_core.local_connection import connect_to, pipe
 from tidegate.trading_core.server import OpenSessions
 from tidegate.trading_core.session import converse
 

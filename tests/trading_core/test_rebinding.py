@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.trading_core.disks import PowerLoss, SimDisk
+from tests.trading_core.local_connection import LocalWriter, connect_to, pipe
 from tests.trading_core.questions import (
     client,
     client_of,
@@ -24,7 +25,15 @@ from tests.trading_core.scenes import ANN, TEST_LIMITS, UUID_A, open_core, runni
 from tests.trading_core.scenes import credit as credit_of
 from tidegate.core import wire
 from tidegate.core.answers import Answer, Done, Unreachable
-from tidegate.core.wire import AccountStatus, Binding, CoreEvent, CoreOutcome, FrameKind, Rebinding
+from tidegate.core.wire import (
+    AccountStatus,
+    Binding,
+    CoreEvent,
+    CoreOutcome,
+    FrameKind,
+    Rebinding,
+    pack_operations,
+)
 from tidegate.systems.trading import (
     CoreCaller,
     CoreRefusesService,
@@ -34,7 +43,6 @@ from tidegate.systems.trading import (
 )
 from tidegate.trading_core.book import key_of
 from tidegate.trading_core.core import CoreStopped
-from tidegate.trading_core.local_connection import LocalWriter, connect_to, pipe
 from tidegate.trading_core.operation_memory import VERSION_BITS
 from tidegate.trading_core.requests import BindingChanged
 from tidegate.trading_core.server import OpenSessions
@@ -168,7 +176,7 @@ def test_nothing_that_an_old_session_has_queued_is_recorded_after_a_rebind(
             await operator.totals()
             before = core.log_position.position
             requests = {
-                FrameKind.ASK: wire.pack_operations([credit_of(9, 5)]),
+                FrameKind.ASK: pack_operations([credit_of(9, 5)]),
                 FrameKind.SET_STATUS: wire.STATUS.pack(ANN, AccountStatus.FROZEN),
                 FrameKind.RETIRE: bytes(15) + b"\x09",
                 FrameKind.ASSETS: wire.pack_assets([777]),
@@ -365,11 +373,11 @@ def test_after_a_power_loss_at_any_call_no_operation_follows_the_rebind(survives
         commits = asyncio.ensure_future(core.run())
         try:
             await core.submit(FrameKind.BIND, wire.pack(HERE))
-            await core.submit(FrameKind.ASK, wire.pack_operations([credit_of(1, 5)]), HERE)
+            await core.submit(FrameKind.ASK, pack_operations([credit_of(1, 5)]), HERE)
             rebinding = core.submit(
                 FrameKind.REBIND, wire.pack(Rebinding("store", THERE)), Binding()
             )
-            late = core.submit(FrameKind.ASK, wire.pack_operations([credit_of(2, 5)]), HERE)
+            late = core.submit(FrameKind.ASK, pack_operations([credit_of(2, 5)]), HERE)
             await rebinding
             with pytest.raises(BindingChanged):
                 await late

@@ -23,6 +23,7 @@ from tidegate.core.wire import (
     Rebinding,
     RefusalFrame,
     Welcome,
+    pack_operations,
 )
 
 
@@ -128,7 +129,7 @@ def test_an_event_contains_every_field() -> None:
 
 def test_a_record_begins_with_its_operation() -> None:
     operation = wire.CoreOperation(UUID_A, 3, CoreVerb.REFUND, ANN, 12, undoes=1, expect_done=True)
-    packed = wire.pack_operations([operation])
+    packed = pack_operations([operation])
     assert wire.OPERATION.unpack(packed) == wire.RECORD.unpack(packed + bytes(33))[:6]
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tidegate.core.answers import NO_EVIDENCE, Evidence
 from tidegate.core.kind import Transfer
-from tidegate.core.transfer import EvidenceColumn, Expiry, HistoryEntry, Move, Step, step_of
+from tidegate.core.transfer import EvidenceColumn, Expiry, HistoryEntry, Move, Step
 
 
 class MoveGroup(NamedTuple):
@@ -56,11 +56,6 @@ class Moves:
     def created(self) -> bool:
         """Whether the batch creates its transfers. It creates all of them or none."""
         return bool(self.groups) and self.groups[0].step.before is None
-
-    @property
-    def steps(self) -> list[Step]:
-        """The step of each transfer, in the order of the batch."""
-        return [self._member(index)[0].step for index in range(len(self))]
 
     def transfer_after(self, index: int) -> Transfer:
         """The transfer at an index after its step, which is not written yet."""
@@ -110,15 +105,3 @@ def in_groups(rows: Iterable[tuple[int, Step, tuple[Evidence, ...]]]) -> list[Mo
 
 def _column(evidences: Sequence[Evidence]) -> EvidenceColumn:
     return evidences if any(evidences) else None
-
-
-def moves_of(moves: Sequence[Move]) -> Moves:
-    rows = [
-        (index, step_of(move), tuple([entry.evidence for entry in move.entries]))
-        for index, move in enumerate(moves)
-    ]
-    return Moves(
-        [move.after if move.before is None else move.before for move in moves],
-        in_groups(rows),
-        [move.expiry for move in moves],
-    )

@@ -251,14 +251,6 @@ def _range_refusal(amount: int, asset: Asset) -> Refusal | None:
     return None
 
 
-def recheck(request: Request, flow: Flow, local: Container[str]) -> Refusal | None:
-    """The checks that every request must pass, because the engine does not trust its callers.
-
-    `local` names the systems in our own database.
-    """
-    return fields_refusal(request) or parties_refusal(request, flow, local)
-
-
 def fields_refusal(request: Request) -> Refusal | None:
     """Check the fields that differ between requests of one kind."""
     if not 0 < request.owner <= MAX_OWNER:

@@ -41,8 +41,6 @@ AFTER = struct.Struct(">Q")
 ASSET = struct.Struct(">I")
 
 MAX_U32 = 2**32 - 1
-MAX_U64 = 2**64 - 1
-MAX_U128 = 2**128 - 1
 
 
 class FrameKind(IntEnum):

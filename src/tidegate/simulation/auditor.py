@@ -66,7 +66,6 @@ class Auditor:
         self.position = 0  # Of the core's log, durable.
         self.acknowledged = 0  # Of the core's log, sent to a client.
         self.pages = 0
-        self.unreported = 0  # Stuck transfers without an alert, because the worker had died.
         self.executed = 0
         self.clock_steps = 0  # How often the database's clock was set.
         self._frames: dict[int, bytes] = {}
@@ -187,11 +186,10 @@ class Auditor:
 
     def _leave_state(self, audited: AuditedTransfer) -> None:
         """It leaves its state. If it was stuck, an alert must exist, unless the worker died."""
-        if audited.overdue and not audited.reported:
-            self.unreported += 1
-            if all(map(self.view.alive, audited.must_report)):
-                state, id_ = audited.transfer.state, audited.transfer.id
-                self.report(f"{id_} was stuck in {state} without an alert")
+        unreported = audited.overdue and not audited.reported
+        if unreported and all(map(self.view.alive, audited.must_report)):
+            state, id_ = audited.transfer.state, audited.transfer.id
+            self.report(f"{id_} was stuck in {state} without an alert")
         audited.reported, audited.overdue, audited.must_report = False, False, []
 
     def _stuck(self, audited: AuditedTransfer, slack_s: float = 0.0, slack: int = 0) -> bool:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 MARKS = "core_positions"
 INTRODUCTION = ("store", "here", [3])  # The store, its database, and the assets that exist.
 LATE_COMMIT_S = 4.0  # Within this time a COMMIT takes effect that no client waits for any more.
-KILLED = frozenset({Fault.KILLED_BEFORE, Fault.KILLED_AFTER, Fault.KILLED_LATE})
 
 
 class SimTransaction(TwinTransaction):

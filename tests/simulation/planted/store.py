@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
+from tests.moves import moves_of
 from tidegate.core.account import Account
 from tidegate.core.answers import Answer, Rejected
 from tidegate.core.ids import NO_FLOOR, Horizon
 from tidegate.core.kind import GENESIS, Transfer
-from tidegate.core.moves import Moves, moves_of
+from tidegate.core.moves import Moves
 from tidegate.core.ports import AfterLock, FlowChecksums, KeyLookup, RequestKey, no_action
 from tidegate.core.transfer import EvidenceColumn, HashForm, Question, Step, chain_hashes, hash_form
 from tidegate.engine import local_answers, write_batch
