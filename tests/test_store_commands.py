@@ -62,7 +62,7 @@ def test_a_restore_is_confirmed_and_a_copy_gets_a_new_identity(
         arguments = ("--database", database, "--core", address, "--schema", SCHEMA)
         refused = tidegate("store", "confirm", *arguments)
         assert refused.returncode == 1
-        assert f"the core serves store {stores['before']}" in refused.stderr
+        assert f"the core is still bound to store {stores['before']}" in refused.stderr
 
 
 def test_a_copy_of_the_core_can_serve_another_store(

@@ -48,7 +48,7 @@ def test_a_refused_transfer_moves_nothing() -> None:
     assert books_after({"req_id": "a", "state": "FAILED"}).moved == {}
 
 
-def test_a_transfer_that_has_not_ended_has_waited_for_ever() -> None:
+def test_the_wait_of_an_open_transfer_counts_as_infinite() -> None:
     assert books_after({"req_id": "a", "state": "PENDING"}).waited_s(0.0) == float("inf")
 
 

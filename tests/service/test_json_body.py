@@ -176,7 +176,7 @@ def test_a_refusal_says_what_is_wrong() -> None:
         (b'{"from":"SPOT","amount":1.5}', "Expected `str`, got `float` - at `$.amount`"),
         (b'{"from":"SPOT","amount":"1","admin":1}', "unknown field `admin`"),
         (b'{"from":"SPOT","from":"SPOT"}', "the key from occurs twice: send it once"),
-        (noted(b"9" * 5_000), "is too large: amounts are strings"),
+        (noted(b"9" * 5_000), "is out of range: send amounts as strings"),
     ):
         with pytest.raises(MalformedBody) as refused:
             decode(raw, Order, max_bytes=LIMIT)

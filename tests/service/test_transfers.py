@@ -136,7 +136,7 @@ def test_a_batch_answers_each_item_by_itself(run: Run) -> None:
     run(scenario)
 
 
-def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(run: Run) -> None:
+def test_an_internal_error_fails_only_its_own_item(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "100")
         ledger: Any = api.gate.engine.context.local["ledger"]
@@ -155,12 +155,12 @@ def test_a_fault_of_ours_is_told_to_the_item_that_it_struck(run: Run) -> None:
         assert said.status == 200
         assert [r["status"] for r in said.body["results"]] == [500, 201]
         assert said.body["results"][0]["code"] == "SYSTEM_ERROR"
-        assert "thirteen" not in str(said.body), "what failed is ours to know"
+        assert "thirteen" not in str(said.body), "an exception must not reach the client"
 
     run(scenario)
 
 
-def test_the_older_shape_speaks_of_funding_and_trading(run: Run) -> None:
+def test_the_older_route_uses_funding_and_trading(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "100")
         bearer = token(str(ALICE), "user")
@@ -205,7 +205,7 @@ def test_bad_input_gets_its_code(
     run(scenario)
 
 
-def test_a_thousand_posts_with_one_cid_make_one_transfer(run: Run) -> None:
+def test_many_posts_with_one_cid_make_one_transfer(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "100")
         said = await asyncio.gather(*(api.transfer(IN | {"cid": "k"}) for _ in range(300)))

@@ -64,7 +64,7 @@ def test_a_clock_that_is_set_back_does_not_delay_the_next_scan(
 
 
 def deposit_is_refused(scene: Scenario) -> None:
-    """A deposit that first its source refuses, then its target and the suspense book."""
+    """A deposit that is refused by its source, then by its target and the suspense book."""
     owner = 1
     books = {"source": OUTSIDE, "target": FUNDING, "suspense": SUSPENSE}
     parties = {role: Party(LEDGER, book, owner) for role, book in books.items()}
@@ -87,7 +87,7 @@ def deposit_is_refused(scene: Scenario) -> None:
     scene._begin = begin_and_disturb  # type: ignore[method-assign]
 
 
-def test_a_refusal_in_a_new_state_raises_an_alert_even_for_an_old_reason(
+def test_the_same_refusal_in_another_state_raises_a_new_alert(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run(1, FaultPlan(), deposit_is_refused).fault is None

@@ -32,7 +32,6 @@ from tidegate.core.wire import (
     CoreOutcome,
     FrameKind,
     Rebinding,
-    pack_operations,
 )
 from tidegate.systems.trading import (
     CoreCaller,
@@ -127,7 +126,7 @@ def test_a_rebind_that_changes_nothing_ends_no_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rebind_first", [True, False])
-def test_a_batch_that_was_queued_before_the_rebind_is_not_appended_after_it(
+def test_a_batch_queued_before_the_rebind_is_not_appended_after_it(
     tmp_path: Path, rebind_first: bool
 ) -> None:
     async def scene() -> None:
@@ -157,8 +156,7 @@ def test_a_batch_that_was_queued_before_the_rebind_is_not_appended_after_it(
                     await asking
             else:
                 assert isinstance((await asking)[0], Done)
-            balances = [5 if rebind_first else 10]
-            assert core.book.balances == balances
+            assert core.book.balances == (balances := [5 if rebind_first else 10])
             await operator.close()
         async with core_at(tmp_path) as core:
             assert (core.book.balances, core.book.binding) == (balances, THERE)
@@ -166,9 +164,7 @@ def test_a_batch_that_was_queued_before_the_rebind_is_not_appended_after_it(
     asyncio.run(scene())
 
 
-def test_nothing_that_an_old_session_has_queued_is_recorded_after_a_rebind(
-    tmp_path: Path,
-) -> None:
+def test_nothing_that_an_old_session_queued_is_recorded_after_a_rebind(tmp_path: Path) -> None:
     async def scene() -> None:
         async with slow_core(tmp_path) as (disk, core):
             reader, writer = await open_session(connect_to(core), HERE)
@@ -176,7 +172,7 @@ def test_nothing_that_an_old_session_has_queued_is_recorded_after_a_rebind(
             await operator.totals()
             before = core.log_position.position
             requests = {
-                FrameKind.ASK: pack_operations([credit_of(9, 5)]),
+                FrameKind.ASK: wire.pack_operations([credit_of(9, 5)]),
                 FrameKind.SET_STATUS: wire.STATUS.pack(ANN, AccountStatus.FROZEN),
                 FrameKind.RETIRE: bytes(15) + b"\x09",
                 FrameKind.ASSETS: wire.pack_assets([777]),
@@ -373,11 +369,11 @@ def test_after_a_power_loss_at_any_call_no_operation_follows_the_rebind(survives
         commits = asyncio.ensure_future(core.run())
         try:
             await core.submit(FrameKind.BIND, wire.pack(HERE))
-            await core.submit(FrameKind.ASK, pack_operations([credit_of(1, 5)]), HERE)
+            await core.submit(FrameKind.ASK, wire.pack_operations([credit_of(1, 5)]), HERE)
             rebinding = core.submit(
                 FrameKind.REBIND, wire.pack(Rebinding("store", THERE)), Binding()
             )
-            late = core.submit(FrameKind.ASK, pack_operations([credit_of(2, 5)]), HERE)
+            late = core.submit(FrameKind.ASK, wire.pack_operations([credit_of(2, 5)]), HERE)
             await rebinding
             with pytest.raises(BindingChanged):
                 await late

@@ -51,11 +51,11 @@ def confirm_store(where: StoreOptions, served: RebindOptions, printing: OutputOp
     try:
         wanted, bound = asyncio.run(_rebound(database, schema, _core(where, served), served))
     except (Unreachable, StoreFault) as fault:
-        raise CommandError(f"cannot confirm: {fault}") from fault
+        raise CommandError(f"cannot move the core to this database: {fault}") from fault
     if bound != wanted:
         raise CommandError(
-            f"the core serves store {bound.store or '(none yet)'} and did not change:"
-            " if its directory is a copy, use --instead-of"
+            f"the core is still bound to store {bound.store or '(none yet)'}. If the directory of"
+            " the core is a copy, name the store that it served: --instead-of STORE_ID"
         )
     printing.show(
         {"store": bound.store, "place": bound.place},

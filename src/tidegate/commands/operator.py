@@ -205,7 +205,9 @@ def audit(access: ApiOptions, printing: OutputOptions) -> None:
     if not report["ok"]:
         if printing.as_json:
             raise typer.Exit(1)
-        raise CommandError("the books do not agree: read docs/operations.md before you resume")
+        raise CommandError(
+            "the books do not agree: read `books_disagree` in docs/operations.md before you resume"
+        )
 
 
 def print_books(report: Answer) -> None:

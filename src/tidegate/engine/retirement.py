@@ -39,8 +39,10 @@ class Retirement:
             floor = min(self._stored, lowest)
             core_floor = await self._retire(floor)
             if core_floor < floor:
-                cause = f"the core did not accept the floor {floor}; its clock is behind the clock "
-                cause += "of this process"
+                cause = (
+                    f"the core does not forget transfers below {floor}: the clock of its machine is"
+                    " more than an hour behind the clock of this machine; set the clocks right"
+                )
                 self._alert(Alert(Alarm.PAGE, AlertCode.FLOOR_REFUSED, cause))
         # Set last: a failed round is repeated soon, and this floor would not be old enough then.
         self._stored = stored

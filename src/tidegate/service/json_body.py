@@ -1,7 +1,8 @@
 """Strict parsing of JSON bodies.
 
 Everything that JSON parsers read differently is refused: duplicate keys, NaN, half a surrogate
-pair, numbers of any length. Otherwise a proxy could check another request than the one we run.
+pair, very long numbers. Otherwise a proxy in front of us could check one request while we run
+another.
 """
 
 import json
@@ -37,13 +38,15 @@ def decode(raw: bytes, type_: type[T], *, max_bytes: int, max_depth: int = MAX_D
     if len(raw) > max_bytes:
         raise MalformedBody(f"the body has {len(raw)} bytes: send at most {max_bytes}")
     if type_ not in CLOSED_TYPES:
-        refuse_open_structs(type_)
+        assert_closed_structs(type_)
         CLOSED_TYPES.add(type_)
     value = parse(raw, max_depth)
     try:
         return msgspec.convert(value, type_, str_keys=True)
     except msgspec.ValidationError as error:
-        raise MalformedBody(f"the body does not fit: {quoted(str(error), DETAIL_CHARS)}") from None
+        raise MalformedBody(
+            f"the body has a wrong field: {quoted(str(error), DETAIL_CHARS)}"
+        ) from None
 
 
 def parse(raw: bytes, max_depth: int) -> dict[str, Any]:
@@ -123,19 +126,19 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def bounded_int(digits: str) -> int:
     if len(digits) > MAX_NUMBER_CHARS or not MIN_NUMBER <= (number := int(digits)) <= MAX_NUMBER:
-        raise MalformedBody(f"the number {quoted(digits)} is too large: amounts are strings")
+        raise MalformedBody(f"the number {quoted(digits)} is out of range: send amounts as strings")
     return number
 
 
 def bounded_float(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
-        raise MalformedBody(f"the number {quoted(digits)} is too large: amounts are strings")
+        raise MalformedBody(f"the number {quoted(digits)} is out of range: send amounts as strings")
     return number
 
 
 def refuse_constant(name: str) -> NoReturn:
-    raise MalformedBody(f"{name} is not a number: amounts are strings")
+    raise MalformedBody(f"{name} is not valid JSON: send amounts as strings")
 
 
 def quoted(text: str, limit: int = QUOTED_CHARS) -> str:
@@ -144,7 +147,7 @@ def quoted(text: str, limit: int = QUOTED_CHARS) -> str:
     return "".join(c if c.isprintable() else "?" for c in short)
 
 
-def refuse_open_structs(type_: object) -> None:
+def assert_closed_structs(type_: object) -> None:
     """Assert at a type's first use that it forbids unknown fields: dropping one would be a bug."""
     for part in parts(msgspec.inspect.type_info(type_), set()):
         if isinstance(part, msgspec.inspect.StructType):

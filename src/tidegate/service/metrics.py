@@ -38,7 +38,7 @@ class Metrics:
         lags = timer("internal_transfer_settlement_lag_seconds", "From creation to end", ["flow"])
         self._durations: Callable[[str], Histogram] = cache(durations.labels)
         self._lags: Callable[[str], Histogram] = cache(lags.labels)
-        self._backlog = gauge("tidegate_backlog", "Transfers that rest labels", labels)
+        self._backlog = gauge("tidegate_backlog", "Open transfers, by lane, flow and state", labels)
         self._dwell = gauge("tidegate_oldest_seconds", "How long the oldest has waited", labels)
         self._ring = gauge("tidegate_ring", "Transfers in the queue of the lane", ["lane"])
         self._closed = gauge("tidegate_lane_closed", "1 while a system is unreachable", ["lane"])

@@ -191,8 +191,8 @@ def check_sessions(settings: Settings) -> None:
     if row is not None and row[0] < needed:
         sessions = settings.connections + LEADER_SESSIONS
         raise CannotRun(
-            f"{settings.processes} processes with {sessions} sessions each need {needed}, and"
-            f" the database allows {row[0]}: lower `processes` or `connections`, or raise"
+            f"{settings.processes} processes with {sessions} sessions each need {needed} sessions,"
+            f" but the database allows {row[0]}: lower `processes` or `connections`, or raise"
             " max_connections"
         )
 

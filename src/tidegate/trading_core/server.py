@@ -33,7 +33,9 @@ def run(directory: Path, listen: str, limits: CoreLimits | None = None) -> int:
         print(f"trading core: {fault}", file=sys.stderr, flush=True)
         return 1
     except OSError as fault:
-        message = f"the disk failed: {fault}. No unwritten operation was answered; stopping"
+        message = (
+            f"the disk failed: {fault}. Every operation that was answered is on disk; stopping"
+        )
         print(f"trading core: {message}", file=sys.stderr, flush=True)
         return 1
     return 0
