@@ -84,6 +84,7 @@ def test_a_child_process_gets_the_same_settings() -> None:
         directory="elsewhere",
         workers=3,
         log_format="json",
+        economy=True,
         scan_s=0.25,
         lease_s=2.0,
         connections=9,
