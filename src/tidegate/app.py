@@ -33,7 +33,7 @@ from tidegate.engine.inbox_reader import Form
 from tidegate.engine.request_forms import LEDGER, forms_of
 from tidegate.engine.retirement import Retirement
 from tidegate.engine.ring import RING_SIZE
-from tidegate.flows import FLOWS
+from tidegate.flows import FLOWS, GUILD_FLOWS
 from tidegate.store.daily_limits import DailyLimits
 from tidegate.store.floors import PostgresFloors
 from tidegate.store.pool_schema import is_installed
@@ -98,7 +98,8 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
     async with AsyncExitStack() as stack:
         store = PostgresStore(setup.database, setup.schema, setup.bounds)
         await stack.enter_async_context(store)
-        flows = all_flows(*setup.flows)
+        has_economy = await is_installed(store)
+        flows = [f for f in all_flows(*setup.flows) if has_economy or f.name not in GUILD_FLOWS]
         await store.verify(flows)
         core = None
         if setup.core is not None:
@@ -111,7 +112,6 @@ async def open_gate(setup: Setup) -> AsyncIterator[Gate]:
             with suppress(Unreachable):
                 await core.totals()
         ledger = Ledger(LEDGER)
-        has_economy = await is_installed(store)
         local: list[LocalSystem[PostgresTransaction]] = [ledger]
         if has_economy:
             local += [Allowance(), Checks()]

@@ -1,9 +1,10 @@
 """A reply that is a stream: each chunk is sent at once, and a broken stream has no end."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
+import uvloop
 
 from tests.service.raw_client import CLOSED, Api, get, serving
 from tidegate.service import connections
@@ -119,3 +120,42 @@ def test_head_opens_no_stream() -> None:
             assert (await client.reply(empty=True)).status == 200
 
     asyncio.run(scenario())
+
+
+class Slow(Streaming):
+    """Takes its time before it returns the stream."""
+
+    async def __call__(self, request: HttpRequest) -> HttpReply:
+        await self.release.wait()
+        return await super().__call__(request)
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("leaves", [True, False], ids=["the client leaves", "the server stops"])
+def test_a_stream_does_not_begin_when_its_connection_has_ended(
+    loop: Callable[[], asyncio.AbstractEventLoop], *, leaves: bool
+) -> None:
+    """No task would end it: it would run for ever, for no reader."""
+
+    async def scenario() -> None:
+        api = Slow()
+        began = asyncio.get_running_loop().time()
+        async with serving(api) as (_, connect, stop):
+            client = await connect()
+            client.send(get("/live"))
+            await asyncio.sleep(0.1)
+            if leaves:
+                client.close()
+            else:
+                stop()
+            await asyncio.sleep(0.3)
+            api.release.set()
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                api.chunks.put_nowait(b"one")
+            await asyncio.sleep(0.1)
+            assert api.chunks.qsize() == 3, "nothing reads the stream"
+        assert asyncio.get_running_loop().time() - began < connections.SHUTDOWN_S / 2
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())

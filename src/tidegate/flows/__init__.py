@@ -9,6 +9,10 @@ from tidegate.flows.internal_transfer import INTERNAL_TRANSFER
 from tidegate.flows.member_transfer import MEMBER_TRANSFER
 from tidegate.flows.pool_transfer import POOL_TRANSFER
 
+# Only processes with the systems of the guild may work on these flows: these systems keep a
+# record of each move.
+GUILD_FLOWS = frozenset({POOL_TRANSFER.name, MEMBER_TRANSFER.name})
+
 FLOWS: Mapping[str, Flow] = {
     flow.name: flow
     for flow in (

@@ -217,6 +217,9 @@ class Connection(asyncio.Protocol):
             await self._drained
         if reply.stream is None or request.method == "HEAD":
             self._send(request, reply)
+        elif self._closing or self._transport.is_closing():
+            await reply.stream.aclose()  # Nothing would end it later: see `_send_stream`.
+            self._close()
         else:
             self._streaming = asyncio.current_task()
             await self._send_stream(reply, reply.stream)
