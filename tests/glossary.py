@@ -38,7 +38,9 @@ def module_rows(page: str) -> str:
         if word not in known:
             rows.setdefault(word, []).append(f"`{where}`: {sentence}")
     head = "| term | meaning |\n|---|---|\n"
-    return head + "".join(f"| {word} | {' '.join(said)} |\n" for word, said in sorted(rows.items()))
+    return head + "".join(
+        f"| {word} | {' '.join(texts)} |\n" for word, texts in sorted(rows.items())
+    )
 
 
 def written(page: str) -> str:

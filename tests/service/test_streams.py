@@ -159,3 +159,18 @@ def test_a_stream_does_not_begin_when_its_connection_has_ended(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(scenario())
+
+
+def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    async def scenario() -> None:
+        api = Streaming()
+        async with serving(api) as (_, connect, _):
+            client = await connect()
+            client.send(get("/live").replace(b"HTTP/1.1", b"HTTP/1.0"))
+            head = await client.head()
+            assert not {"transfer-encoding", "content-length"} & head.headers.keys()
+            for chunk in (b"one", b"", b"two", None):
+                api.chunks.put_nowait(chunk)
+            assert await client.rest() == b"onetwo"
+
+    asyncio.run(scenario())

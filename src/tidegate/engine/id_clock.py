@@ -5,8 +5,8 @@ looks up which keys are known. The lookup can be left out while repeated keys ar
 key that exists fails the transaction, and the keys are looked up then. So a batch is looked up
 first only after a repeated key was seen, or when the store's clock was not read lately.
 
-An id whose time is a few seconds wrong does no harm. An id below the store's floor is refused when
-it is written, because the transaction reads the floor.
+An id whose time is wrong by a few seconds is harmless. An id below the store's floor is refused
+when it is written, because the transaction reads the floor.
 """
 
 from collections.abc import Callable

@@ -183,6 +183,7 @@ class Connection(asyncio.Protocol):
         )
         self._headers = []  # Trailers after the body are not headers of the request.
         persistent = self._parser.get_http_version() != "1.0"
+        request.takes_chunks = persistent
         request.keep_alive = persistent and self._parser.should_keep_alive()
         self._receiving = request
         if self._serving is None:
@@ -222,23 +223,30 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             self._streaming = asyncio.current_task()
-            await self._send_stream(reply, reply.stream)
+            await self._send_stream(request, reply, reply.stream)
 
-    async def _send_stream(self, reply: HttpReply, stream: AsyncGenerator[bytes, None]) -> None:
+    async def _send_stream(
+        self, request: HttpRequest, reply: HttpReply, stream: AsyncGenerator[bytes, None]
+    ) -> None:
         """Send each chunk when it is there. The connection ends with the stream.
 
         A stream that fails ends without its last chunk, so that the client notices. It is cancelled
         when the client disconnects, when it does not read, and when the server shuts down.
         """
         async with aclosing(stream):
-            headers = {**reply.headers, "Transfer-Encoding": "chunked", **CLOSE}
+            framed = request.takes_chunks  # Else only the end of the connection ends the reply.
+            framing = {"Transfer-Encoding": "chunked"} if framed else {}
+            headers = {**reply.headers, **framing, **CLOSE}
             self._transport.write(head_of(reply, headers, self._server.default_headers))
             self._server.total_requests += 1
             async for chunk in stream:
-                self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"")
+                if chunk:
+                    size = len(chunk)
+                    self._transport.write(b"%x\r\n%b\r\n" % (size, chunk) if framed else chunk)
                 if self._drained is not None:
                     await self._drained
-            self._transport.write(b"0\r\n\r\n")
+            if framed:
+                self._transport.write(b"0\r\n\r\n")
         self._close()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
@@ -346,7 +354,7 @@ def head_of(
     reply: HttpReply, headers: Mapping[str, str], defaults: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-    if "Transfer-Encoding" not in headers:
+    if reply.stream is None:
         lines.append(f"Content-Length: {len(reply.body)}\r\n")
     text = "".join([*lines, "\r\n"])
     # A line break in a header's value would let a client inject headers.

@@ -45,6 +45,7 @@ class HttpRequest:
     ) -> None:
         self.method, self.path, self.query, self.headers = method, path, query, headers
         self.named: Mapping[str, str] = {}  # The path's parameters, by the route's names.
+        self.takes_chunks = False  # HTTP/1.0 does not know them.
         self.keep_alive = False  # Whether the connection stays open after the reply.
         self._want_body = want_body  # Called when the route waits for the body.
         self._first: dict[bytes, bytes] | None = None  # The first header of each name.

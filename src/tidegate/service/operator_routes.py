@@ -271,7 +271,7 @@ async def propose(call: Call) -> HttpReply:
 
 
 async def confirm(call: Call) -> HttpReply:
-    """The second person. The system is asked first to make a «no» true."""
+    """A second person agrees. If the answer is "rejected", the system is told first to refuse."""
     gate = call.service.gate
     number = _number("the resolution", call.request.named["id"])
     found = await resolutions.find(gate.store, number)

@@ -106,7 +106,7 @@ class Route(NamedTuple):
 
 
 async def guarded(service: ServiceContext, route: Route, request: HttpRequest) -> HttpReply:
-    """A route behind its route: nobody gets in but those whom the route names."""
+    """Serve a request on a route: check the caller, call the endpoint, count the result."""
     request_id = service.new_id()
     began_s = service.clock()
     reply = await _answer(service, route, request, request_id)
