@@ -115,11 +115,11 @@ def test_every_role_on_every_route_gets_what_its_rule_says(run: Run) -> None:
         for rule in ROUTES:
             kind = ("transfer_id", pooled) if "pool" in rule.path else ("req_id", made)
             for name, caller in CALLERS.items():
-                said = await ask(api, rule, caller, kind[1].body[kind[0]])
+                reply = await ask(api, rule, caller, kind[1].body[kind[0]])
                 if rule.path.endswith("/halt"):
                     await api.operator("POST", "/resume", {"reason": "the next one's turn"})
-                if said.status != expected(rule, caller):
-                    wrong.append((rule.method, rule.path, name, said.status, said.body))
+                if reply.status != expected(rule, caller):
+                    wrong.append((rule.method, rule.path, name, reply.status, reply.body))
         assert wrong == []
 
     run(scenario)
@@ -136,8 +136,8 @@ def test_a_refusal_by_role_says_nothing_about_what_is_there(run: Run) -> None:
                 seen = await ask(api, rule, caller, made.body["req_id"])
                 if seen.status in (401, 403, 404):
                     unseen = await ask(api, rule, caller, NO_SUCH)
-                    for said in (seen, unseen):
-                        said.body.pop("request_id")
+                    for reply in (seen, unseen):
+                        reply.body.pop("request_id")
                     assert (seen.status, seen.body) == (unseen.status, unseen.body)
 
     run(scenario)
@@ -150,9 +150,9 @@ def test_what_was_refused_by_role_changed_nothing(run: Run) -> None:
         for rule in ROUTES:
             for caller in CALLERS.values():
                 if rule.method != "GET" and not rule.roles & caller.roles:
-                    said = await ask(api, rule, caller, NO_SUCH)
-                    assert said.status in (401, 403)
-                    assert said.headers["content-type"] == "application/problem+json"
+                    reply = await ask(api, rule, caller, NO_SUCH)
+                    assert reply.status in (401, 403)
+                    assert reply.headers["content-type"] == "application/problem+json"
         assert await api.balances() == before
         assert not await api.gate.store.halted()
         listed = await api.operator("GET", "/transfers")
@@ -165,10 +165,10 @@ def test_a_refusal_does_not_show_what_was_wrong_with_a_token(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         answers = []
         for name in ("without a token", "expired", "forged", "garbage"):
-            said = await api.call("GET", "/api/v1/balances", bearer=CALLERS[name].token)
-            assert said.headers["www-authenticate"] == "Bearer"
-            said.body.pop("request_id")
-            answers.append((said.status, said.body))
+            reply = await api.call("GET", "/api/v1/balances", bearer=CALLERS[name].token)
+            assert reply.headers["www-authenticate"] == "Bearer"
+            reply.body.pop("request_id")
+            answers.append((reply.status, reply.body))
         assert answers == [answers[0]] * 4
         assert answers[0][1]["code"] == Refusal.UNAUTHORIZED
 
@@ -237,9 +237,9 @@ STRAY = [
 def test_unknown_paths_and_methods_are_problems(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         for method, path, status, code in STRAY:
-            said = await api.call(method, path, bearer=token(str(ALICE), "user"))
-            assert (said.status, said.body["code"]) == (status, code), (method, path)
-            assert said.headers["content-type"] == "application/problem+json"
-            assert said.body["request_id"]
+            reply = await api.call(method, path, bearer=token(str(ALICE), "user"))
+            assert (reply.status, reply.body["code"]) == (status, code), (method, path)
+            assert reply.headers["content-type"] == "application/problem+json"
+            assert reply.body["request_id"]
 
     run(scenario)

@@ -175,15 +175,15 @@ class Outline(html.parser.HTMLParser):
 
 def test_the_docs_page_stands_alone_and_shows_every_route(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
-        said = await api.call("GET", "/docs")
-        assert said.status == 200
-        assert said.headers["content-type"] == "text/html; charset=utf-8"
-        policy = said.headers["content-security-policy"]
+        reply = await api.call("GET", "/docs")
+        assert reply.status == 200
+        assert reply.headers["content-type"] == "text/html; charset=utf-8"
+        policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "unsafe" not in policy
-        assert said.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["x-content-type-options"] == "nosniff"
         outline = Outline()
-        outline.feed(said.body)
+        outline.feed(reply.body)
         assert outline.tags.isdisjoint({"script", "link", "img", "iframe", "form", "object"})
         assert {"main", "nav", "h1", "caption", "title"} <= outline.tags
         assert outline.given["html.lang"] == "en"
@@ -192,7 +192,7 @@ def test_the_docs_page_stands_alone_and_shows_every_route(run: Run) -> None:
         assert inside <= set(outline.ids)
         assert {link for link in outline.links if not link.startswith("#")} == {"/openapi.json"}
         for rule in ROUTES:
-            assert f"<code>{rule.method} {rule.path}</code>" in said.body
+            assert f"<code>{rule.method} {rule.path}</code>" in reply.body
         serving = await api.call("GET", "/openapi.json")
         assert serving.body == DOCUMENT
 
@@ -208,9 +208,9 @@ def test_a_core_that_is_away_gives_a_documented_answer(database: str, tmp_path: 
                 gate, verifier.authenticate, Metrics(), time.monotonic, lambda: "1"
             )
             async with serving(service) as api:
-                said = await api.call("GET", "/api/v1/balances", bearer=TOKENS["user"])
-                assert (said.status, said.body["code"]) == (503, "UNAVAILABLE")
-                assert said.headers["x-request-id"] == "1"
+                reply = await api.call("GET", "/api/v1/balances", bearer=TOKENS["user"])
+                assert (reply.status, reply.body["code"]) == (503, "UNAVAILABLE")
+                assert reply.headers["x-request-id"] == "1"
                 ready = await api.call("GET", "/readyz")
                 assert ready.status == 503, "a core that does not answer is not ready"
 

@@ -15,13 +15,13 @@ IN = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "10.5"}
 def test_a_transfer_is_made_shown_and_listed(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "100")
-        said = await api.transfer(IN | {"cid": "first"})
-        assert said.status == 201, said
-        body = said.body
+        reply = await api.transfer(IN | {"cid": "first"})
+        assert reply.status == 201, reply
+        body = reply.body
         assert (body["state"], body["cid"], body["amount"]) == ("COMMITTED", "first", "10.500000")
         assert body["req_id"] == body["transfer_id"]
         assert len(body["req_id"]) == 26
-        assert said.headers["location"].endswith(body["req_id"])
+        assert reply.headers["location"].endswith(body["req_id"])
         bearer = token(str(ALICE), "user")
         shown = await api.call("GET", f"/api/v1/internal_transfer/{body['req_id']}", bearer=bearer)
         assert shown.body["state"] == "COMMITTED"
@@ -85,15 +85,15 @@ def test_a_replay_is_answered_although_the_asset_is_suspended_by_now(run: Run) -
 def test_a_refusal_by_a_system_is_a_422_with_the_transfer(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "1")
-        said = await api.transfer(IN | {"cid": "k"})
-        assert (said.status, said.body["code"]) == (422, "INSUFFICIENT_BALANCE")
-        assert said.body["state"] == "FAILED"
-        assert said.headers["content-type"] == "application/problem+json"
+        reply = await api.transfer(IN | {"cid": "k"})
+        assert (reply.status, reply.body["code"]) == (422, "INSUFFICIENT_BALANCE")
+        assert reply.body["state"] == "FAILED"
+        assert reply.headers["content-type"] == "application/problem+json"
         again = await api.transfer(IN | {"cid": "k"})
-        assert (again.status, again.body["req_id"]) == (422, said.body["req_id"])
+        assert (again.status, again.body["req_id"]) == (422, reply.body["req_id"])
         shown = await api.call(
             "GET",
-            f"/api/v1/internal_transfer/{said.body['req_id']}",
+            f"/api/v1/internal_transfer/{reply.body['req_id']}",
             bearer=token(str(ALICE), "user"),
         )
         assert shown.body["state"] == "FAILED"
@@ -113,9 +113,9 @@ def test_a_strangers_transfer_and_one_that_is_not_there_look_the_same(run: Run) 
             "GET", "/api/v1/internal_transfer/01JFVQ2X8Z0Y1M3N4P5R6S7T8V", bearer=bearer
         )
         rubbish = await api.call("GET", "/api/v1/internal_transfer/…", bearer=bearer)
-        for said in (foreign, absent, rubbish):
-            said.body.pop("request_id")
-            assert said.status == 404
+        for reply in (foreign, absent, rubbish):
+            reply.body.pop("request_id")
+            assert reply.status == 404
         assert foreign.body == absent.body == rubbish.body
 
     run(scenario)
@@ -125,12 +125,12 @@ def test_a_batch_answers_each_item_by_itself(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "12")
         items = [IN | {"cid": "a"}, IN | {"cid": "b"}, IN | {"amount": "-1"}, IN | {"to": "MOON"}]
-        said = await api.call(
+        reply = await api.call(
             "POST", "/api/v1/internal_transfers", {"transfers": items}, token(str(ALICE), "user")
         )
-        assert said.status == 200
-        assert [r["status"] for r in said.body["results"]] == [201, 422, 400, 400]
-        codes = [r.get("code") for r in said.body["results"]]
+        assert reply.status == 200
+        assert [r["status"] for r in reply.body["results"]] == [201, 422, 400, 400]
+        codes = [r.get("code") for r in reply.body["results"]]
         assert codes == [None, "INSUFFICIENT_BALANCE", "INVALID_AMOUNT", "INVALID_ACCOUNT_TYPE"]
 
     run(scenario)
@@ -142,20 +142,20 @@ def test_an_internal_error_fails_only_its_own_item(run: Run) -> None:
         ledger: Any = api.gate.engine.context.local["ledger"]
         ask = ledger.ask
 
-        async def touchy(tx: Any, questions: Sequence[Question]) -> Any:
+        async def failing_ask(tx: Any, questions: Sequence[Question]) -> Any:
             if any(question.amount == 13_000_000 for question in questions):
                 raise KeyError("thirteen")
             return await ask(tx, questions)
 
-        ledger.ask = touchy
+        ledger.ask = failing_ask
         items = [IN | {"cid": cid, "amount": amount} for cid, amount in (("a", "13"), ("b", "2"))]
-        said = await api.call(
+        reply = await api.call(
             "POST", "/api/v1/internal_transfers", {"transfers": items}, token(str(ALICE), "user")
         )
-        assert said.status == 200
-        assert [r["status"] for r in said.body["results"]] == [500, 201]
-        assert said.body["results"][0]["code"] == "SYSTEM_ERROR"
-        assert "thirteen" not in str(said.body), "an exception must not reach the client"
+        assert reply.status == 200
+        assert [r["status"] for r in reply.body["results"]] == [500, 201]
+        assert reply.body["results"][0]["code"] == "SYSTEM_ERROR"
+        assert "thirteen" not in str(reply.body), "an exception must not reach the client"
 
     run(scenario)
 
@@ -165,9 +165,9 @@ def test_the_older_route_uses_funding_and_trading(run: Run) -> None:
         await api.fund("FUNDING", "100")
         bearer = token(str(ALICE), "user")
         body = {"from": "funding", "to": "trading", "user_id": ALICE, "asset": "USDT"}
-        said = await api.call("POST", "/api/v1/transfer", body | {"amount": "1.5"}, bearer)
-        assert (said.status, said.body["status"]) == (200, "committed")
-        shown = await api.call("GET", f"/api/v1/transfer/{said.body['req_id']}", bearer=bearer)
+        reply = await api.call("POST", "/api/v1/transfer", body | {"amount": "1.5"}, bearer)
+        assert (reply.status, reply.body["status"]) == (200, "committed")
+        shown = await api.call("GET", f"/api/v1/transfer/{reply.body['req_id']}", bearer=bearer)
         assert shown.body["state"] == "committed"
         assert shown.body["created_at"] > 1_700_000_000_000
         failed = await api.call("POST", "/api/v1/transfer", body | {"amount": "500"}, bearer)
@@ -198,9 +198,9 @@ def test_bad_input_gets_its_code(
     run: Run, change: dict[str, object], status: int, code: str
 ) -> None:
     async def scenario(api: ApiClient) -> None:
-        said = await api.transfer(IN | change)
-        assert (said.status, said.body["code"]) == (status, code)
-        assert said.body["request_id"] == said.headers["x-request-id"]
+        reply = await api.transfer(IN | change)
+        assert (reply.status, reply.body["code"]) == (status, code)
+        assert reply.body["request_id"] == reply.headers["x-request-id"]
 
     run(scenario)
 
@@ -208,9 +208,9 @@ def test_bad_input_gets_its_code(
 def test_many_posts_with_one_cid_make_one_transfer(run: Run) -> None:
     async def scenario(api: ApiClient) -> None:
         await api.fund("FUNDING", "100")
-        said = await asyncio.gather(*(api.transfer(IN | {"cid": "k"}) for _ in range(300)))
-        assert len({s.body["req_id"] for s in said}) == 1
-        assert sorted({s.status for s in said}) == [200, 201]
+        reply = await asyncio.gather(*(api.transfer(IN | {"cid": "k"}) for _ in range(300)))
+        assert len({s.body["req_id"] for s in reply}) == 1
+        assert sorted({s.status for s in reply}) == [200, 201]
         assert (await api.balances())["FUNDING", "USDT"] == "89.500000"
 
     run(scenario)

@@ -131,8 +131,13 @@ def migrate(chosen: MigrateOptions, printing: OutputOptions) -> None:
     try:
         with bar() as progress:
             task = progress.add_task("migrating", total=total)
-            advance = lambda _: progress.advance(task)  # noqa: E731
-            applied = migrated(database, chosen.schema, flows, advance, economy=settings.economy)
+            applied = migrated(
+                database,
+                chosen.schema,
+                flows,
+                lambda _: progress.advance(task),
+                economy=settings.economy,
+            )
     except (MigrationRefused, psycopg.Error) as fault:
         raise CommandError(f"cannot migrate: {fault}") from fault
     printing.show({"applied": applied}, "\n".join(applied) or "up to date")
